@@ -10,18 +10,17 @@ def run_checks(config):
 
     from vae.checks import report
     from vae.checks.gather import gather
-    from vae.checks.judge import judge
-    from vae.checks.table import exit_code
+    from vae.checks.table import judge
 
     if sys.stdout.isatty() and not (config.json or config.quick):
         print("Checking this machine; the test computations take up to a minute ...", file=sys.stderr)
     facts = gather(Path(__file__).resolve().parent, config.quick, config.output_dir, config.data_path)
     checks = judge(facts)
-    code = exit_code(checks, config.strict)
+    code = report.exit_code(checks, config.strict)
     if config.json:
         print(report.as_json(facts, checks, code))
     else:
-        print(report.as_text(checks, report.wants_colour(sys.stdout)))
+        print(report.as_text(checks))
     return code
 
 

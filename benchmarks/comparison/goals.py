@@ -16,7 +16,7 @@ CPU_SPEED = {8: 1.25}
 # TFLOP of convolutions of one step at the sizes for GPUs, forward and backward: ours, theirs. Both sides run
 # them in the same kernels of cuDNN, so this part of the time has a ratio of about theirs / ours = 1.1. Ours
 # are fewer because of the transposed convolutions (case 8). Theirs of case 6 are both iterations. Case 4
-# compares two ways of recomputing. tests/benchmarks/test_goals.py counts them.
+# compares two ways of recomputing.
 CONVOLUTIONS_TFLOP = {1: (37.9, 42.6), 2: (39.7, 44.5), 3: (159.4, 177.9), 4: (199.1, 220.3), 6: (40.7, 60.3)}
 
 

@@ -134,12 +134,6 @@ def test_flags_of_all_cases_exist(tmp_path):
                 assert {flag.replace("--no-", "--") for flag in flags} <= known, found.name
 
 
-def test_readme_describes_the_parts():
-    readme = (ROOT / "benchmarks" / "README.md").read_text(encoding="utf-8")
-    section = readme.partition("## The first hour on a card")[2].partition("\n## ")[0]
-    assert re.findall(r"^\| `(\w+)` \| .*\?", section, re.M) == list(PARTS)
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("words", "tokens"),

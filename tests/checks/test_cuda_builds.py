@@ -18,11 +18,8 @@ from vae.checks.cuda_builds import driver_branch, needed_branch, runs_on, sugges
         ((6, 1), ARCHS_130, False),
         ((6, 1), ARCHS_126, True),
         ((9, 0), ("sm_90a",), True),
-        (
-            (12, 0),
-            ("sm_90a", "sm_100a"),
-            False,
-        ),  # architecture-specific code runs only on exactly that capability
+        # architecture-specific code runs only on exactly that capability
+        ((12, 0), ("sm_90a", "sm_100a"), False),
         ((12, 0), ("sm_90", "compute_90"), True),  # PTX is compiled for newer cards
         ((8, 0), ("compute_90",), False),
         ((12, 0), ("gfx1100",), False),

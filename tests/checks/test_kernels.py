@@ -4,31 +4,30 @@ import pytest
 import torch
 
 from vae.checks import kernels
-from vae.checks.computations import TITLES
+from vae.checks.table import TABLE
 from vae.ops.kernel_check import TOLERANCE, Outcome
 from vae.ops.library import KernelKey
 
-FAST = [name for name in kernels.KERNELS if name not in ("compile", "triton")]
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 
 
 def test_every_kernel_has_a_check():
-    assert list(kernels.KERNELS) == list(TITLES)
+    assert [f"kernels.{name}" for name in kernels.KERNELS] == [
+        c.id for c in TABLE if c.id.startswith("kernels")
+    ]
 
 
-@pytest.mark.parametrize("name", FAST)
 @pytest.mark.parametrize("device", DEVICES)
-def test_within_tolerance(name, device):
-    difference, tolerance = kernels.KERNELS[name](torch.device(device))
+def test_step_within_tolerance(device):
+    difference, tolerance = kernels.run_step(torch.device(device))
     assert difference <= tolerance
-    if name != "step" or kernels.low_precision(torch.device(device)) != torch.float32:
+    if kernels.low_precision(torch.device(device)) != torch.float32:
         assert difference > 0  # 0 would mean that nothing was computed in low precision
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("device", DEVICES)
-def test_compile_within_tolerance(device):
-    difference, tolerance = kernels.run_compile(torch.device(device))
+@pytest.mark.gpu
+def test_compile_within_tolerance():
+    difference, tolerance = kernels.run_compile(torch.device("cuda"))
     assert difference <= tolerance
 
 
@@ -52,11 +51,6 @@ class WrongGradient(torch.autograd.Function):
 def test_wrong_computation_exceeds_the_tolerance(wrong):
     difference, tolerance = kernels.compare(wrong, lambda x: x, ((65, 33),), torch.device("cpu"))
     assert difference > tolerance
-
-
-def test_lost_channels_last_layout_raises():
-    with pytest.raises(RuntimeError, match="channels_last"):
-        kernels.require_channels_last(torch.zeros(2, 3, 4, 4))
 
 
 def test_broken_triton_kernel_raises_and_is_replaced_for_the_later_computations(monkeypatch):

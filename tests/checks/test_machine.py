@@ -1,32 +1,27 @@
-"""Facts about this machine, and names that systems report."""
+"""Facts about this machine, folders, mount tables and the cache of weights."""
 
+import os
 import sys
 
 import pytest
 
+from tests.harness.machines import DESKTOP, changed, verdict
 from tests.harness.runs import ROOT
-from vae.checks.machine import find_compiler, gather_host, gather_python, wsl_version
-
-
-@pytest.mark.parametrize(
-    ("release", "version"),
-    [
-        ("5.15.153.1-microsoft-standard-WSL2", 2),
-        ("4.19.128-microsoft-standard", 2),
-        ("4.4.0-19041-Microsoft", 1),
-        ("6.8.0-49-generic", 0),
-        ("11", 0),
-    ],
+from vae.checks.machine import (
+    find_compiler,
+    gather_folder,
+    gather_host,
+    gather_python,
+    kind_of_mount,
+    vgg_path,
 )
-def test_wsl_version(release, version):
-    assert wsl_version(release) == version
+from vae.checks.table import SKIP
 
 
 def test_host_facts_are_consistent():
     host = gather_host()
-    assert 1 <= host.cores_usable <= host.cores
+    assert 1 <= host.cores_usable <= os.cpu_count()
     assert 0 < host.memory_free <= host.memory_total
-    assert host.wsl in (0, 1, 2)
 
 
 def test_python_facts_match_this_python():
@@ -52,3 +47,87 @@ def test_cc_selects_the_compiler(tmp_path, monkeypatch):
     assert find_compiler() == str(tmp_path / "clang")
     monkeypatch.setenv("CC", "my-cc")
     assert find_compiler() == str(tmp_path / "my-cc")
+
+
+MOUNTS = r"""
+/dev/nvme0n1p2 / ext4 rw,relatime 0 0
+tmpfs /dev/shm tmpfs rw 0 0
+server:/export /mnt/data nfs4 rw,vers=4.2 0 0
+C:\134 /mnt/c 9p rw,noatime,aname=drvfs 0 0
+//nas/share /mnt/a\040b cifs rw 0 0
+/dev/sdb1 /mnt/data/local xfs rw 0 0
+"""
+
+
+@pytest.mark.parametrize(
+    ("path", "kind"),
+    [
+        ("/home/me", "ext4"),
+        ("/mnt/data", "nfs4"),
+        ("/mnt/data/train/1.png", "nfs4"),
+        ("/mnt/data/local/x", "xfs"),
+        ("/mnt/database", "ext4"),  # not in /mnt/data
+        ("/mnt/c/Users", "9p"),
+        ("/mnt/a b/images", "cifs"),
+    ],
+)
+def test_kind_of_mount(path, kind):
+    assert kind_of_mount(MOUNTS, path) == kind
+
+
+def test_folder_that_will_be_created(tmp_path):
+    found = gather_folder("--output_dir", str(tmp_path / "a b'ü" / "c"), given=True, writes=True)
+    assert not found.exists
+    assert found.nearest == str(tmp_path)
+    assert found.free > 0
+    assert found.problem is None
+    assert list(tmp_path.iterdir()) == []  # the check creates nothing
+
+
+def test_remote_store_is_no_missing_folder():
+    """It is skipped, and its password is not in the report."""
+    address = "s3://me:5ecret@bucket/dataset.json"
+    found = gather_folder("--data_path", address, given=True, writes=False)
+    facts = changed(DESKTOP, folders=(DESKTOP.folders[0], found))
+    check = verdict(facts, "disk.images")
+    assert (check.status, "s3://bucket/dataset.json" in check.found) == (SKIP, True)
+    assert "5ecret" not in str((found, check))
+
+
+def test_file_instead_of_a_folder(tmp_path):
+    (tmp_path / "file").write_text("")
+    for path in (tmp_path / "file", tmp_path / "file" / "runs"):
+        assert "is a file" in gather_folder("--output_dir", str(path), given=True, writes=True).problem
+
+
+@pytest.mark.parametrize("path", ["x" * 5000, "~nobody-of-this-name/x"])
+def test_invalid_paths(path):
+    assert gather_folder("--output_dir", path, given=True, writes=True).problem
+
+
+@pytest.mark.skipif(os.name == "nt" or os.geteuid() == 0, reason="the superuser may read everything")
+def test_unreadable_folder(tmp_path):
+    closed = tmp_path / "closed"
+    closed.mkdir(mode=0)
+    assert gather_folder("--data_path", str(closed), given=True, writes=False).problem
+    assert gather_folder("--output_dir", str(closed / "runs"), given=True, writes=True).problem
+    closed.chmod(0o700)
+
+
+def test_refused_write_is_a_problem(tmp_path, monkeypatch):
+    def refuse(**_):
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr("vae.checks.machine.tempfile.TemporaryFile", refuse)
+    assert (
+        gather_folder("--output_dir", str(tmp_path), given=True, writes=True).problem == "Permission denied"
+    )
+
+
+def test_weights_are_in_the_folder_of_torch_hub(tmp_path, monkeypatch):
+    import torch
+
+    monkeypatch.delenv("TORCH_HOME", raising=False)
+    for name in ("XDG_CACHE_HOME", "TORCH_HOME"):
+        monkeypatch.setenv(name, str(tmp_path / name))
+        assert str(vgg_path().parent) == os.path.join(torch.hub.get_dir(), "checkpoints")

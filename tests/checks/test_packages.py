@@ -2,12 +2,11 @@
 
 import sys
 
-import pytest
 import torch
 import torchvision
 
 from tests.harness.runs import ROOT
-from vae.checks.packages import gather_torch_files, installed, read_requirements, specifier_in
+from vae.checks.packages import gather_torch_files, installed, read_requirements
 
 
 def test_read_requirements():
@@ -24,23 +23,6 @@ def test_torch_files_match_the_modules():
     assert files.cuda == torch.version.cuda
     assert files.hip == torch.version.hip
     assert files.vision_version == torchvision.__version__
-
-
-@pytest.mark.parametrize(
-    ("line", "specifier"),
-    [
-        ('triton~=3.9.0; platform_system == "Linux" and python_version < "3.16"', "~=3.9.0"),
-        ("triton==3.6.0", "==3.6.0"),
-        ("pytorch-triton==3.2.0+git1234", "==3.2.0+git1234"),
-        ("triton (>=3.0,<4)", ">=3.0,<4"),
-        ("triton-kernels==1.0", None),
-        ("opt-einsum>=3.3; extra == 'triton'", None),
-        ("triton==3.0; extra == 'fast'", None),
-        ("triton", None),
-    ],
-)
-def test_specifier_in_metadata(line, specifier):
-    assert specifier_in(["numpy", line], "triton") == specifier
 
 
 def test_missing_package():

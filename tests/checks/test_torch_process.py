@@ -8,9 +8,9 @@ from vae.checks.facts import CudaDevice
 from vae.checks.torch_process import parse
 from vae.system.child_process import FinishedProcess
 
-CONV = {"name": "conv", "seconds": 0.1, "difference": 0.001, "tolerance": 0.03}
+TRITON = {"name": "triton", "seconds": 0.1, "difference": 0.001, "tolerance": 0.03}
 STEP = {"name": "step", "seconds": 0.1, "error": "RuntimeError: no"}
-CARD = {"arch_list": ["sm_120"], "cuda_available": True, "devices": [["RTX 5090", [12, 0], 34_000_000_000]]}
+CARD = {"arch_list": ["sm_120"], "devices": [["RTX 5090", [12, 0], 34_000_000_000]]}
 
 
 def line(**facts) -> str:
@@ -18,8 +18,8 @@ def line(**facts) -> str:
 
 
 STARTED = line(kernels=[], unfinished="loading torch")
-RUNNING = STARTED + line(kernels=[CONV], unfinished="kernel step", **CARD)
-WHOLE = RUNNING + line(kernels=[CONV, STEP], unfinished=None, **CARD)
+RUNNING = STARTED + line(kernels=[TRITON], unfinished="kernel step", **CARD)
+WHOLE = RUNNING + line(kernels=[TRITON, STEP], unfinished=None, **CARD)
 
 
 def test_complete_output():
@@ -28,7 +28,7 @@ def test_complete_output():
         ("sm_120",),
         (CudaDevice("RTX 5090", (12, 0), 34_000_000_000),),
     )
-    assert [(k.name, k.error) for k in loaded.kernels] == [("conv", None), ("step", "RuntimeError: no")]
+    assert [(k.name, k.error) for k in loaded.kernels] == [("triton", None), ("step", "RuntimeError: no")]
     assert (loaded.unfinished, loaded.ended, loaded.error) == (None, None, None)
 
 

@@ -2,7 +2,6 @@
 
 from dataclasses import replace
 
-from vae.checks.computations import TITLES
 from vae.checks.facts import (
     CudaDevice,
     Facts,
@@ -16,9 +15,7 @@ from vae.checks.facts import (
     SmiCard,
     TorchFiles,
 )
-from vae.checks.judge import judge
-from vae.checks.system import VGG_BYTES
-from vae.checks.table import Result
+from vae.checks.table import VGG_BYTES, Result, judge
 from vae.system.host import GIB
 
 ARCHS_130 = ("sm_75", "sm_80", "sm_86", "sm_90", "sm_100", "sm_120", "compute_120")
@@ -30,22 +27,13 @@ RTX_5090 = SmiCard(
     memory_total_mib=32607,
     memory_used_mib=520,
     capability=(12, 0),
-    pcie_generation=1,
-    pcie_generation_max=5,
-    pcie_width=16,
-    pcie_width_max=16,
-    power_draw_w=31.0,
-    power_limit_w=575.0,
-    power_default_w=575.0,
-    temperature_c=38,
-    clock_reasons=0x1,
 )
 
 
-def folder(purpose: str, flag: str, path: str, **changed) -> Folder:
+def folder(flag: str, path: str, **changed) -> Folder:
     """A folder without problems, with some of its facts changed."""
     facts = {"given": True, "exists": True, "nearest": path, "free": 500 * GIB, "file_system": "ext4"}
-    return Folder(purpose, flag, path, **{**facts, **changed})
+    return Folder(flag, path, **{**facts, **changed})
 
 
 DESKTOP = Facts(
@@ -55,10 +43,7 @@ DESKTOP = Facts(
         version=(3, 12, 3),
         bits=64,
         executable="/home/me/vae/.venv/bin/python",
-        in_environment=True,
         project_python=None,
-        file_name_encoding="utf-8",
-        text_encoding="UTF-8",
     ),
     requirements=(
         Requirement("torch", ">=2.10,!=2.13.0+cpu", "2.14.0"),
@@ -70,23 +55,18 @@ DESKTOP = Facts(
         version="2.14.0+cu130",
         cuda="13.0",
         vision_version="0.29.0+cu130",
-        vision_wants_torch="==2.14.0",
         triton_version="3.8.0",
-        triton_wanted="~=3.8.0",
     ),
     loaded=LoadedTorch(
         arch_list=ARCHS_130,
-        cuda_available=True,
         devices=(CudaDevice("NVIDIA GeForce RTX 5090", (12, 0), 33_690_000_000),),
         growing_segments=True,
-        kernels=tuple(KernelRun(name, 0.1, 0.003, 0.03) for name in TITLES),
+        kernels=tuple(KernelRun(name, 0.1, 0.003, 0.03) for name in ("triton", "step", "compile")),
     ),
     smi=Smi("answered", "", "580.95.05", (RTX_5090,)),
     host=HostFacts(
         system="Linux",
         release="6.8.0-49-generic",
-        machine="x86_64",
-        cores=16,
         cores_usable=16,
         memory_total=64 * GIB,
         memory_free=55 * GIB,
@@ -94,9 +74,8 @@ DESKTOP = Facts(
         c_compiler="/usr/bin/gcc",
     ),
     folders=(
-        folder("the runs", "--output_dir", "./outputs", exists=False, nearest="/home/me/vae"),
-        folder("the images", "--data_path", "./data/train"),
-        folder("this project", "", "/home/me/vae"),
+        folder("--output_dir", "./outputs", exists=False, nearest="/home/me/vae"),
+        folder("--data_path", "./data/train"),
     ),
     vgg_path="/home/me/.cache/torch/hub/checkpoints/vgg16-397923af.pth",
     vgg_bytes=VGG_BYTES,
@@ -115,8 +94,6 @@ WINDOWS = replace(
     python=replace(DESKTOP.python, executable="C:\\Users\\Jörg B\\vae\\.venv\\Scripts\\python.exe"),
     torch_files=replace(
         DESKTOP.torch_files,
-        triton_name="triton-windows",
-        triton_wanted=None,
         triton_version="3.8.0.post26",
     ),
 )
@@ -133,7 +110,6 @@ NO_CARD = replace(
         DESKTOP.loaded,
         devices=(),
         growing_segments=None,
-        cuda_available=False,
         cuda_message="RuntimeError: Found no NVIDIA driver",
     ),
 )

@@ -61,9 +61,10 @@ def start_search(stub: Path, *words: str) -> subprocess.Popen[str]:
             import sys
             from pathlib import Path
             sys.path.insert(0, {str(ROOT)!r})
-            from vae.tuning import cards, training_process
-            training_process.ROOT = cards.ROOT = Path({str(stub)!r})
-            training_process.POLL_SECONDS = 0.02
+            from vae.training import child_runs
+            from vae.tuning import training_process
+            child_runs.ROOT = Path({str(stub)!r})
+            child_runs.POLL_SECONDS = training_process.POLL_SECONDS = 0.02
             from tune_vae import main, run_script
             run_script("tune_vae.py", main)
             """

@@ -1,10 +1,8 @@
 """A checkpoint file is complete or reported as damaged, whatever happens to it or to the writing process."""
 
 import hashlib
-import multiprocessing
 import os
 import random
-import time
 from pathlib import Path
 
 import pytest
@@ -24,8 +22,6 @@ from vae.interop.checkpoint_file import (
 )
 from vae.system.errors import UserError
 from vae.system.files import sha256_of_file
-from vae.training.checkpoints.store import load_newest
-from vae.training.output.run_folder import epoch_name
 
 FILLED = torch.arange(200_000, dtype=torch.float32)
 
@@ -123,7 +119,7 @@ def test_full_disk_leaves_old_file_and_no_temporary_file(saved, limit):
     assert [name for name in names(saved.parent) if name.endswith(".tmp")] == []
 
 
-@pytest.mark.parametrize("share", [0, 0.001, 0.3, 0.7, 0.999, 1])
+@pytest.mark.parametrize("share", [0, 0.5, 1])
 def test_flipped_bit_is_reported_as_damage(saved, share):
     flip_bit(saved, round(share * (saved.stat().st_size - 1)), bit=3)
     with pytest.raises(DamagedCheckpointError, match=r"checkpoint_epoch_1\.pt is damaged: its SHA-256"):
@@ -131,7 +127,7 @@ def test_flipped_bit_is_reported_as_damage(saved, share):
 
 
 @pytest.mark.parametrize("record", [True, False], ids=["with_record", "without_record"])
-@pytest.mark.parametrize("share", [0, 0.0001, 0.5, 0.99, 0.9999])
+@pytest.mark.parametrize("share", [0, 0.5, 0.9999])
 def test_truncated_file_is_reported_as_damage(saved, share, record):
     os.truncate(saved, int(share * saved.stat().st_size))
     if not record:
@@ -224,40 +220,3 @@ def test_missing_file_and_folder_are_errors(tmp_path):
     (tmp_path / "diffusion_pytorch_model.safetensors").touch()
     with pytest.raises(UserError, match=r"is a VAE.*--init_from"):
         load_checkpoint(tmp_path)
-
-
-def _save_forever(folder: Path, pipe) -> None:
-    torch.set_num_threads(1)
-    step = 0
-    while True:
-        step += 1
-        save_checkpoint(folder / epoch_name(step % 3), content(step))
-        pipe.send(step)
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(os.name == "nt", reason="the killed process is a fork")
-def test_valid_checkpoint_remains_after_a_kill_at_any_moment(tmp_path, capsys):
-    """The killed process spends most of its time saving; the last save that it reported must load."""
-    context, rng = multiprocessing.get_context("fork"), random.Random(1)
-    for attempt in range(25):
-        folder = tmp_path / str(attempt)
-        folder.mkdir()
-        receive, send = context.Pipe(duplex=False)
-        process = context.Process(target=_save_forever, args=(folder, send))
-        process.start()
-        send.close()
-        reported = receive.recv()
-        time.sleep(rng.uniform(0, 0.06))
-        process.kill()
-        process.join()
-        while receive.poll():
-            try:
-                reported = receive.recv()
-            except EOFError:
-                break
-        _path, loaded = load_newest(folder)
-        step = loaded["position"]["step"]
-        assert step in (reported, reported + 1)
-        assert torch.equal(loaded["filled"], FILLED + step)
-    assert capsys.readouterr().out == ""  # no file is skipped: a kill damages only temporary files

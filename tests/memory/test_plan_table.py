@@ -7,7 +7,6 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from tests.harness.runs import ROOT
 from vae.config.options import RECOMPUTE, build
 from vae.config.precision import PrecisionSupport
 from vae.config.recipes import RECIPES, recipe_values
@@ -261,13 +260,6 @@ def test_json_contains_what_the_table_shows(only_the_demo, capsys):
     assert max(map(len, lines)) < 200
 
 
-def test_documentation_names_every_json_field(only_the_demo):
-    page = (ROOT / "docs" / "plan.md").read_text(encoding="utf-8")
-    data = plan_data()
-    for name in [*data["target"], *data["profiles"][0]]:
-        assert f"`{name}`" in page
-
-
 def test_demo_is_larger_on_a_card(only_the_demo):
     (small,), (large,) = (list(plan_profiles(found)) for found in (find_target(None, None), target(99 * GIB)))
     assert small.image_size < large.image_size
@@ -298,21 +290,20 @@ def counted(profile: str, micro_batch: int, recompute: str) -> int:
 
 
 @pytest.mark.slow
-def test_every_profile_on_an_rtx_5090_needs_what_the_counter_counts():
+def test_every_profile_fits_an_rtx_5090_and_needs_what_the_counter_counts():
     plans = plan_data("RTX 5090")["profiles"]
     assert [row["profile"] for row in plans] == list(RECIPES)
     for row in plans:
-        # the same step as demo on a card; and one with a frozen encoder and a discriminator
-        if row["profile"] in ("demo-gpu", "decoder"):
+        assert row["problem"] is None
+        assert row["peak_gib"] <= row["available_gib"] < RTX_5090.vram_gib
+        assert row["floor_seconds"] > 0
+        if row["profile"] not in ("ultra", "card-8gb", "card-12gb"):  # counting all takes minutes
             continue
         expected = counted(row["profile"], row["micro_batch"], row["recompute"])
         expected += CUBLAS_WORKSPACE + CUDNN_WORKSPACE
         # the planner counts two full passes; a smaller last pass only makes the step smaller, by up to 2 %
         assert row["peak_gib"] * GIB == pytest.approx(expected, rel=0.02), row["profile"]
         assert row["peak_gib"] * GIB >= 0.999 * expected
-        assert row["problem"] is None
-        assert row["peak_gib"] <= row["available_gib"] < RTX_5090.vram_gib
-        assert row["floor_seconds"] > 0
 
 
 @pytest.mark.slow

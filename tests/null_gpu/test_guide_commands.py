@@ -39,15 +39,8 @@ LARGEST = """
 python train_vae.py --data_path ./data/train --image_size 2560 --batch_size 2 --num_workers 8
     --mixed_precision --accumulation_steps 2
 """
-# the last resume names epoch 75 = 25 + 50
-RESOLUTIONS = (
-    "python train_vae.py --image_size 512 --batch_size 32 --num_epochs 25",
-    "python train_vae.py --image_size 1024 --batch_size 16 --num_epochs 50 "
-    "--resume_from ./outputs/checkpoint_epoch_25.pt",
-    "python train_vae.py --image_size 2048 --batch_size 4 --num_epochs 25 "
-    "--resume_from ./outputs/checkpoint_epoch_75.pt",
-)
-CONFIG_FILE = "python train_vae.py --config my.json"
+
+
 PROFILES = ("ultra", "high", "standard", "fast", "small", "maximum")
 
 
@@ -94,21 +87,6 @@ def test_compiled_command_trains(folder: Path):
     assert recompiled  # the log is written
     files = {Path(file).relative_to(Path(__file__).parents[2]).as_posix() for _, file in recompiled}
     assert files <= {"vae/model/autoencoder.py", "vae/model/layers.py"}
-
-
-def test_three_resolutions(folder: Path):
-    """All 100 epochs, because the resumes name checkpoints: one step each."""
-    sizes = (16, 32, 64)
-    smaller = [f"{NARROW} --image_size {size} --batch_size 8 --val_split 0" for size in sizes]
-    train(folder, *map(words_of, RESOLUTIONS, smaller))
-    assert (folder / "outputs" / "checkpoint_epoch_100.pt").exists()
-
-
-def test_config_file(folder: Path):
-    given = {"channels": [32, 64, 96, 96], "z_channels": 32, "image_size": 32, "batch_size": 2}
-    (folder / "my.json").write_text(json.dumps(given))
-    printed = train(folder, words_of(CONFIG_FILE, "--perceptual_net random --max_steps 2"))
-    assert "channels 32 64 96 96, 32 latent channels" in printed
 
 
 def test_profiles_and_demo(folder: Path):

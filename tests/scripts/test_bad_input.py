@@ -10,10 +10,8 @@ import torch
 from PIL import Image
 
 import train_vae
-from tests.harness.damaged_files import flip_bit
 from tests.harness.runs import ROOT, TINY, run_script
 from vae.config.flags import command_words
-from vae.interop.checkpoint_file import record_path
 from vae.system.script import exit_code
 
 USAGE, DATA, CONFIG = 2, 77, 78
@@ -311,28 +309,6 @@ def checkpoint(trained, tmp_path) -> Path:
 )
 def test_flag_that_contradicts_the_checkpoint(mistake, checkpoint, words, tokens):
     assert_contains(mistake(CONFIG, "--resume_from", str(checkpoint), *words.split()), tokens)
-
-
-def truncate(path: Path) -> None:
-    os.truncate(path, path.stat().st_size // 2)
-
-
-def flip_a_bit(path: Path) -> None:
-    flip_bit(path, path.stat().st_size // 3)
-
-
-def empty(path: Path) -> None:
-    path.write_bytes(b"")
-
-
-@pytest.mark.parametrize("record", [True, False], ids=["with_record", "without_record"])
-@pytest.mark.parametrize("damage", [truncate, flip_a_bit, empty])
-def test_damaged_checkpoint(mistake, checkpoint, damage, record):
-    damage(checkpoint)
-    if not record:
-        record_path(checkpoint).unlink()
-    line = mistake(CONFIG, "--resume_from", str(checkpoint))
-    assert line.startswith(f"{checkpoint} is ")
 
 
 # ---- in subprocesses -----------------------------------------------------------------------------------

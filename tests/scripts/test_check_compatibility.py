@@ -92,39 +92,6 @@ def test_locales_without_the_characters_of_a_path(bare, env, tmp_path):
     assert run_check(bare, "--quick", "--json", "--data_path", os.fspath(folder), **env).stdout.isascii()
 
 
-def test_locale_that_is_not_utf8_is_a_warning(bare):
-    env = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
-    check = checks_of(run_check(bare, "--quick", "--json", **env).stdout)["software.encoding"]
-    assert check["status"] == "warn"
-    assert "PYTHONUTF8=1" in check["remedy"]
-
-
-def test_no_colour_in_a_file(bare):
-    assert b"\033" not in run_check(bare, "--quick").stdout
-
-
-@POSIX
-def test_colour_on_a_terminal(bare):
-    pty = pytest.importorskip("pty")
-    for no_color, coloured in (("", True), ("1", False)):
-        master, slave = pty.openpty()
-        env = {**os.environ, "NO_COLOR": no_color, "TERM": "xterm"}
-        process = subprocess.Popen([bare, SCRIPT, "--quick"], stdout=slave, env=env)
-        os.close(slave)
-        output = b""
-        while True:
-            try:
-                part = os.read(master, 65536)
-            except OSError:  # Linux reports the closed end like this
-                break
-            if not part:
-                break
-            output += part
-        os.close(master)
-        assert process.wait() == 1
-        assert (b"\033[31mFAIL" in output) is coloured
-
-
 @POSIX
 @pytest.mark.parametrize("words", [["--quick"], ["--quick", "--json"]])
 def test_closed_pipe(bare, words):
@@ -170,27 +137,12 @@ def test_missing_folders(bare, tmp_path):
 
 
 @pytest.mark.slow
-def test_complete_environment_without_a_card():
-    found = run_script("check_compatibility.py", "--quick", "--json")
-    assert found.returncode == 0, found.stdout + found.stderr
-    assert found.stderr == ""
-    content = json.loads(found.stdout)
-    checks = checks_of(found.stdout)
-    assert content["ok"] is True
-    for name in ("matmul", "conv", "channels_last", "attention", "step"):
-        assert checks[f"kernels.{name}"]["status"] == "pass"
-    assert checks["kernels.compile"]["status"] == "skip"
-    assert checks["torch.pair"]["status"] == "pass"
-    kernels = content["environment"]["loaded"]["kernels"]
-    # 0 would mean that nothing was computed; without native bf16, the step is compared with itself.
-    assert all(kernel["difference"] > 0 for kernel in kernels if kernel["name"] != "step")
-
-
-@pytest.mark.slow
-def test_all_checks_with_compilation():
+def test_complete_environment_with_compilation():
     found = run_script("check_compatibility.py", "--json", "--strict")
-    assert found.returncode == 3, found.stdout  # a hidden or missing card is a warning
-    assert checks_of(found.stdout)["kernels.compile"]["status"] == "pass"
+    assert (found.returncode, found.stderr) == (3, "")  # a hidden or missing card is a warning
+    assert json.loads(found.stdout)["ok"] is True
+    checks = checks_of(found.stdout)
+    assert {checks[name]["status"] for name in ("torch.pair", "kernels.step", "kernels.compile")} == {"pass"}
 
 
 @POSIX

@@ -4,10 +4,8 @@ import json
 import shlex
 from pathlib import Path
 
-import jaxtyping
 import numpy as np
 import pytest
-import torch
 from PIL import Image
 
 import train_vae
@@ -80,43 +78,6 @@ def saved_options(folder: str) -> dict:
 
 
 @pytest.mark.slow
-def test_fast_command_compiles(workdir, capfd, monkeypatch):
-    from vae.training.precision import why_not_compile
-
-    # users have no such checks, and torch 2.10 cannot trace them
-    monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)
-    run_line(FAST, SMALL.replace("--no-use_torch_compile", "--channels 8 --val_split 0"))
-    assert saved_options("./outputs")["use_torch_compile"] is True
-    reason = why_not_compile(torch.device("cpu"))
-    assert ("training continues without it" in capfd.readouterr().out) == (reason is not None)
-
-
-@pytest.mark.slow
-def test_production_command(workdir):
-    run_line(PRODUCTION, SMALL.replace("--perceptual_weight 0", "--perceptual_net random"))
-    options = saved_options("./outputs/production_vae")
-    expected = {
-        "num_epochs": 100,
-        "learning_rate": 1e-4,
-        "z_channels": 16,
-        "kl_weight": 1e-6,
-        "perceptual_weight": 1.0,
-        "gradient_clip": 1.0,
-        "checkpoint_freq": 5,
-        "mixed_precision": True,
-    }
-    assert {name: options[name] for name in expected} == expected
-
-
-def test_large_command(workdir):
-    run_line(LARGE)
-    options = saved_options("./outputs")
-    assert (options["accumulation_steps"], options["mixed_precision"]) == (2, True)
-    (checkpoint,) = Path("outputs").glob("checkpoint_*.pt")
-    assert load_checkpoint(checkpoint)["position"]["images"] == 4
-
-
-@pytest.mark.slow
 def test_three_stage_commands(workdir):
     """Epochs and file names are exactly as documented: the last command resumes at epoch 75 = 25 + 50."""
     rare = "--perceptual_weight 0 --checkpoint_freq 100 --val_freq 100"
@@ -131,25 +92,6 @@ def test_three_stage_commands(workdir):
         (25, 50, 32, 3),
         (75, 25, 40, 2),
     ]
-
-
-@pytest.mark.slow
-def test_command_with_json_file(workdir):
-    """The channels and sizes are smaller than documented; z_channels is as documented."""
-    given = {
-        "channels": [8, 16, 16, 16],
-        "z_channels": 32,
-        "image_size": 40,
-        "batch_size": 3,
-        "norm_groups": 4,
-    }
-    Path("my.json").write_text(json.dumps(given))
-    run_line(FROM_JSON, f"{MACHINE} --perceptual_weight 0 --max_steps 1 --image_size 32")
-    options = saved_options("./outputs")
-    assert {name: options[name] for name in given} == {
-        **given,
-        "image_size": 32,
-    }  # the flag overrides the file
 
 
 def test_documented_json_file_is_read(workdir):

@@ -1,7 +1,6 @@
 """Everything that the documentation names exists: flags, scripts, links, headings, files and metrics."""
 
 import functools
-import json
 import re
 import subprocess
 import sys
@@ -9,14 +8,7 @@ from pathlib import Path
 
 import pytest
 
-import train_vae
-from launchers.menu import MENU
 from tests.harness.runs import ROOT
-from tests.harness.toy_networks import TERM_WEIGHTS
-from vae.config.flags import command_words
-from vae.config.recipes import RECIPES
-from vae.training.records.health import Gathered
-from vae.training.validation.slices import slice_record
 
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 FLAG = re.compile(r"(?<![\w-])--(?!no-`)[a-z][\w-]*")  # not `--no-` alone
@@ -33,18 +25,6 @@ FOREIGN = {
     "py": {"--version"},
     "bash": {"--create-dirs"},
     "uv": {"--output-file"},
-    # The log names benchmarks that are only in git's history now.
-    "history": {
-        "--center_px",
-        "--dtypes",
-        "--emulated_bf16",
-        "--epochs",
-        "--faults",
-        "--heads",
-        "--period",
-        "--rows",
-        "--size",
-    },
 }
 LAUNCHERS = {
     "setup.sh": "launchers.environment",
@@ -116,7 +96,7 @@ def test_commands_on_a_page_use_existing_scripts_and_flags(page):
             assert set(FLAG.findall(found[3])) <= flags_of(program), line
 
 
-@pytest.mark.parametrize("page", PAGES, ids=ids)
+@pytest.mark.parametrize("page", [*PAGES, *(ROOT / "benchmarks").glob("*.md")], ids=ids)
 def test_relative_links_and_headings_exist(page):
     text = page.read_text(encoding="utf-8")
     links = re.findall(r"\]\(([^)\s]+)\)", text)
@@ -150,50 +130,5 @@ def test_every_file_begins_with_what_it_contains():
     assert without == []
 
 
-def test_table_of_profiles_lists_every_profile_for_cards():
-    text = (ROOT / "docs" / "rtx5090.md").read_text(encoding="utf-8")
-    rows = re.findall(r"^\| `(.+)` \| (\d?) ?\| (\d+) \| (\d+)[ ,].*\| (.+) \|$", text, re.M)
-    numbers = {name: number for number, name in MENU.items()}
-    assert rows == [
-        (
-            name,
-            numbers.get(name, ""),
-            str(one.values["image_size"]),
-            str(one.values["batch_size"]),
-            one.purpose,
-        )
-        for name, one in RECIPES.items()
-        if not name.startswith("demo")
-    ]
-
-
 def test_readme_is_short():
     assert len((ROOT / "README.md").read_text(encoding="utf-8").split()) <= 800
-
-
-@pytest.mark.slow
-def test_every_metric_of_a_run_is_documented(tiny):
-    """Uses a run with every loss term; metrics of a GPU, of shards and of several processes are added."""
-    given = {
-        **tiny,
-        **{name: 1.0 for name in TERM_WEIGHTS},
-        **{"perceptual_net": "random", "log_freq": 1},
-        **{"adversarial_weight": 0.5, "disc_start": 1, "disc_channels": 8},
-        "quick_val_steps": 2,
-        "hourly_cost": 1.0,
-    }
-    assert train_vae.main(command_words(given)) == 0
-    measured = {f"memory_{name}" for name in ("reserved_gib", "retries")}  # on a card only
-    written = {"train/loss_scale", *(f"{kind}/{name}" for kind in ("train", "memory") for name in measured)}
-    written |= {f"data/{name}" for name in ("open_shards", "cache_hit_rate", "remote_mib_per_second")}
-    written |= {f"validation/{name}" for name in slice_record({"a": 1.0}) if name != "worst_slice"}
-    two_processes = Gathered(1.0, [[1.0] * 13] * 2)
-    written |= {f"trainer/{name}" for name in two_processes.processes()}
-    for line in Path(given["output_dir"], "metrics.jsonl").read_text(encoding="utf-8").splitlines():
-        record = json.loads(line)
-        numbers = {name for name, value in record.items() if not isinstance(value, str)} - {"step"}
-        written |= {f"{record['kind']}/{name}" for name in numbers}
-    text = (ROOT / "docs" / "monitoring.md").read_text(encoding="utf-8")
-    kinds = "train|data|trainer|validation|quick_validation|baseline|memory"
-    table = set(re.findall(rf"`((?:{kinds})/\w+(?:\.\d+)?)`", text))
-    assert written == table

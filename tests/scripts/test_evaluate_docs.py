@@ -1,7 +1,5 @@
 """Every command in docs/evaluate.md and in the help runs, and the table lists every flag."""
 
-import re
-import shlex
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,9 +12,7 @@ import train_vae
 from tests.harness.pages import commands, page_text
 from tests.harness.runs import TINY
 from tests.harness.small_vae import SMALL, write_vae
-from vae.config.evaluate_flags import EPILOG
 from vae.config.flags import command_words
-from vae.evaluation.results import METRICS
 
 OUTPUTS = ("report.html", "results.json", "results.csv", "per_image.csv", "samples")
 DATASETS = {"test": (0, 2), "photos": (4,)}  # numbers of images
@@ -65,18 +61,3 @@ def test_every_command_runs(in_workplace):
         output = Path(words[words.index("--output_dir") + 1])
         several = "data/photos" in words
         assert {path.name for path in output.iterdir()} == set(OF_SEVERAL if several else OUTPUTS)
-
-
-@pytest.mark.slow
-def test_commands_in_the_help_run(in_workplace):
-    joined = EPILOG.replace("\\\n", " ").splitlines()
-    lines = [shlex.split(line) for line in joined if "evaluate_vae.py" in line]
-    assert len(lines) == 3
-    for _, *words in lines:
-        assert evaluate_vae.main([*words, "--device", "cpu", "--overwrite"]) == 0, words
-
-
-def test_table_defines_every_metric():
-    table = TEXT.partition("\n| metric | definition |\n")[2].partition("\n\n")[0]
-    titles = [metric.title.split()[0] for metric in METRICS.values()]  # without units
-    assert re.findall(r"^\| ([^-|\s]\S*) \|", table, re.M) == titles

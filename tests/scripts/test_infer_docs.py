@@ -1,6 +1,5 @@
 """Every command in docs/infer.md runs."""
 
-import shlex
 import shutil
 from pathlib import Path
 
@@ -10,7 +9,7 @@ from PIL import Image
 import infer_vae
 from tests.harness.pages import code_blocks, commands, page_text
 from tests.harness.small_vae import write_vae
-from vae.config.infer_flags import EPILOG, MODES
+from vae.config.infer_flags import MODES
 
 TEXT = page_text("infer.md")
 
@@ -41,10 +40,3 @@ def test_every_command_runs(workplace):
     names: dict = {}
     exec(compile(code, "docs/infer.md", "exec"), names)
     assert names["model_input"].shape == (16, 10, 12)
-
-
-def test_examples_in_the_help_run(workplace):
-    lines = [shlex.split(line) for line in EPILOG.splitlines() if line.startswith("  infer_vae.py")]
-    assert len(lines) == 3
-    for _, *words in lines:
-        assert infer_vae.main([*words, "--overwrite"]) == 0, words

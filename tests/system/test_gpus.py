@@ -4,7 +4,6 @@ from dataclasses import fields
 
 import pytest
 
-from tests.harness.runs import ROOT
 from vae.config.options import SpeedConfig, all_options
 from vae.config.recipes import RECIPES
 from vae.system.errors import UserError
@@ -182,16 +181,6 @@ def test_cards_that_share_a_name_are_told_apart_by_their_memory():
     for card in CARDS:
         for factor in (0.94, 1):  # ECC or PyTorch report less
             assert match_card(f"NVIDIA {card.device_name}", card.vram_gib * factor) == card
-
-
-def test_documentation_matches_every_card_with_a_rate():
-    page = (ROOT / "docs" / "plan.md").read_text(encoding="utf-8")
-    for card in CARDS:
-        if card.bf16_tflops is None:
-            continue
-        sources = " ".join(f"<{address}>" for address in card.source.split())
-        facts = f"{card.vram_mib:,} | {card.bandwidth_gb_s:,} | {card.bf16_tflops:,} | {sources} |"
-        assert f"| `{card.name}` | {facts}" in page
 
 
 @pytest.mark.parametrize("settings", [*[card.settings for card in CARDS], CPU_SETTINGS])

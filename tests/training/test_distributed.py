@@ -188,28 +188,6 @@ def test_out_of_memory_on_one_process_lowers_its_micro_batch(two_and_one):
     assert_same_training(two, one)
 
 
-OUT_OF_MEMORY_WITH_A_SINGLE_IMAGE = """
-    import os, torch
-    from vae.model.autoencoder import AutoencoderKL
-    forward = AutoencoderKL.forward
-    def limited(self, images, noise=None):
-        training = torch.is_grad_enabled() and images.device.type == "cpu"
-        if os.environ["RANK"] == "1" and training and not self.encoder.checkpointed:
-            raise torch.OutOfMemoryError("injected")
-        return forward(self, images, noise)
-    AutoencoderKL.forward = limited
-"""
-
-
-@pytest.mark.slow
-def test_out_of_memory_with_a_single_image_raises_the_recompute_level(two_and_one):
-    two, one = two_and_one(2, **ADVERSARIAL)
-    found = train_on_two_processes(two, OUT_OF_MEMORY_WITH_A_SINGLE_IMAGE)
-    assert found.stderr.count("out of memory in process 1: --recompute ") == 4
-    assert train(one) == 0
-    assert_same_training(two, one)
-
-
 OUT_OF_MEMORY_IN_THE_DISCRIMINATOR = """
     import os, torch
     from vae.model.discriminator import Discriminator

@@ -16,8 +16,10 @@ from tests.harness.runs import ROOT, TINY
 from tests.harness.training_runs import SHORT, last_checkpoint
 from tests.harness.waiting import wait_until
 from vae.config.flags import command_words
+from vae.system import child_process
 from vae.system.errors import EXIT_SAVED_RESUMABLE, UserError
 from vae.system.files import read_json, sha256_of_file
+from vae.training import child_runs
 from vae.training import folds as folds_module
 from vae.training.folds import find_folds, spread
 
@@ -121,53 +123,60 @@ def test_manifest_without_folds(given, manifest):
         find_folds(given, ["all"])
 
 
-def test_one_process_each_on_several_cards(given, monkeypatch):
-    started = []
+class Ended:
+    """A process that has ended at once."""
 
-    class Process:
-        returncode = 0
+    def __init__(self, returncode):
+        self.returncode = returncode
 
-        def __init__(self, command, env, **_rest):
-            started.append((command[command.index("--fold") + 1], env["CUDA_VISIBLE_DEVICES"]))
+    def poll(self):
+        return self.returncode
 
-        def poll(self):
-            return 0
+    def wait(self):
+        return self.returncode
 
-    monkeypatch.setattr(folds_module.subprocess, "Popen", Process)
+
+@pytest.fixture
+def started(monkeypatch):
+    """The commands and the cards of the processes that are started; they end at once with code `fails`."""
+    monkeypatch.setattr(child_runs, "POLL_SECONDS", 0.0)
+    commands = []
+
+    def fake(fails=0):
+        def start(command, env, **_rest):
+            commands.append((command[command.index("--fold") + 1], env.get("CUDA_VISIBLE_DEVICES")))
+            return Ended(fails)
+
+        monkeypatch.setattr(child_process, "start", start)
+        return commands
+
+    return fake
+
+
+def test_one_process_each_on_several_cards(given, monkeypatch, started):
+    commands = started()
     monkeypatch.setattr(folds_module.torch.cuda, "device_count", lambda: 2)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,6")
     assert folds_module._cards({**given, "device": "cpu"}) == [None]
     cards = folds_module._cards({**given, "device": "auto"})
     assert folds_module._train(find_folds(given, ["all"]), cards) == 0
-    assert sorted(started) == [("0", "4"), ("1", "6"), ("2", "4"), ("3", "6")]
+    assert sorted(commands) == [("0", "4"), ("1", "6"), ("2", "4"), ("3", "6")]
 
 
-def test_first_failure_ends_the_command_with_its_code(given, monkeypatch, capfd):
-    started = []
-
-    class Process:
-        returncode = 77
-
-        def __init__(self, command, **_rest):
-            started.append(command)
-
-        def poll(self):
-            return 77
-
-    monkeypatch.setattr(folds_module.subprocess, "Popen", Process)
+def test_first_failure_ends_the_command_with_its_code(given, capfd, started):
+    commands = started(fails=77)
     assert train_vae.main([*words(given), "--folds", "all"]) == 77
     assert "fold 0 ended with exit code 77" in capfd.readouterr().err
-    assert len(started) == 1
+    assert len(commands) == 1
 
 
-def test_weights_of_the_start_are_not_given_again(given, tmp_path):
+def test_weights_of_the_start_are_not_given_again(given):
     fold = find_folds({**given, "init_from": "first/vae"}, ["2"])[0]
-    assert "--init_from" in fold.command()
-    assert "--resume_from" not in fold.command()
+    assert "--init_from" in fold.words()
     fold.folder.mkdir(parents=True)
     (fold.folder / "checkpoint_epoch_1.pt").touch()
-    assert "--init_from" not in fold.command()
-    assert fold.command()[-2:] == ["--resume_from", "latest"]
+    assert "--init_from" not in fold.words()
+    assert fold.words()[-2:] == ["--resume_from", "latest"]
 
 
 def test_spread():

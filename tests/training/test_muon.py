@@ -5,7 +5,6 @@ from typing import Any
 
 import pytest
 
-from tests.harness.faults import Fault, injected
 from tests.harness.toy_networks import relative_difference
 from tests.harness.training_runs import (
     SHORT,
@@ -13,10 +12,8 @@ from tests.harness.training_runs import (
     assert_same_result,
     assert_weights_close,
     last_checkpoint,
-    records,
     train_on_two_processes,
 )
-from vae.interop.checkpoint_file import load_checkpoint
 from vae.system.errors import UserError
 from vae.training.run import train
 
@@ -32,10 +29,9 @@ def momenta(content: dict[str, Any]) -> dict[str, Any]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("channels_last", [True, False])
-def test_stopped_and_resumed_run_equals_the_uninterrupted_one(given, tmp_path, channels_last):
+def test_stopped_and_resumed_run_equals_the_uninterrupted_one(given, tmp_path):
     given |= {"adversarial_weight": 0.5, "disc_channels": 8, "disc_layers": 1, "disc_start": 1}
-    given |= {"channels_last": channels_last, "num_epochs": 2}
+    given |= {"channels_last": True, "num_epochs": 2}
     assert train(given) == 0
     stopped = {**given, "output_dir": str(tmp_path / "stopped")}
     assert train({**stopped, "max_steps": 3}) == 0
@@ -79,21 +75,6 @@ def test_trial_steps_restore_the_momentum(given, tmp_path):
     pair = [last_checkpoint(tmp_path / name) for name in ("run", "plain")]
     assert_same(*({name: content[name] for name in ("model", "ema")} for content in pair), "weights")
     assert_same(*map(momenta, pair), "momenta")
-
-
-@pytest.mark.slow
-def test_rollback_restores_the_momentum(given, tmp_path):
-    """Steps 5 to 7 are not finite; step 2 is the last good checkpoint, which the rollback saves again."""
-    given |= {"num_epochs": 3, "checkpoint_steps": 2, "keep_checkpoints": 9, "background_save": False}
-    given |= {"max_nonfinite_steps": 3, "lr_schedule": "constant"}
-    with injected(Fault("nan", "step", nth=5, times=3)):
-        assert train(given) == 0
-    (rollback,) = records(tmp_path / "run", "rollback")
-    assert train({**given, "output_dir": str(tmp_path / "other"), "max_steps": rollback["step"]}) == 0
-    found = load_checkpoint(tmp_path / "run" / rollback["checkpoint"])
-    expected = load_checkpoint(tmp_path / "other" / rollback["checkpoint"])
-    assert_same(momenta(found), momenta(expected), "momenta")
-    assert last_checkpoint(tmp_path / "run")["position"]["step"] == 12
 
 
 @pytest.mark.slow

@@ -127,7 +127,7 @@ def saved_bytes_and_gradients(level: str, compiled: bool) -> tuple[int, dict[str
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("_fresh_compiler")
-@pytest.mark.parametrize("level", RECOMPUTE)
+@pytest.mark.parametrize("level", [RECOMPUTE[0], RECOMPUTE[-1]])
 def test_compiled_network_saves_no_more_than_the_eager_one(level):
     saved, expected = saved_bytes_and_gradients(level, compiled=False)
     saved_compiled, found = saved_bytes_and_gradients(level, compiled=True)

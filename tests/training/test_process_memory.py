@@ -20,7 +20,7 @@ SMALLEST = {
     "batch_size": 1,
     "init": "default",
 }
-# Enough to see a leak; docs/measurements.md, "Memory of the process", has 5,000 steps.
+# Enough to see a leak; benchmarks/LOG.md, "Memory of the process", has 5,000 steps.
 FIRST, LAST = 100, 300
 STATM = Path("/proc/self/statm")
 

@@ -106,18 +106,6 @@ def test_next_stage_begins_with_its_own_rollback_and_the_full_learning_rate(tiny
 
 
 @pytest.mark.slow
-def test_rollback_halves_the_rate_of_the_discriminator_in_its_stage(tiny, tmp_path):
-    given = {**tiny, **RECIPE, "progressive": "32:2:4,16:2:4", "max_nonfinite_steps": 3}
-    given |= {"adversarial_weight": 0.5, "disc_start": 2, "disc_channels": 8, "disc_layers": 1}
-    with injected(Fault("nan", "step", nth=6, times=3)):
-        assert train({**given, "lr_schedule": "constant", "warmup_epochs": 0}) == 0
-    found = {r["step"]: r.get("disc_learning_rate") for r in records(tmp_path / "run", "train")}
-    steps, (rollback,) = range(1, 17), records(tmp_path / "run", "rollback")
-    assert rollback["step"] == 4
-    assert [found[step] for step in steps] == [*[None] * 2, *[1e-4] * 2, *[5e-5] * 4, *[1e-4] * 8]
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize("learning_rate", [1e3, 1e30])
 def test_run_that_diverges_by_its_learning_rate_stops_and_can_be_resumed(given, tmp_path, learning_rate):
     """Before, 1e30 left only checkpoints that were infinite, and 1e3 ended as if it were well."""
@@ -193,9 +181,8 @@ def test_run_that_is_killed_while_it_diverges_resumes_and_goes_back(given, tmp_p
     """The newest checkpoint was saved when the weights had been damaged already, and is still finite."""
     folder = tmp_path / "run"
     given |= {"checkpoint_steps": 1, "log_freq": 4, "num_epochs": 10}
-    damage = Fault(
-        "scale_weights", "step", nth=9, value=1e4
-    )  # saved after step 9; its record would be that of 12
+    # saved after step 9; its record would be that of 12
+    damage = Fault("scale_weights", "step", nth=9, value=1e4)
     assert run_forked(given, damage, Fault("kill", "step", nth=10)) == [-9]
     assert json.loads((folder / "run.json").read_text())["good_checkpoint"] == "checkpoint_epoch_1.pt"
     assert newest(folder)["position"]["step"] == 9
@@ -206,23 +193,6 @@ def test_run_that_is_killed_while_it_diverges_resumes_and_goes_back(given, tmp_p
 
 
 # ---- spikes ----------------------------------------------------------------------------------------------
-
-LONG = {"num_epochs": 80, "batch_size": 4, "learning_rate": 4e-3, "checkpoint_freq": 5, "log_freq": 1}
-
-
-@pytest.mark.slow
-def test_run_with_a_spike_ends_within_a_fifth_of_a_decibel_of_one_without(tiny, tmp_path):
-    given = {**tiny, **LONG, "val_freq": 80, "init": "warm"}
-    spike = Fault("scale_weights", "step", nth=150, value=2.0)
-    results = {}
-    for name, faults in {"without": (), "with": (spike,)}.items():
-        with injected(*faults):
-            assert train({**given, "output_dir": str(tmp_path / name)}) == 0
-        results[name] = records(tmp_path / name, "validation")[-1]["psnr"]
-    (rollback,) = records(tmp_path / "with", "rollback")
-    assert "the loss has jumped for 20 steps" in rollback["reason"]
-    assert 130 <= rollback["step"] < 150 < rollback["diverged_at"] <= 170
-    assert results["with"] > results["without"] - 0.2
 
 
 @pytest.mark.slow
@@ -243,13 +213,8 @@ def test_checkpoint_of_a_jump_is_not_saved_and_not_the_best(given, tmp_path, cap
 
 @pytest.mark.slow
 @pytest.mark.skipif(os.name == "nt", reason="forked processes")
-@pytest.mark.parametrize(
-    "fault",
-    [Fault("nan", "step", nth=9, times=4, rank=1), Fault("scale_weights", "step", nth=9, value=1e4, rank=1)],
-    ids=["nan", "spike"],
-)
-def test_all_processes_go_back_together(given, tmp_path, fault):
-    log = tmp_path / "output.txt"
+def test_all_processes_go_back_together(given, tmp_path):
+    log, fault = tmp_path / "output.txt", Fault("nan", "step", nth=9, times=4, rank=1)
     given |= {"max_nonfinite_steps": 4, "batch_size": 2, "num_epochs": 8}
     assert run_forked(given, fault, processes=2, log=log) == [0, 0], log.read_text()
     (rollback,) = records(tmp_path / "run", "rollback")

@@ -8,7 +8,6 @@ import pytest
 import torch
 
 import train_vae
-from tests.harness.runs import ROOT
 from tests.harness.training_runs import train_short
 from vae.config.flags import command_words, parse_flags
 from vae.config.options import Config, all_options
@@ -113,13 +112,3 @@ def test_config_json_of_a_run_is_accepted(tiny, tmp_path):
     train_short(tiny, tmp_path / "first")
     found = resolved(["--config", str(tmp_path / "first" / "config.json")])
     assert found.model.z_channels == tiny["z_channels"]
-
-
-def test_documentation_explains_every_line_of_the_example():
-    text = (ROOT / "examples" / "config.json").read_text(encoding="utf-8")
-    resolved(["--config", str(ROOT / "examples" / "config.json")])
-    page = (ROOT / "docs" / "training.md").read_text(encoding="utf-8")
-    lines = [line.strip().removesuffix(",") for line in text.splitlines()[1:-1]]
-    assert len(lines) == len(json.loads(text))
-    for line in lines:
-        assert f"\n| `{line}` | " in page

@@ -5,7 +5,6 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from tests.harness.out_of_memory import run_out_of_memory
 from tests.harness.training_runs import records
 from vae.config.resolve import resolve
 from vae.device import precision_support
@@ -65,15 +64,6 @@ def test_plan_of_the_run_equals_the_plan_table(tiny, tmp_path):
     plan = plan_profile("mine", resolve(given), here)
     assert record["predicted_peak_gib"] == plan.peak_gib
     assert (record["micro_batch"], record["recompute"]) == (plan.micro_batch, plan.recompute)
-
-
-def test_lowered_settings_are_recorded_and_printed(tiny, tmp_path, monkeypatch, capsys):
-    run_out_of_memory(monkeypatch, lambda _, sizes: sizes[-1] > 2)
-    assert train({**tiny, "num_epochs": 1, "micro_batch_size": "4"}) == 0
-    (record,) = records(tmp_path / "run", "memory")
-    assert record["micro_batch"] == 2
-    (line,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("memory ")]
-    assert "(before memory ran out" in line
 
 
 def test_the_prediction_is_what_pytorch_reserves_within_what_may_be_used():

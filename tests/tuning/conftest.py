@@ -11,6 +11,7 @@ from tests.harness.stub_trainer import write_stub
 pytest.importorskip("optuna", reason="the search needs optuna: pip install -r requirements-tune.txt")
 
 import tune_vae
+from vae.training import child_runs
 from vae.tuning import page, search, training_process
 
 
@@ -31,7 +32,8 @@ def stub(tmp_path) -> Path:
 @pytest.fixture
 def tune(base, stub, tmp_path, monkeypatch) -> Callable[..., Path]:
     """Run tune_vae.py here, with a space and more flags; returns its folder. Pages have no plots."""
-    monkeypatch.setattr(training_process, "ROOT", stub)
+    monkeypatch.setattr(child_runs, "ROOT", stub)
+    monkeypatch.setattr(child_runs, "POLL_SECONDS", 0.02)
     monkeypatch.setattr(training_process, "POLL_SECONDS", 0.02)
     monkeypatch.setattr(page, "_plots", lambda _study, _objectives: [])
     monkeypatch.setattr(search, "WAIT_SECONDS", 0.05)

@@ -4,7 +4,7 @@ Sizes are in bytes and times in seconds unless a name contains another unit. Non
 """
 
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Literal
 
 
 @dataclass(frozen=True)
@@ -12,10 +12,7 @@ class PythonFacts:
     version: tuple[int, int, int]
     bits: int
     executable: str
-    in_environment: bool  # a virtual environment of any kind
     project_python: str | None  # Python of the project's own environment, if another Python runs now
-    file_name_encoding: str
-    text_encoding: str
 
 
 @dataclass(frozen=True)
@@ -35,10 +32,7 @@ class TorchFiles:
     cuda: str | None = None  # CUDA version of the build: 13.2
     hip: str | None = None
     vision_version: str | None = None
-    vision_wants_torch: str | None = None  # the specifier in torchvision's own metadata
-    triton_version: str | None = None
-    triton_name: str = "triton"  # triton-windows on Windows
-    triton_wanted: str | None = None  # the specifier in torch's own metadata
+    triton_version: str | None = None  # triton-windows on Windows
 
 
 @dataclass(frozen=True)
@@ -69,8 +63,6 @@ class LoadedTorch:
     error: str | None = None  # why it cannot be imported
     vision_error: str | None = None
     arch_list: tuple[str, ...] = ()
-    cuda_available: bool = False
-    cpu_bf16: str | None = None  # PrecisionSupport.bf16 of the CPU
     cuda_message: str | None = None  # PyTorch's message if CUDA cannot be used
     devices: tuple[CudaDevice, ...] = ()
     growing_segments: bool | None = None  # whether PyTorch allocates memory of the card in them
@@ -79,30 +71,15 @@ class LoadedTorch:
     ended: str | None = None  # how it ended in that case
 
 
-def _reported(field_of_smi: str) -> Any:
-    """None unless nvidia-smi reports this field; its names: nvidia-smi --help-query-gpu."""
-    return field(default=None, metadata={"query": field_of_smi})
-
-
 @dataclass(frozen=True)
 class SmiCard:
     """A card as nvidia-smi reports it."""
 
     index: int
     name: str
-    memory_total_mib: int | None = _reported("memory.total")
-    memory_used_mib: int | None = _reported("memory.used")
-    capability: tuple[int, int] | None = _reported("compute_cap")
-    pcie_generation: int | None = _reported("pcie.link.gen.current")
-    pcie_generation_max: int | None = _reported("pcie.link.gen.max")
-    pcie_width: int | None = _reported("pcie.link.width.current")
-    pcie_width_max: int | None = _reported("pcie.link.width.max")
-    power_draw_w: float | None = _reported("power.draw")
-    power_limit_w: float | None = _reported("power.limit")
-    power_default_w: float | None = _reported("power.default_limit")
-    temperature_c: int | None = _reported("temperature.gpu")
-    # NVML's bit mask of reasons for reduced clocks
-    clock_reasons: int | None = _reported("clocks_event_reasons.active")
+    memory_total_mib: int | None = None
+    memory_used_mib: int | None = None
+    capability: tuple[int, int] | None = None
 
 
 @dataclass(frozen=True)
@@ -119,7 +96,6 @@ class Smi:
 class Folder:
     """A folder that training reads or writes."""
 
-    purpose: str
     flag: str
     path: str
     given: bool  # set on the command line
@@ -134,13 +110,10 @@ class Folder:
 class HostFacts:
     system: str  # Linux, Windows, Darwin
     release: str
-    machine: str
-    wsl: int = 0  # 0: none, else 1 or 2
-    cores: int = 1
+    wsl: bool = False
     cores_usable: int = 1
     memory_total: int = 0
-    memory_free: int = 0
-    memory_limit: int | None = None  # of the container
+    memory_free: int = 0  # with the limits of a container
     shared_memory: int | None = None  # size of /dev/shm
     c_compiler: str | None = None
     variables: dict[str, str] = field(default_factory=dict)  # relevant environment variables
@@ -169,18 +142,10 @@ class Facts:
         return self.host.system == "Windows"
 
     @property
-    def devices(self) -> tuple[CudaDevice, ...]:
-        """The cards that PyTorch can use."""
-        return self.loaded.devices
-
-    @property
-    def capabilities(self) -> list[tuple[str, tuple[int, int]]]:
+    def cards(self) -> list[tuple[str, tuple[int, int] | None]]:
         """Name and compute capability of every card, as PyTorch or else nvidia-smi reports them."""
-        if self.devices:
-            return [(card.name, card.capability) for card in self.devices]
-        return [(card.name, card.capability) for card in self.smi.cards if card.capability]
+        return [(card.name, card.capability) for card in self.loaded.devices or self.smi.cards]
 
     @property
-    def card_names(self) -> list[str]:
-        """The cards of PyTorch, or else those of nvidia-smi."""
-        return [card.name for card in self.devices or self.smi.cards]
+    def card_names(self) -> str:
+        return ", ".join(name for name, _ in self.cards)

@@ -5,7 +5,7 @@ import os
 from dataclasses import replace
 from pathlib import Path
 
-from vae.checks import folders, machine, nvidia_smi, packages, torch_process
+from vae.checks import machine, nvidia_smi, packages, torch_process
 from vae.checks.facts import Facts, LoadedTorch
 from vae.config.options import Config
 
@@ -26,7 +26,7 @@ def gather(project: Path, quick: bool, output_dir: str, data_path: str | None) -
             child = torch_process.start(project, quick)
         except OSError as error:
             loaded = LoadedTorch(error=f"a second Python cannot be started: {error.strerror or error}")
-    vgg = folders.vgg_path()
+    vgg = machine.vgg_path()
     facts = Facts(
         project=str(project),
         quick=quick,
@@ -37,9 +37,8 @@ def gather(project: Path, quick: bool, output_dir: str, data_path: str | None) -
         smi=nvidia_smi.query(SMI_SECONDS_QUICK if quick else nvidia_smi.PATIENT_SECONDS),
         host=machine.gather_host(),
         folders=(
-            folders.gather_folder("the runs", "--output_dir", output_dir, True, writes=True),
-            folders.gather_folder("the images", "--data_path", images, data_path is not None, writes=False),
-            folders.gather_folder("this project", "", str(project), True, writes=False),
+            machine.gather_folder("--output_dir", output_dir, given=True, writes=True),
+            machine.gather_folder("--data_path", images, given=data_path is not None, writes=False),
         ),
         vgg_path=str(vgg),
         vgg_bytes=vgg.stat().st_size if os.path.exists(vgg) else None,

@@ -36,40 +36,16 @@ def installed(name: str) -> str | None:
         return None
 
 
-def wanted_by(package: str, wanted: str) -> str | None:
-    """The specifier with which one installed package requires another; None if it does not."""
-    try:
-        lines = importlib.metadata.requires(package) or []
-    except (importlib.metadata.PackageNotFoundError, OSError, ValueError):
-        return None
-    return specifier_in(lines, wanted)
-
-
-def specifier_in(lines: list[str], wanted: str) -> str | None:
-    """The specifier of `wanted` in lines such as `triton~=3.9.0; platform_system == "Linux"`."""
-    for line in lines:
-        requirement = line.split(";")[0]
-        match = re.match(rf"(?:pytorch-)?{re.escape(wanted)}\s*\(?\s*([=~!<>][^)]*)\)?\s*$", requirement)
-        if match and "extra ==" not in line:
-            return match[1].replace(" ", "")
-    return None
-
-
 def gather_torch_files() -> TorchFiles:
     """Versions of torch, torchvision and Triton, from their files."""
-    torch_file = _version_file("torch")
-    vision_file = _version_file("torchvision")
-    triton = "triton-windows" if sys.platform == "win32" else "triton"
-    triton = next((name for name in (triton, "pytorch-triton") if installed(name)), triton)
+    torch_file, vision_file = _version_file("torch"), _version_file("torchvision")
+    names = ("triton-windows",) if sys.platform == "win32" else ("triton", "pytorch-triton")
     return TorchFiles(
         version=torch_file.get("__version__") or installed("torch"),
         cuda=torch_file.get("cuda"),
         hip=torch_file.get("hip"),
         vision_version=vision_file.get("__version__") or installed("torchvision"),
-        vision_wants_torch=wanted_by("torchvision", "torch"),
-        triton_name=triton,
-        triton_version=installed(triton),
-        triton_wanted=wanted_by("torch", "triton"),
+        triton_version=next(filter(None, map(installed, names)), None),
     )
 
 

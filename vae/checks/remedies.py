@@ -30,8 +30,8 @@ def same_pair(facts: Facts) -> str:
 def suggested(facts: Facts) -> str | None:
     """The build that the set-up installs here by default; None if the driver must be updated first."""
     branch = cuda_builds.driver_branch(facts.smi.driver) if facts.smi.driver else None
-    newest = max((capability for _, capability in facts.capabilities), default=None)
-    if branch is None and facts.devices:
+    newest = max((capability for _, capability in facts.cards if capability), default=None)
+    if branch is None and facts.loaded.devices:
         # No nvidia-smi, as in some containers: the driver is at least what the installed build needs.
         branch = cuda_builds.needed_branch(facts.torch_files.cuda, newest)
     return cuda_builds.suggested_build(branch, newest)
@@ -58,8 +58,17 @@ def compiler(facts: Facts) -> str:
     return "xcode-select --install" if facts.host.system == "Darwin" else "sudo apt install gcc g++"
 
 
-def set_variable(facts: Facts, name: str, value: str) -> str:
-    """The command that sets an environment variable; without a value it removes the variable."""
-    if not value:
-        return f"set {name}=" if facts.on_windows else f"unset {name}"
-    return f"set {name}={value}" if facts.on_windows else f"export {name}={value}"
+def of_error(facts: Facts, error: str) -> str:
+    """The remedy for an error message of CUDA or the compiler."""
+    if "no kernel image" in error or "not compatible with the current PyTorch" in error:
+        return suitable_build(facts)
+    if "out of memory" in error.lower():
+        return "end the processes that use the card's memory and that you do not need: nvidia-smi lists them"
+    return compiler(facts) if "compiler" in error.lower() else same_pair(facts)
+
+
+def show_cards(facts: Facts, numbers: str = "") -> str:
+    """The command that makes PyTorch use the cards with these numbers, or every card."""
+    if facts.on_windows:
+        return f"set CUDA_VISIBLE_DEVICES={numbers}"
+    return f"export CUDA_VISIBLE_DEVICES={numbers}" if numbers else "unset CUDA_VISIBLE_DEVICES"

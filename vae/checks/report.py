@@ -1,22 +1,29 @@
-"""The report: text in groups, coloured only on a terminal, or JSON for programs."""
+"""The report: text in groups, or JSON for programs."""
 
 import json
-import os
 import platform
-import sys
 import textwrap
 from dataclasses import asdict
-from typing import TextIO
 
 from vae.checks.facts import Facts
-from vae.checks.judge import GROUPS
-from vae.checks.table import FAIL, PASS, SKIP, WARN, Result, count
+from vae.checks.table import FAIL, GROUPS, PASS, SKIP, WARN, Result
 from vae.system.console import public_line
 
 SCHEMA_VERSION = 1
+EXIT_STRICT = 3  # warnings under --strict
 WORDS = {PASS: "ok", WARN: "WARN", FAIL: "FAIL", SKIP: "skip"}
-COLOURS = {PASS: "32", WARN: "33", FAIL: "31", SKIP: "2"}
 WIDTH, TITLE_WIDTH = 100, 22  # characters of a line, and of a check's title
+
+
+def count(results: list[Result]) -> dict[str, int]:
+    """How many checks have each status."""
+    return {status: sum(r.status == status for r in results) for status in WORDS}
+
+
+def exit_code(results: list[Result], strict: bool) -> int:
+    """0: nothing failed (warnings are allowed), 1: a check failed, 3: warnings under --strict."""
+    counts = count(results)
+    return 1 if counts[FAIL] else EXIT_STRICT if strict and counts[WARN] else 0
 
 
 def as_json(facts: Facts, checks: list[Result], code: int) -> str:
@@ -32,15 +39,15 @@ def as_json(facts: Facts, checks: list[Result], code: int) -> str:
     return json.dumps(content, indent=2)
 
 
-def as_text(checks: list[Result], colour: bool) -> str:
+def as_text(checks: list[Result]) -> str:
     """The commands to run first, then every check by group, then the summary."""
     lines = _to_do(checks)
     for group, title in GROUPS.items():
         lines += ["", title]
         for check in checks:
             if check.group == group and check.status != SKIP:
-                lines += _lines(check, colour)
-        lines += _skipped([c for c in checks if c.group == group and c.status == SKIP], colour)
+                lines += _lines(check)
+        lines += _skipped([c for c in checks if c.group == group and c.status == SKIP])
     lines += ["", summary(checks)]
     return "\n".join(lines)
 
@@ -64,39 +71,27 @@ def _to_do(checks: list[Result]) -> list[str]:
     return ["To do first:", *(f"    {remedy}" for remedy in remedies)]
 
 
-def _lines(check: Result, colour: bool) -> list[str]:
-    lines = _wrapped(check.status, f"{check.title:<{TITLE_WIDTH}}", check.found, colour)
+def _lines(check: Result) -> list[str]:
+    lines = _wrapped(check.status, f"{check.title:<{TITLE_WIDTH}}", check.found)
     if check.status in (WARN, FAIL):
         lines += [f"{'':<8}expected: {check.expected}"] if check.expected else []
         lines += [f"{'':<8}remedy:   {check.remedy}"] if check.remedy else []  # one line, to be copied
     return lines
 
 
-def _skipped(checks: list[Result], colour: bool) -> list[str]:
+def _skipped(checks: list[Result]) -> list[str]:
     """One line per reason with the titles of the checks that were skipped for it."""
     titles: dict[str, list[str]] = {}
     for check in checks:
         titles.setdefault(check.found, []).append(check.title)
     lines = []
     for reason, skipped in titles.items():
-        lines += _wrapped(SKIP, "", f"{', '.join(skipped)}: {reason}", colour)
+        lines += _wrapped(SKIP, "", f"{', '.join(skipped)}: {reason}")
     return lines
 
 
-def _wrapped(status: str, title: str, text: str, colour: bool) -> list[str]:
-    word = f"{WORDS[status]:<4}"
-    if colour:
-        word = f"\033[{COLOURS[status]}m{word}\033[0m"
-    start = f"  {word}  {title} " if title else f"  {word}  "
+def _wrapped(status: str, title: str, text: str) -> list[str]:
+    start = f"  {WORDS[status]:<4}  {title} " if title else f"  {WORDS[status]:<4}  "
     indent = 8 + (len(title) + 1 if title else 0)
     first, *rest = textwrap.wrap(public_line(text), WIDTH - indent, break_on_hyphens=False) or [""]
     return [start + first, *(" " * indent + line for line in rest)]
-
-
-def wants_colour(stream: TextIO) -> bool:
-    """Colour only on a terminal that supports it, and never if NO_COLOR is set (no-color.org)."""
-    if os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb" or not stream.isatty():
-        return False
-    if sys.platform == "win32":
-        os.system("")  # makes the Windows console understand colours
-    return True

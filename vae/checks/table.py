@@ -1,17 +1,56 @@
-"""A check is one row: an id, a title, what is expected, and its cases."""
+"""The table of checks: an id, a title, what is expected, and the cases, a function of the facts.
 
-from collections.abc import Callable, Iterable
+Cases are (condition, status, what was found, remedy, another text for `expected`); the last two may be
+missing. The first case that applies is the result, so the last condition of a function is True. A warning or
+failure needs a remedy.
+"""
+
+import re
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import PurePosixPath, PureWindowsPath
 from typing import Any, NamedTuple
 
+from vae.checks import cuda_builds, remedies
 from vae.checks.facts import Facts
+from vae.checks.machine import VGG_FILE
+from vae.checks.versions import build, satisfies
+from vae.config.options import Config
+from vae.config.recipes import RECIPES
+from vae.system.addresses import is_remote
+from vae.system.console import fetch_command
+from vae.system.gpu_memory import ALLOCATOR_VARIABLES, GROWING_SEGMENTS, growing_segments_supported
+from vae.system.host import GIB, MIB, decoding_processes
 
 PASS, WARN, FAIL, SKIP = "pass", "warn", "fail", "skip"
-EXIT_STRICT = 3  # warnings under --strict
+Cases = Iterator[tuple[Any, ...]]
 
-# (condition, status, what was found, remedy, another text for `expected`); the last two may be missing.
-# A function of the facts yields the cases and stops at the first one that applies.
-Case = tuple[Any, ...]
-Cases = Iterable[Case]
+MIN_PYTHON = (3, 10)
+# Everything works without these, only slower; without simplejpeg, damage inside JPEGs is not detected.
+SPEED_ONLY = ("pyvips", "pyvips-binary", "simplejpeg")
+NO_TORCH = "PyTorch is not installed"
+SLOWER = "training runs without torch.compile, only slower"
+
+HIDING = ("", "-1", "nodevfiles")  # values of CUDA_VISIBLE_DEVICES that hide every card
+MAX_USED_SHARE = 0.1  # share of a card's memory that other programs may use before a warning
+
+# Parameters of the default autoencoder (docs/results.md); a test compares this with the model.
+DEFAULT_PARAMETERS = 83_819_683
+CHECKPOINT_BYTES = DEFAULT_PARAMETERS * 4 * 4  # fp32 weights, both moments of AdamW, EMA weights
+# --keep_checkpoints, the best, the last of the stage, and the one being written.
+CHECKPOINTS = Config().run.keep_checkpoints + 3
+# Resident memory of a process that has imported the trainer with torch 2.15 on Linux: 0.69 GiB measured.
+# Forked decoding processes share most of it; on Windows each has its own copy.
+PROCESS_BYTES = int(0.7 * GIB)
+VGG_BYTES = 553_433_881  # size of torchvision's file
+VGG_URL = f"https://download.pytorch.org/models/{VGG_FILE}"
+NETWORK = {
+    *("nfs", "nfs4", "cifs", "smb3", "smbfs", "afs", "ceph", "lustre", "glusterfs", "beegfs", "gpfs", "9p"),
+    *("fuse.sshfs", "fuse.rclone", "fuse.gcsfuse", "fuse.s3fs", "fuse.glusterfs", "drvfs", "network"),
+}
+SYNCED = re.compile(
+    r"^(onedrive|dropbox|google ?drive|icloud ?drive|nextcloud|pcloud|mobile documents)\b", re.I
+)
 
 
 class Result(NamedTuple):
@@ -38,24 +77,361 @@ class Check(NamedTuple):
     cases: Callable[[Facts], Cases]
 
     def result(self, facts: Facts) -> Result:
-        status, found, remedy, expected = first(self.cases(facts))
+        _, status, text, *rest = next(case for case in self.cases(facts) if case[0])
+        remedy, expected = (*rest, "", "")[:2]
         expected = (expected or self.expected) if status in (WARN, FAIL) else ""
-        return Result(self.id, self.title, status, found, expected, remedy)
+        return Result(self.id, self.title, status, text, expected, remedy)
 
 
-def first(cases: Cases) -> tuple[str, str, str, str]:
-    """Status, finding, remedy and expectation of the first case that applies."""
-    _, *values = next(case for case in cases if case[0])
-    status, found, remedy, expected = (*values, "", "")[:4]
-    return status, found, remedy, expected
+def judge(facts: Facts) -> list[Result]:
+    """The result of every check; a pure function of the facts."""
+    return [check.result(facts) for check in TABLE]
 
 
-def count(results: list[Result]) -> dict[str, int]:
-    """How many checks have each status."""
-    return {status: sum(r.status == status for r in results) for status in (PASS, WARN, FAIL, SKIP)}
+# --- Python, packages and the build of PyTorch
 
 
-def exit_code(results: list[Result], strict: bool) -> int:
-    """0: nothing failed (warnings are allowed), 1: a check failed, 3: warnings under --strict."""
-    counts = count(results)
-    return 1 if counts[FAIL] else EXIT_STRICT if strict and counts[WARN] else 0
+def _python(facts: Facts) -> Cases:
+    python = facts.python
+    version = f"{'.'.join(map(str, python.version))}, {python.bits}-bit"
+    yield python.version >= MIN_PYTHON and python.bits == 64, PASS, version
+    yield True, FAIL, version, f"install Python 3.12, 64-bit, then {remedies.setup(facts)}"
+
+
+def _packages(facts: Facts) -> Cases:
+    wanted = [r for r in facts.requirements if r.name not in ("torch", "torchvision")]
+    wrong = [r for r in wanted if not (r.installed and satisfies(r.installed, r.specifier))]
+    yield not wrong, PASS, f"{len(wanted)} packages"
+    names = ", ".join(f"{r.name} {r.installed or 'is missing'}" for r in wrong)
+    expected = ", ".join(f"{r.name} {r.specifier}" for r in wrong)
+    slower = all(r.name in SPEED_ONLY for r in wrong)
+    yield slower, WARN, f"{names} (only slower without it)", remedies.setup(facts), expected
+    yield True, FAIL, names, remedies.setup(facts), expected
+
+
+def _loads(facts: Facts) -> Cases:
+    loaded, own = facts.loaded, facts.python.project_python
+    hint = f"; to use the project's environment: {own} check_compatibility.py" if own else ""
+    yield not loaded.installed, FAIL, f"not installed in this Python{hint}", remedies.setup(facts)
+    yield loaded.error, FAIL, loaded.error, remedies.same_pair(facts)
+    crashed = loaded.unfinished in ("starting Python", "loading torch")
+    yield crashed, FAIL, f"{loaded.unfinished}: {loaded.ended}", remedies.same_pair(facts)
+    yield True, PASS, facts.torch_files.version or "yes"
+
+
+def _pair(facts: Facts) -> Cases:
+    """torchvision of another build or version: `operator torchvision::nms does not exist`."""
+    files, loaded = facts.torch_files, facts.loaded
+    torch, vision = files.version or "", files.vision_version or ""
+    required = next(r.specifier for r in facts.requirements if r.name == "torch")
+    reinstall, expected = remedies.same_pair(facts), f"torch {required} and torchvision of one build"
+    text = f"torch {torch}, torchvision {vision or 'not installed'}"
+    yield not torch, SKIP, NO_TORCH
+    yield not vision or not satisfies(torch, required), FAIL, text, reinstall, expected
+    text += ": two different builds" if build(torch) != build(vision) else ""
+    text += f" ({loaded.vision_error})" if loaded.vision_error else ""
+    yield build(torch) != build(vision) or loaded.vision_error, FAIL, text, reinstall, expected
+    crashed = loaded.unfinished == "loading torchvision"
+    yield crashed, FAIL, f"{text} ({loaded.ended})", reinstall, expected
+    yield True, PASS, text
+
+
+def _build(facts: Facts) -> Cases:
+    """Without code for the card, every kernel fails with `no kernel image`."""
+    files, arch_list = facts.torch_files, facts.loaded.arch_list
+    runtime = f"CUDA {files.cuda}" if files.cuda else f"ROCm {files.hip}" if files.hip else "no CUDA"
+    text = f"{files.version} ({runtime})"
+    yield files.version is None, SKIP, NO_TORCH
+    yield files.hip or not facts.cards, PASS, text
+    expected = f"a CUDA build for the {facts.card_names}"
+    yield not files.cuda, FAIL, text, remedies.suitable_build(facts), expected
+    runs = [not capability or cuda_builds.runs_on(capability, arch_list) for _, capability in facts.cards]
+    yield not arch_list or all(runs), PASS, text
+    unsupported = [
+        f"{name} (sm_{c[0]}{c[1]})"
+        for (name, c), fine in zip(facts.cards, runs, strict=True)
+        if c and not fine
+    ]
+    text += f" has no code for {', '.join(unsupported)}: only {' '.join(arch_list)}"
+    numbers = ",".join(str(index) for index, supported in enumerate(runs) if supported)
+    yield runs[0], WARN, text, remedies.show_cards(facts, numbers), expected  # training uses the first card
+    yield True, FAIL, text, remedies.suitable_build(facts), expected
+
+
+def _triton(facts: Facts) -> Cases:
+    """torch.compile needs Triton. On Windows, torch's own metadata does not name a version."""
+    files = facts.torch_files
+    torch, ours = files.version or "", files.triton_version
+    yield not torch or not (files.cuda or files.hip), SKIP, "only builds for cards use it"
+    minor = cuda_builds.triton_for_windows(torch) if facts.on_windows else None
+    none = f"there is none for torch {torch} on Windows: training runs without torch.compile"
+    other_torch = remedies.setup(facts, remedies.suggested(facts))
+    yield facts.on_windows and not minor, WARN, none, other_torch, "a torch between 2.10 and 2.14"
+    wanted = f"triton-windows=={minor}.*" if facts.on_windows else "triton"
+    yield ours and (not minor or satisfies(ours, f"=={minor}.*")), PASS, ours
+    install = remedies.pip(facts, "install", wanted)
+    yield True, WARN, f"{ours or 'not installed'}: {SLOWER}", install, wanted
+
+
+def _compiler(facts: Facts) -> Cases:
+    yield facts.torch_files.version is None, SKIP, NO_TORCH
+    yield facts.host.c_compiler, PASS, facts.host.c_compiler
+    # TinyCC: github.com/triton-lang/triton-windows
+    yield facts.on_windows, SKIP, "none on PATH; triton-windows includes its own"
+    yield True, WARN, f"none: {SLOWER}", remedies.compiler(facts)
+
+
+# --- cards and their driver
+
+
+def _present(facts: Facts) -> Cases:
+    smi, devices, update = facts.smi, facts.loaded.devices, remedies.update_driver(facts)
+    message = f"nvidia-smi: {smi.message}"
+    yield smi.status == "answered" and smi.cards, PASS, facts.card_names
+    hanging, status = smi.status == "hanging", WARN if devices else FAIL
+    # waking a card may take longer
+    yield hanging and facts.quick, WARN, message, "run the check without --quick, which waits longer"
+    restart = f"restart the machine; if that does not help: {update}"
+    yield hanging or smi.status == "failed", status, message, restart
+    # PyTorch finds the card although nvidia-smi is missing
+    note = "" if facts.torch_files.hip else "; nvidia-smi is missing, so its state is unknown"
+    yield devices, PASS, facts.card_names + note
+    why = "no nvidia-smi" if smi.status == "missing" else "the driver lists no card"
+    on_cpu = f"no NVIDIA card ({why}): training runs on the CPU, which is only fast enough for trials"
+    elsewhere = "train on a machine with an NVIDIA card"
+    yield facts.host.system == "Darwin", WARN, f"{on_cpu}; Apple's GPU (MPS) is not used", elsewhere
+    yield True, WARN, on_cpu, f"if the machine has a card: {update}"
+
+
+def _driver(facts: Facts) -> Cases:
+    """The driver must be new enough for PyTorch's CUDA version and for the card."""
+    cuda, driver = facts.torch_files.cuda, facts.smi.driver or ""
+    capability = next((capability for _, capability in facts.cards if capability), None)
+    needed, branch = cuda_builds.needed_branch(cuda, capability), cuda_builds.driver_branch(driver)
+    yield not driver, SKIP, "the driver version is unknown"
+    yield branch is None or branch >= needed, PASS, driver
+    reasons = [f"CUDA {cuda} needs {cuda_builds.needed_branch(cuda, None)}"] if cuda else []
+    if capability and capability >= cuda_builds.BLACKWELL:
+        reasons.append(f"RTX 50 and B200 need {cuda_builds.BLACKWELL_DRIVER}")
+    remedy, older = remedies.update_driver(facts, needed), remedies.suggested(facts)
+    if older:
+        remedy += f"; or install the build for this driver: {remedies.setup(facts, older)}"
+    yield True, FAIL, f"{driver}: too old", remedy, f"{needed} or newer: {', '.join(reasons)}"
+
+
+def _usable(facts: Facts) -> Cases:
+    loaded = facts.loaded
+    yield not loaded.installed or loaded.error, SKIP, "PyTorch does not load"
+    sizes = "; ".join(f"{card.name}, {card.memory_total / GIB:.1f} GiB" for card in loaded.devices)
+    yield loaded.devices, PASS, sizes
+    hung = loaded.unfinished == "looking for cards"
+    yield hung, FAIL, f"looking for cards: {loaded.ended}", "restart the machine"
+    value = facts.host.variables.get("CUDA_VISIBLE_DEVICES")
+    hidden = value is not None and value.strip().lower() in HIDING
+    yield hidden, WARN, f"CUDA_VISIBLE_DEVICES={value} hides every card", remedies.show_cards(facts)
+    yield not facts.smi.cards, SKIP, "there is no card"
+    yield not facts.torch_files.cuda, SKIP, "this build of PyTorch has no CUDA (see Build of PyTorch)"
+    _, status, _, *rest = next(case for case in _driver(facts) if case[0])
+    remedy = rest[0] if status == FAIL else "restart the machine; start a container with --gpus all"
+    yield True, FAIL, loaded.cuda_message or "no, without an error message", remedy
+
+
+def _card_memory(facts: Facts) -> Cases:
+    """Memory that other programs use is missing in the plan."""
+    sizes = [(c.name, c.memory_used_mib, c.memory_total_mib) for c in facts.smi.cards]
+    known = [(name, used, total) for name, used, total in sizes if used is not None and total]
+    yield not known, SKIP, "nvidia-smi does not report it"
+    text = "; ".join(f"{name}: {used / 1024:.1f} of {total / 1024:.1f} GiB" for name, used, total in known)
+    yield all(used <= MAX_USED_SHARE * total for _, used, total in known), PASS, text
+    yield True, WARN, text, "end the processes that you do not need: nvidia-smi lists them"
+
+
+def _segments(facts: Facts) -> Cases:
+    """The memory plan assumes that PyTorch allocates memory in segments that grow."""
+    host, growing = facts.host, facts.loaded.growing_segments
+    yield growing is None, SKIP, "no card, or PyTorch did not get as far"
+    yield growing, PASS, "they grow"
+    cost = "PyTorch reserves up to a sixth more memory, and images of 3840 px do not fit 32 GB"
+    system = "Windows" if facts.on_windows else "WSL"
+    unsupported = f"they do not grow: PyTorch does not support that on {system}; {cost}"
+    yield not growing_segments_supported(host.system, host.release), PASS, unsupported
+    own = {name: host.variables[name] for name in ALLOCATOR_VARIABLES if name in host.variables}
+    refused = f"the driver refuses segments that grow: {cost}"
+    yield GROWING_SEGMENTS in own.values(), WARN, refused, remedies.update_driver(facts)
+    name, value = next(iter(own.items()), (ALLOCATOR_VARIABLES[0], "not set"))
+    yield True, WARN, f"they do not grow ({name}: {value}): {cost}", f"unset {' '.join(own) or name}"
+
+
+# --- the test computations of kernels.py
+
+
+def _computation(name: str, facts: Facts) -> Cases:
+    loaded, triton = facts.loaded, name == "triton"
+    yield not loaded.installed or loaded.error, SKIP, "PyTorch does not load"
+    trouble, ended = FAIL if name == "step" else WARN, loaded.ended or ""  # training works without the others
+    runs = {run.name: run for run in loaded.kernels}
+    running = loaded.unfinished == f"kernel {name}"
+    # training would end in the same way
+    yield triton and running, FAIL, ended, "start the trainer with --kernels torch"
+    yield running, trouble, ended, remedies.of_error(facts, ended)
+    if run := runs.get(name):
+        instead = "; training replaces them by PyTorch operations: 5 to 19 times the launches" * triton
+        yield run.error, trouble, f"{run.error}{instead}", remedies.of_error(facts, run.error or "")
+        text = f"difference {run.difference:.1e} (at most {run.tolerance:.1e}) in {run.seconds:.2f} s"
+        yield run.difference <= run.tolerance, PASS, text
+        yield True, trouble, f"wrong results: {text}", remedies.same_pair(facts)
+    if damaged := runs.get("import"):
+        text = f"the model's code cannot be imported: {damaged.error}"
+        yield True, trouble, text, remedies.setup(facts)
+    yield facts.quick and name == "compile", SKIP, "skipped by --quick"
+    no_kernels = triton and not (loaded.devices and loaded.unfinished)
+    yield no_kernels, SKIP, "they run only on a card, and if Triton is installed"
+    unreached = f"not reached: the process ended during {loaded.unfinished or 'nothing'} ({ended})"
+    yield loaded.unfinished == "loading the model", trouble, unreached, remedies.same_pair(facts)
+    yield True, SKIP, unreached
+
+
+# --- the system and its disks
+
+
+def workers(facts: Facts) -> int:
+    """Number of decoding processes that --num_workers auto starts on this machine."""
+    return decoding_processes(facts.host.cores_usable, facts.on_windows)
+
+
+def batch_bytes(profile: str | None = None) -> int:
+    """Bytes of one batch of uint8 images, for a profile or for the defaults."""
+    values = RECIPES[profile].values if profile else {}
+    size = values.get("image_size", Config().data.image_size)
+    return values.get("batch_size", Config().run.batch_size) * 3 * size * size
+
+
+def _prefetched(facts: Facts, profile: str | None = None) -> int:
+    """Bytes of the batches that the decoding processes prepare ahead."""
+    return batch_bytes(profile) * Config().data.prefetch_factor * workers(facts)
+
+
+def _memory(facts: Facts) -> Cases:
+    host = facts.host
+    needed = _prefetched(facts, "standard") + PROCESS_BYTES * (1 + workers(facts))
+    text = f"{host.memory_free / GIB:.1f} of {host.memory_total / GIB:.1f} GiB can be used"
+    yield host.memory_free >= needed, PASS, text
+    status = WARN if host.memory_free >= 2 * PROCESS_BYTES else FAIL
+    expected = f"{needed / GIB:.1f} GiB for profile standard with {workers(facts)} decoding processes"
+    yield True, status, text, "end other programs, or train with --num_workers 1", expected
+
+
+def _shm(facts: Facts) -> Cases:
+    """If /dev/shm is full, decoding dies of a bus error."""
+    shared, standard, default = facts.host.shared_memory, _prefetched(facts, "standard"), _prefetched(facts)
+    yield facts.host.system != "Linux", SKIP, "only Linux passes batches through it"
+    text = "missing" if shared is None else f"{shared / GIB:.2f} GiB"
+    yield (shared or 0) >= standard, PASS, text
+    status = WARN if (shared or 0) >= default else FAIL
+    enlarge = f"docker run --shm-size={max(1, -(-standard // GIB))}g, or train with --num_workers 0"
+    expected = f"{standard / GIB:.1f} GiB for profile standard, {default / MIB:.0f} MiB by default"
+    yield True, status, text, enlarge, expected
+
+
+def _page_file(facts: Facts) -> Cases:
+    """Without a page file, loading CUDA's libraries fails with WinError 1455."""
+    lines = facts.host.page_files
+    yield not facts.on_windows, SKIP, "only Windows has one"
+    yield lines is None, SKIP, "its setting is unknown"
+    yield any(line.strip() for line in lines or ()), PASS, "; ".join(lines or ())
+    yield (
+        True,
+        WARN,
+        "none",
+        "SystemPropertiesPerformance.exe: Advanced, Virtual memory, Automatically manage",
+    )
+
+
+def _long_paths(facts: Facts) -> Cases:
+    yield not facts.on_windows, SKIP, "only Windows limits path lengths"
+    yield facts.host.long_paths, PASS, "on"
+    key = r"HKLM\SYSTEM\CurrentControlSet\Control\FileSystem"
+    yield True, WARN, "off", f"as administrator: reg add {key} /v LongPathsEnabled /t REG_DWORD /d 1 /f"
+
+
+def _folder(index: int, facts: Facts) -> Cases:
+    folder = facts.folders[index]
+    path, flag = folder.path, folder.flag
+    yield is_remote(path), SKIP, f"{path} is on a remote store"
+    permissions = f"correct its permissions, or use another folder: {flag} DIR"
+    yield folder.problem, FAIL, f"{path}: {folder.problem}", permissions
+    no_images, absent = not folder.exists and flag == "--data_path", f"{path} does not exist"
+    yield no_images and folder.given, FAIL, absent, f"set {flag} to an existing folder of images"
+    yield no_images, SKIP, absent
+    text = path if folder.exists else f"{path}, will be created in {folder.nearest}"
+    elsewhere = f"use a local folder: {flag} DIR"
+    service = synced_by(folder.nearest, windows=facts.on_windows)
+    yield service, WARN, f"{text}: {service} uploads every file that is written there", elsewhere
+    kind = "a Windows drive mounted in WSL" if facts.host.wsl else "a network drive"
+    slow = f"{text}: {kind} ({folder.file_system}), slow with many files"
+    yield folder.file_system in NETWORK, WARN, slow, elsewhere
+    yield True, PASS, text
+
+
+def synced_by(path: str, *, windows: bool) -> str | None:
+    """The part of a path that names a syncing service (OneDrive - Company, Dropbox); None without one."""
+    parts = (PureWindowsPath if windows else PurePosixPath)(path).parts
+    return next((part for part in parts if SYNCED.match(part)), None)
+
+
+def _space(facts: Facts) -> Cases:
+    free, needed = facts.folders[0].free, CHECKPOINT_BYTES * CHECKPOINTS
+    yield free is None, SKIP, "unknown"
+    text = f"{(free or 0) / GIB:.1f} GiB"
+    yield (free or 0) >= needed, PASS, text
+    status = WARN if (free or 0) >= 2 * CHECKPOINT_BYTES else FAIL
+    expected = f"{needed / GIB:.1f} GiB: {CHECKPOINTS} checkpoints of {CHECKPOINT_BYTES / GIB:.2f} GiB"
+    yield True, status, text, "use another folder: --output_dir DIR", expected
+
+
+def _vgg(facts: Facts) -> Cases:
+    path, size = facts.vgg_path, facts.vgg_bytes
+    yield size == VGG_BYTES, PASS, path
+    text = "not downloaded yet: the first run downloads them" if size is None else "incomplete"
+    fetch = fetch_command(VGG_URL, path, windows=facts.on_windows)
+    yield True, WARN, f"{text} (not needed with --perceptual_weight 0)", fetch
+
+
+EQUAL = "equals its reference, forward and backward"
+LOCAL = "a folder on a local disk, not a synced one"
+CACHES = "on: paths in the caches of torch.compile are longer than 260 characters"
+VGG = f"{VGG_FILE}, {VGG_BYTES / MIB:.0f} MiB, in PyTorch's cache"
+
+GROUPS = {
+    "torch": "PyTorch",
+    "card": "Card and driver",
+    "kernels": "Test computations",
+    "software": "Python and packages",
+    "system": "System",
+    "disk": "Disks and files",
+}
+TABLE = [  # in the order in which problems must be fixed
+    Check("torch.loads", "PyTorch loads", "import torch works", _loads),
+    Check("torch.pair", "torch + torchvision", "", _pair),
+    Check("torch.build", "Build of PyTorch", "", _build),
+    Check("torch.triton", "Triton", "", _triton),
+    Check("torch.compiler", "C compiler", "gcc or clang, which torch.compile calls", _compiler),
+    Check("card.present", "Card", "an NVIDIA card whose driver answers nvidia-smi", _present),
+    Check("card.driver", "Driver", "", _driver),
+    Check("card.usable", "Usable by PyTorch", "torch.cuda.is_available()", _usable),
+    Check("card.memory", "Memory in use", "at most a tenth", _card_memory),
+    Check("card.segments", "Memory segments", GROWING_SEGMENTS, _segments),
+    Check("kernels.triton", "Triton kernels", EQUAL, partial(_computation, "triton")),
+    Check("kernels.step", "Training step", EQUAL, partial(_computation, "step")),
+    Check("kernels.compile", "torch.compile", EQUAL, partial(_computation, "compile")),
+    Check("software.python", "Python", "Python 3.10 or newer, 64-bit", _python),
+    Check("software.packages", "Packages", "", _packages),
+    Check("system.memory", "Main memory", "", _memory),
+    Check("system.shm", "/dev/shm", "", _shm),
+    Check("system.page_file", "Page file", "managed by Windows", _page_file),
+    Check("system.long_paths", "Long paths", CACHES, _long_paths),
+    Check("disk.runs", "Folder of the runs", LOCAL, partial(_folder, 0)),
+    Check("disk.images", "Folder of the images", LOCAL, partial(_folder, 1)),
+    Check("disk.space", "Free disk space", "", _space),
+    Check("disk.vgg", "Weights of LPIPS", VGG, _vgg),
+]

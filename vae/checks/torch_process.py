@@ -17,7 +17,6 @@ from vae.system.child_process import ChildProcess, FinishedProcess
 from vae.system.files import parse_json
 
 FACTS = '{"facts": '  # how our lines begin; libraries may print other lines
-SLOW_KERNELS = ("compile",)  # skipped by --quick
 
 
 def start(project: Path, quick: bool) -> ChildProcess:
@@ -127,7 +126,7 @@ def _look_for_cards(reporter: _Reporter) -> None:
         return
     cards = [torch.cuda.get_device_properties(index) for index in range(torch.cuda.device_count())]
     devices = [(card.name, (card.major, card.minor), card.total_memory) for card in cards]
-    reporter.add(cuda_available=True, devices=devices)
+    reporter.add(devices=devices)
 
 
 def _run_kernels(reporter: _Reporter, quick: bool) -> None:
@@ -136,9 +135,8 @@ def _run_kernels(reporter: _Reporter, quick: bool) -> None:
     reporter.add(unfinished="loading the model")
     try:
         from vae.checks.kernels import KERNELS, applies
-        from vae.device import pick_device, precision_support
+        from vae.device import pick_device
 
-        reporter.add(cpu_bf16=precision_support(torch.device("cpu")).bf16)
         device = pick_device("auto")
         if device.type == "cuda":
             kept = torch.empty(1, device=device)
@@ -151,7 +149,7 @@ def _run_kernels(reporter: _Reporter, quick: bool) -> None:
         reporter.add_kernel("import", error=_short(error))
         return
     for name, run in KERNELS.items():
-        if (quick and name in SLOW_KERNELS) or not applies(name, device):
+        if (quick and name == "compile") or not applies(name, device):
             continue
         reporter.add(unfinished=f"kernel {name}")
         start_time = time.perf_counter()

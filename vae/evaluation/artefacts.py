@@ -97,9 +97,8 @@ def periodic_part(recon: torch.Tensor, period: int) -> GridArtefact:
     assert side % period == 0, f"{side} px by {period}"
     levels = recon.double() * (PEAK / 2)
     levels = levels - levels.mean((1, 2), keepdim=True)
-    power = (
-        torch.fft.fft2(levels, norm="forward").abs().square().mean(0)
-    )  # (S, S); its sum is the mean square
+    # (S, S); its sum is the mean square
+    power = torch.fft.fft2(levels, norm="forward").abs().square().mean(0)
     total = power.sum().item()
     step = side // period
     periodic = power[::step, ::step].sum().item()

@@ -19,9 +19,8 @@ class Moments:
     def __init__(self, groups: int):
         self._groups = groups
         self._count = 0  # pixels so far
-        self._mean = self._squares = torch.zeros(
-            ()
-        )  # (B, C); squares: sum of squared distances from the mean
+        # (B, C); squares: sum of squared distances from the mean
+        self._mean = self._squares = torch.zeros(())
 
     def add(self, h: torch.Tensor) -> None:
         """Add a tile (B, C, rows, columns)."""

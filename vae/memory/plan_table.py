@@ -293,7 +293,7 @@ def table_row(plan: ProfilePlan) -> str:
 def _legend(target: Target) -> list[str]:
     libraries = ", the gaps between them" if target.is_gpu else ", and the copy of --background_save"
     lines = [
-        "images: per optimizer step; passes: number x images of each pass; all columns: docs/plan.md",
+        "images: per optimizer step; passes: number x images of each pass; all columns: docs/memory.md",
         "peak: weights, gradients, moments, EMA weights, all tensors of the step without torch.compile"
         f"{libraries}; counted by running the step without data, not measured",
     ]

@@ -67,7 +67,7 @@ def initialize(model: AutoencoderKL, init: str, seed: int) -> None:
     1.3 higher); after 250 steps at 1e-4: gain 8 25.9, gain 32 26.2.
 
     The decoder's 3x3 convolutions pad with zeros, so the outermost positions of each level are too dark. A
-    linear path cannot correct this; BORDER_WEIGHT balances it against the interior (docs/measurements.md).
+    linear path cannot correct this; BORDER_WEIGHT balances it against the interior (benchmarks/LOG.md).
     """
     assert init in ("default", "warm"), init
     with torch.random.fork_rng(devices=[]), torch.no_grad():

@@ -5,7 +5,7 @@ between norm and convolution, which is as large as the input: this costs bandwid
 are cast to the input's dtype within the operation.
 
 norm_silu_conv is the end of encoder and decoder. The constants that its inputs and weights may have cancel in
-its result, and bf16 would round both (docs/measurements.md): after bf16 it computes forward in `end_dtype`.
+its result, and bf16 would round both (benchmarks/LOG.md): after bf16 it computes forward in `end_dtype`.
 """
 
 from typing import Any

@@ -14,7 +14,7 @@ from torch import Tensor
 from vae.ops.library import accumulation_dtype
 
 # Elements of a part. CPU, per thread: 512 KiB in fp32, so that temporaries stay in a cache and reuse the same
-# pages (docs/measurements.md). GPU: 64 MiB in fp32, so that each launch fills the card.
+# pages (benchmarks/LOG.md). GPU: 64 MiB in fp32, so that each launch fills the card.
 CPU_PART_ELEMENTS = 2**17
 GPU_PART_ELEMENTS = 2**24
 

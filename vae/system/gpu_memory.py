@@ -6,7 +6,7 @@ import platform
 ALLOCATOR_VARIABLES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")  # the second is the older name
 
 # Segments that grow: freed memory is used again whatever its size. With PyTorch's default, segments of fixed
-# size, a step reserves up to 15 % more (docs/measurements.md, "Memory that PyTorch reserves").
+# size, a step reserves up to 15 % more (benchmarks/LOG.md, "Memory that PyTorch reserves").
 GROWING_SEGMENTS = "expandable_segments:True"
 # PyTorch supports them on Linux only, and under WSL the driver refuses their calls on some machines
 # (github.com/pytorch/pytorch/issues/192330). The other remedy: from 90 % of the limit on, free the blocks

@@ -59,7 +59,7 @@ def limit_spinning() -> None:
 
     By default they spin for longer. If another program needs the cores, a thread that waits then takes time
     from the thread that it waits for. Threads that sleep at once are slow too: waking them takes longer than
-    most pauses between operations. A user's own setting wins. Measured: docs/measurements.md, "Precision and
+    most pauses between operations. A user's own setting wins. Measured: benchmarks/LOG.md, "Precision and
     threads on a CPU".
     """
     if not {"OMP_WAIT_POLICY", "GOMP_SPINCOUNT"} & os.environ.keys():

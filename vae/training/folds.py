@@ -6,13 +6,8 @@ has the results of all: each image is measured by the VAE that was not trained o
 
 import math
 import os
-import signal
 import statistics
-import subprocess
-import sys
-import time
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -27,20 +22,19 @@ from vae.data.manifest import image_root, is_manifest, read_rows
 from vae.evaluation.sums import reconstruction_sums
 from vae.images.pixels import to_float
 from vae.interop.vae_files import load_vae
-from vae.system import child_process, console
+from vae.system import console
 from vae.system.errors import EXIT_SAVED_RESUMABLE, UserError
-from vae.system.files import read_json, read_json_lines, write_csv_rows, write_json
+from vae.system.files import read_json, write_csv_rows, write_json
 from vae.system.host import usable_cores
-from vae.system.script import ROOT
-from vae.training.output.run_folder import METRICS_NAME, checkpoint_paths
-from vae.training.precheck import Given, check_command, contains_run, output_folder
+from vae.training.child_runs import ChildRuns, continued, validations
+from vae.training.output.run_folder import METRICS_NAME
+from vae.training.precheck import Given, check_command, output_folder
 
 REPORT_NAME = "folds.json"
 IMAGES_NAME = "folds.csv"
 METRICS = {"psnr": ("PSNR dB", 2), "ssim": ("SSIM", 4), "lpips": ("LPIPS", 4)}
 NUM_WORST = 5
 EXCLUDED = ("fold", "resume_from", "find_lr", "new_stage")  # each of them belongs to one run
-POLL_SECONDS = 0.2
 
 
 @dataclass(frozen=True)
@@ -55,21 +49,17 @@ class Fold:
         """The output folder of its run."""
         return Path(self.given["output_dir"])
 
-    def command(self) -> list[str]:
-        """The command of the run, which continues it if it was begun."""
-        given = {name: value for name, value in self.given.items() if value is not None}
-        if contains_run(self.folder):
-            given["resume_from"] = "latest"
-        if checkpoint_paths(self.folder):
-            given.pop("init_from", None)  # the weights come from the checkpoint
-        return [sys.executable, str(ROOT / "train_vae.py"), *command_words(given)]
+    def words(self) -> list[str]:
+        """The flags of the run, which continue it if it was begun."""
+        given = {**continued(self.folder, self.given), "resume_from": "latest"}
+        return command_words({name: value for name, value in given.items() if value is not None})
 
 
 def train_folds(given: Given, wanted: Sequence[str]) -> int:
     """Train these folds of the manifest, and print their results as one table; returns the exit code."""
     folds = find_folds(given, wanted)
     for fold in folds:
-        check_command({**fold.given, "resume_from": "latest"} if contains_run(fold.folder) else fold.given)
+        check_command({**fold.given, "resume_from": "latest"})
     output_folder(given).mkdir(parents=True, exist_ok=True)
     code = _train(folds, _cards(given))
     if code == 0:
@@ -128,48 +118,34 @@ def _cards(given: Given) -> list[str | None]:
 
 
 def _train(folds: Sequence[Fold], cards: Sequence[str | None]) -> int:
-    """Train the folds, one at a time on each card; the exit code of the first one that fails, or 0.
-
-    A signal is passed on once to the runs, which save and end.
-    """
-    waiting, free = list(folds), list(cards)
-    running: list[tuple[Fold, str | None, subprocess.Popen[bytes]]] = []
-    code, passed_on = 0, False
-    with ExitStack() as files:
-        while running or (waiting and not code):
-            try:
+    """Train the folds, one at a time on each card; the exit code of the first one that fails, or 0."""
+    waiting, free, code = list(folds), list(cards), 0
+    try:
+        with ChildRuns[tuple[Fold, str | None]]() as runs:
+            while runs.running or (waiting and not code):
                 while waiting and free and not code:
-                    fold, card = waiting.pop(0), free.pop(0)
-                    running.append((fold, card, _start(fold, card, min(len(cards), len(folds)), files)))
-                for item in [item for item in running if item[2].poll() is not None]:
-                    running.remove(item)
-                    free.append(item[1])
-                    code = code or _ended(item[0], item[2].returncode)
-                time.sleep(POLL_SECONDS)
-            except KeyboardInterrupt:  # Ctrl-C or SIGTERM
-                code = code or EXIT_SAVED_RESUMABLE
-                if not passed_on or sys.platform != "win32":  # Windows: Ctrl-C reaches every process
-                    for _, _, process in running:
-                        process.send_signal(signal.SIGTERM)
-                passed_on = True
+                    _start(runs, waiting.pop(0), free.pop(0), min(len(cards), len(folds)))
+                for (fold, card), exit_code in runs.ended():
+                    free.append(card)
+                    code = code or _ended(fold, exit_code)
+    except KeyboardInterrupt:  # Ctrl-C or SIGTERM: the runs have saved
+        code = EXIT_SAVED_RESUMABLE
     if code:
         console.info("not all folds are trained: repeat the command to continue")
     return code
 
 
-def _start(fold: Fold, card: str | None, at_once: int, files: ExitStack) -> subprocess.Popen[bytes]:
+def _start(runs: ChildRuns[tuple[Fold, str | None]], fold: Fold, card: str | None, at_once: int) -> None:
     """Start the run of a fold. Several at once write their output into files."""
-    environment, output, command = dict(os.environ), None, fold.command()
-    if card is not None:
-        environment["CUDA_VISIBLE_DEVICES"] = card
+    words, log = fold.words(), None
     if at_once > 1:
         fold.folder.mkdir(parents=True, exist_ok=True)
-        output = files.enter_context((fold.folder / "output.txt").open("ab"))
+        log = fold.folder / "output.txt"
         if fold.given.get("num_workers", "auto") == "auto":
-            command += ["--num_workers", str(max(1, (usable_cores() - 2) // at_once))]
-    where = f" on card {card}, output in {fold.folder / 'output.txt'}" if output else ""
+            words += ["--num_workers", str(max(1, (usable_cores() - 2) // at_once))]
+    where = f" on card {card}, output in {log}" if log else ""
     console.info(f"fold {fold.number}: {fold.folder}{where}")
-    return child_process.start(command, env=environment, stdout=output, stderr=output)
+    runs.start((fold, card), "train_vae.py", words, card, log)
 
 
 def _ended(fold: Fold, code: int) -> int:
@@ -218,7 +194,7 @@ def _lines(
     for fold, result in results.items():
         lines.append(row(str(fold), str(int(result.get("images", 0))), result))
     for key in ("mean", "std") if len(results) > 1 else ():
-        lines.append(row(key, "", {name: found[key] for name, found in summary.items()}))
+        lines.append(row(key, "", {name: values[key] for name, values in summary.items()}))
     lines.append("worst images, each by the VAE that was not trained on it:")
     for image in images[:NUM_WORST]:
         lines.append(f"  {image['psnr']:6.2f} dB  fold {image['fold']}  {console.printable(image['image'])}")
@@ -227,13 +203,10 @@ def _lines(
 
 def _last_validation(folder: Path) -> dict[str, Any]:
     """The last record of a validation, which measured the exported weights."""
-    found: dict[str, Any] = {}
-    for record in read_json_lines(folder / METRICS_NAME):
-        if record.get("kind") == "validation" and "psnr" in record:
-            found = record
-    if not found:
+    records = [record for record in validations(folder) if "psnr" in record]
+    if not records:
         raise UserError(f"--folds: {folder / METRICS_NAME} contains no validation: train this fold again")
-    return {name: found[name] for name in ("step", "images", *METRICS) if name in found}
+    return {name: records[-1][name] for name in ("step", "images", *METRICS) if name in records[-1]}
 
 
 def _measure(folder: Path, fold: int) -> list[dict[str, Any]]:

@@ -11,7 +11,7 @@ from vae.training.stages import Position, StageSteps
 REFERENCE_PEAK, REFERENCE_WIDTH = 1e-4, 512  # VA-VAE's rate for these widths (its configuration files)
 MAX_PEAK = 1e-3  # narrower networks than 51 channels were not measured at more
 # Optimizer steps from which a stage gets the whole rate, and the share of it for a trained VAE: measured with
-# benchmarks/short_runs.py (docs/measurements.md). In a shorter stage, larger rates end below its start.
+# benchmarks/short_runs.py (benchmarks/LOG.md). In a shorter stage, larger rates end below its start.
 FULL_RATE_STEPS = 400
 TRAINED_SHARE = 0.5
 HARMFUL_FACTOR = 3.0  # times the rule: rates that ended below the start in the same measurement
@@ -104,7 +104,7 @@ def ema_decay(decay: float, step: int, begun_from: str = RANDOM, remaining: int 
     rate: it counts as START_STEPS steps, and the mean reaches over a WINDOWS-th of all. If the rate falls to
     0 in the `remaining` steps of the stage, with this one, the mean reaches over at most a WINDOWS-th of
     these, so it ends at the last weights. A trained VAE is worth remembering: in a short run, Adam adds
-    noise whatever their rate, and the mean with the start is better than both (docs/measurements.md).
+    noise whatever their rate, and the mean with the start is better than both (benchmarks/LOG.md).
     """
     if begun_from == TRAINED:
         return decay

@@ -16,6 +16,7 @@ from vae.system import console
 from vae.system.addresses import public_options
 from vae.system.errors import UserError
 from vae.system.files import replace_text, write_json
+from vae.training.child_runs import Validation, validations
 from vae.tuning.claims import wait_for_claim
 from vae.tuning.page import write_search_page
 from vae.tuning.precheck import Base
@@ -24,7 +25,7 @@ from vae.tuning.repeats import repeat
 from vae.tuning.results import Gain, Row, cells, shown, sign
 from vae.tuning.space import options_of, start_values
 from vae.tuning.study import DEFAULTS, NAME, REASON, SECONDS, STEPS, VALUES, Claim, SharedStudy, identity_of
-from vae.tuning.training_process import Ended, Kind, Validation, train, validations
+from vae.tuning.training_process import RUN_NAME, Ended, Kind, train
 
 BEST_NAME, ROWS_NAME, PAGE_NAME = "best.json", "trials.jsonl", "report.html"
 REDUCTION = 3  # of both pruners: a third of the trials goes on
@@ -41,9 +42,8 @@ class Search:
     config: TuneConfig
     base: Base
     shared: SharedStudy
-    noise: dict[str, tuple[float, ...]] = field(
-        default_factory=dict
-    )  # of the defaults, by objective: per seed
+    # of the defaults, by objective: per seed
+    noise: dict[str, tuple[float, ...]] = field(default_factory=dict)
     default_steps: int = 0  # optimizer steps of a whole run of the defaults
     default_curve: list[Validation] = field(default_factory=list)  # of trial 0, once it is complete
     printed: set[int] = field(default_factory=set)
@@ -185,7 +185,7 @@ def rows(run: Search) -> list[Row]:
     """The trials that were begun, as plain data; trial 0 has the defaults."""
     begun = [t for t in run.shared.study.get_trials(deepcopy=False) if t.state != TrialState.WAITING]
     if begun and begun[0].state == TrialState.COMPLETE and not run.default_curve:
-        run.default_curve = list(validations(run.shared.trial_folder(0)))
+        run.default_curve = list(validations(run.shared.trial_folder(0) / RUN_NAME))
     return [
         Row(
             trial=trial.number,

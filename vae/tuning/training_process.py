@@ -1,32 +1,27 @@
 """One run of train_vae.py in a folder of its own: started or resumed, watched, stopped, and its outcome."""
 
-import os
 import subprocess
-import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from enum import Enum
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from vae.config.flags import command_words
-from vae.system import child_process, console
+from vae.system import console
 from vae.system.addresses import public_options
 from vae.system.errors import EXIT_CONFIG, EXIT_NON_FINITE, EXIT_SAVED_RESUMABLE
-from vae.system.files import read_json_lines, write_json
-from vae.system.script import ROOT
+from vae.system.files import write_json
+from vae.training.child_runs import POLL_SECONDS, ChildRuns, Validation, continued, validations
 from vae.training.output.folder_lock import LOCK_NAME
-from vae.training.output.run_folder import METRICS_NAME, checkpoint_paths
+from vae.training.output.run_folder import checkpoint_paths
 from vae.tuning.claims import is_claimed
 
 OPTIONS_NAME = "options.json"  # of a run, for train_vae.py --config
 LOG_NAME = "log.txt"  # what the run printed
 RUN_NAME = "run"  # the run's own folder
-POLL_SECONDS = 0.5
 ATTEMPTS = 3  # of a run that something else stops or kills
 _LAST_BYTES = 20_000  # of the log, for the reason of a failure
-
-Validation = dict[str, float]  # a record of metrics.jsonl
 
 
 class Kind(Enum):
@@ -64,42 +59,28 @@ def train(
     while is_claimed(folder / RUN_NAME / LOCK_NAME):  # of a killed search: it is saving and will end
         time.sleep(POLL_SECONDS)
     for attempt in range(ATTEMPTS):
-        process = _start(folder, options, card)
-        try:
+        with ChildRuns[Path]() as runs:
+            words = _words(folder, options)
+            process = runs.start(folder, "train_vae.py", words, card, folder / LOG_NAME)
             stopped = _watch(process, folder, watch)
-        except BaseException:
-            _stop(process)
-            raise
         ended = _outcome(process.returncode, stopped, folder)
         if ended is not None:
             return ended
         console.info(f"{folder.name}: the run was stopped or killed (attempt {attempt + 1} of {ATTEMPTS})")
     reason = f"stopped or killed {ATTEMPTS} times, last with exit code {process.returncode}"
-    return Ended(Kind.FAILED, reason, list(validations(folder)))
+    return Ended(Kind.FAILED, reason, list(validations(folder / RUN_NAME)))
 
 
-def validations(folder: Path) -> Iterator[Validation]:
-    """The validations of the run so far, without the one before its first step."""
-    path = folder / RUN_NAME / METRICS_NAME
-    if path.exists():
-        for record in read_json_lines(path):
-            if record.get("kind") == "validation" and record.get("step", 0) > 0:
-                yield record
-
-
-def _start(folder: Path, options: dict[str, Any], card: int | None) -> subprocess.Popen[bytes]:
-    """Start the run; it ends if this process is killed, and Ctrl-C reaches only this process."""
+def _words(folder: Path, options: dict[str, Any]) -> list[str]:
+    """The flags that start or continue the run."""
     file, run = folder / OPTIONS_NAME, folder / RUN_NAME
-    if options.get("init_from") and checkpoint_paths(run):  # the checkpoint has its weights
+    if continued(run, options) != options:
         file = folder / "resumed.json"
-        write_json(file, public_options({**options, "init_from": None}), indent=2)
-    words = [sys.executable, str(ROOT / "train_vae.py"), "--config", str(file), "--output_dir", str(run)]
+        write_json(file, public_options(continued(run, options)), indent=2)
     recorded = public_options(options)
-    words += command_words({name: value for name, value in options.items() if value != recorded[name]})
-    env = dict(os.environ) if card is None else {**os.environ, "CUDA_VISIBLE_DEVICES": str(card)}
-    with (folder / LOG_NAME).open("ab") as log:
-        words += ["--resume_from", "latest"]
-        return child_process.start(words, env=env, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+    hidden = {name: value for name, value in options.items() if value != recorded[name]}
+    words = ["--config", str(file), "--output_dir", str(run), *command_words(hidden)]
+    return [*words, "--resume_from", "latest"]
 
 
 def _watch(process: subprocess.Popen[bytes], folder: Path, watch: Callable[[Validation], bool]) -> bool:
@@ -107,7 +88,7 @@ def _watch(process: subprocess.Popen[bytes], folder: Path, watch: Callable[[Vali
     seen, stopped = 0, False
     while True:
         ended = process.poll() is not None
-        records = list(validations(folder))
+        records = list(validations(folder / RUN_NAME))
         for record in records[seen:]:
             if watch(record) and not (stopped or ended):
                 stopped = True
@@ -121,16 +102,9 @@ def _watch(process: subprocess.Popen[bytes], folder: Path, watch: Callable[[Vali
             continue
 
 
-def _stop(process: subprocess.Popen[bytes]) -> None:
-    """Let the run save and end. A second signal would end it at once, without saving."""
-    if process.poll() is None:
-        process.terminate()
-    process.wait()
-
-
 def _outcome(code: int, stopped: bool, folder: Path) -> Ended | None:
     """The outcome; None if something else than `watch` has stopped or killed the run."""
-    records = list(validations(folder))
+    records = list(validations(folder / RUN_NAME))
     if code == 0:
         return Ended(Kind.FINISHED, "", records)
     if stopped:

@@ -12,7 +12,7 @@ from vae.training.recovery.liveness import Liveness
 from vae.training.stages import StageSteps, replace_stage
 from vae.training.trials.trial_steps import Trial
 
-MIN_STEPS = 100  # docs/measurements.md, "The demo": shorter runs may end below their own start
+MIN_STEPS = 100  # benchmarks/LOG.md, "The demo": shorter runs may end below their own start
 MAX_EPOCHS = 1000  # only reached with few images, which the network memorizes long before
 MEASURED_SECONDS = 5.0  # of steps, and at least MEASURED_STEPS of them if that takes at most MAX_SECONDS
 MEASURED_STEPS = 5
