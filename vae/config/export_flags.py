@@ -80,6 +80,12 @@ class ExportConfig:
     add_quant_conv: bool = option(
         False, "add the 1x1 convolutions of SD 1.x around the latents; folding a shift needs them"
     )
+    into: str | None = option(
+        None,
+        "video VAE Wan 2.1 or Qwen-Image, a folder or .safetensors file: write it with its names and the "
+        "trained network in it; for single images only",
+        metavar="PATH",
+    )
     device: str = device_option("to encode the images on")
     kernels: str = kernels_option()
 

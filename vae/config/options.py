@@ -116,6 +116,12 @@ def weights_option() -> Any:
 class ModelConfig:
     """Architecture of the autoencoder and its initial weights."""
 
+    family: str = option(
+        "kl",
+        "layers of the network; kl: those of AutoencoderKL; wan: the ones that act on a single image in the "
+        "video VAEs Wan 2.1 and Qwen-Image, only with --init_from, which sets it",
+        choices=("kl", "wan"),
+    )
     channels: tuple[int, ...] = option(
         (128, 256, 512, 512),
         "channels per resolution level; each further level halves the sides of the latents",

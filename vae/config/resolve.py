@@ -95,7 +95,11 @@ def with_local_batch(config: Config, processes: int) -> Config:
 
 
 def check_encoder(config: Config, given: dict[str, Any]) -> None:
-    """Raise UserError if a new run is to train the decoder of no VAE."""
+    """Raise UserError if a new run is to train the decoder of no VAE, or a family without initial weights."""
+    if config.model.family != "kl" and not config.model.init_from:
+        raise UserError(
+            f"--family {config.model.family} needs trained weights: give their VAE with --init_from"
+        )
     if config.optim.train_part == "decoder" and not config.model.init_from:
         flag = "--train_part" if "train_part" in given else f"--profile {given['profile']}: --train_part"
         raise UserError(f"{flag} decoder needs a trained encoder: give its VAE with --init_from")

@@ -37,10 +37,15 @@ def config_from_shapes(weights: dict[str, torch.Tensor], where: str) -> dict[str
         if name not in weights:
             raise UserError(f"{where} lacks {name}")
         if weights[name].dim() == 5:
-            raise UserError(f"{where} is a video VAE: {name} has a time axis, but only images are supported")
+            raise UserError(
+                f"{where} is a video VAE: {name} has a time axis, and of these only Wan 2.1 and Qwen-Image "
+                "are supported"
+            )
         if weights[name].dim() != 4 or 0 in weights[name].shape:
             raise UserError(f"{where} has another shape of {name}: it is not a convolution")
+    has_biases = any(name.endswith(".norm1.bias") for name in weights)
     return {
+        "family": "kl" if has_biases else "wan",
         "channels": [weights[name].shape[0] for name in conv_names],
         "layers_per_block": per_level,
         "z_channels": weights["encoder.conv_out.weight"].shape[0] // 2,

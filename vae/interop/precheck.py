@@ -15,6 +15,11 @@ def check_command(config: ExportConfig) -> None:
     _check_output(Path(config.output), config)
     for path in config.vae:
         locate_vae(Path(path), "--vae")
+    if config.into is not None:
+        located = locate_vae(Path(config.into), "--into")
+        if located.kind == "checkpoint" or (config.format == "single") != (located.config is None):
+            kind = "a folder" if located.config else "a .safetensors file"
+            raise UserError(f"--into {config.into} gives {kind}: name one with --output, not {config.output}")
     for flag, images in (("--data_path", config.data_path), ("--held_out", config.held_out)):
         if images is not None and not is_manifest(images):
             check_images(images, flag=flag)

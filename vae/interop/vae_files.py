@@ -10,22 +10,25 @@ import torch
 from vae.config.options import build
 from vae.interop.checkpoint_file import DamagedCheckpointError, ForeignFileError, load_checkpoint
 from vae.interop.diffusers_folder import parse_config, read_config
+from vae.interop.families import WAN_MEAN, WAN_STD
 from vae.interop.fitting import check_fit, config_from_shapes, load_weights
 from vae.interop.safetensors_file import read_safetensors
 from vae.interop.vae_path import locate_vae, refused_pickle
-from vae.model.autoencoder import AutoencoderKL
+from vae.model.autoencoder import AutoencoderKL, widths_fit
 from vae.system.errors import UserError
 
 CONFIG_KEY = "vae_config"  # metadata key of single files from export_vae.py: config.json as text
 START_KEY = "start"  # metadata key of files from train_vae.py: the hash in VaeFile.start
-_MODEL_KEYS = ("channels", "layers_per_block", "z_channels", "norm_groups", "use_quant_conv", "latent_norm")
+_MODEL_KEYS = (
+    *("family", "channels", "layers_per_block", "z_channels", "norm_groups", "use_quant_conv", "latent_norm"),
+)
 
 
 @dataclass
 class VaeFile:
     """Contents of a VAE file, independent of its format."""
 
-    kind: str  # checkpoint, diffusers or compvis: the origin of the parameter names
+    kind: str  # checkpoint, diffusers, compvis or wan: the origin of the parameter names
     shape: dict[str, Any]  # ModelConfig values by name; norm_groups only if the file contains it
     weights: dict[str, torch.Tensor]  # fp32, with diffusers names
     dtype: torch.dtype  # of the weights in the file
@@ -35,6 +38,7 @@ class VaeFile:
     force_upcast: bool | None  # whether fp16 programs must run the VAE in fp32; None: not in the file
     step: int | None  # optimizer step of a checkpoint
     start: str = ""  # hash of the weights with which its training began; "": not known
+    encoder_trained: bool = False  # a checkpoint of a run that changes its latents
 
 
 @dataclass
@@ -72,7 +76,7 @@ def load_vae(path: Path, *, flag: str = "--vae", weights: str = "ema") -> Loaded
     file = read_vae(path, flag=flag, weights=weights)
     config = build(file.shape).model
     groups = config.norm_groups
-    if any(width % groups for width in config.channels):
+    if not widths_fit(config):
         raise UserError(
             f"{flag} {path} has channels {' '.join(map(str, config.channels))}, which {groups} norm groups "
             "do not divide, and it contains no number of groups: give a folder with config.json"
@@ -116,6 +120,7 @@ def _read_checkpoint(path: Path, flag: str, weights: str) -> VaeFile:
         force_upcast=None,
         step=content["position"]["step"],
         start=content.get("run", {}).get(START_KEY, ""),
+        encoder_trained=config.get("train_part", "all") == "all",
     )
 
 
@@ -126,11 +131,40 @@ def _number(config: dict[str, Any], name: str, where: str) -> float | None:
     return value
 
 
+def _latent_norm(
+    weights: dict[str, torch.Tensor], config: dict[str, Any], where: str
+) -> dict[str, torch.Tensor]:
+    """The latent norm of a file of Wan 2.1 or Qwen-Image; that of a new network if it is not known."""
+    conv = weights.get("decoder.conv_in.weight")
+    z = conv.shape[1] if conv is not None and conv.dim() == 4 else 0
+    published = (WAN_MEAN, WAN_STD) if z == len(WAN_MEAN) else ((0.0,) * z, (1.0,) * z)
+    found = []
+    for name, default in zip(("latents_mean", "latents_std"), published, strict=True):
+        values = config.get(name, default)
+        if not _are_numbers(values) or len(values) != z:
+            raise UserError(f"{where}: {name} in config.json is not {z} numbers")
+        found.append(torch.tensor(values, dtype=torch.float64))
+    mean, std = found
+    return {
+        "bn.running_mean": mean.float(),
+        "bn.running_var": std.square().float(),
+        "bn.num_batches_tracked": torch.zeros((), dtype=torch.int64),
+    }
+
+
+def _are_numbers(values: Any) -> bool:
+    if not isinstance(values, list | tuple):
+        return False
+    return all(type(value) in (int, float) and math.isfinite(value) for value in values)
+
+
 def _from_tensors(path: Path, where: str, found_config: dict[str, Any] | None) -> VaeFile:
     tensors = read_safetensors(path, where)
     if found_config is None and CONFIG_KEY in tensors.metadata:
         found_config = parse_config(tensors.metadata[CONFIG_KEY], where, CONFIG_KEY)
     config = found_config or {}
+    if tensors.kind == "wan":
+        tensors.weights.update(_latent_norm(tensors.weights, config, where))
     shape = config_from_shapes(tensors.weights, where)
     if "norm_num_groups" in config:
         groups = config["norm_num_groups"]
@@ -142,7 +176,7 @@ def _from_tensors(path: Path, where: str, found_config: dict[str, Any] | None) -
         scaling, shift = tensors.published_scaling
     size = config.get("sample_size")
     return VaeFile(
-        kind="compvis" if tensors.compvis else "diffusers",
+        kind=tensors.kind,
         shape=shape,
         weights=tensors.weights,
         dtype=tensors.dtype,

@@ -33,6 +33,7 @@ from torch import nn
 from vae.config.options import ModelConfig
 from vae.model.autoencoder import IMAGE_CHANNELS, AutoencoderKL, downsampling
 from vae.model.layers import Attention, Conv2d, NormSiLU, ResnetBlock, weight_and_bias
+from vae.model.rms_norm import RMSNormSiLU
 
 IMAGES = 24  # 6,144 blocks of 8x8 pixels: 42 per unknown with 16 latent channels
 POWER_EXPONENT = 2.2  # power ~ 1 / frequency ** 2.2: between Field (1987), 2, and 17 Kodak images, 2.3
@@ -161,12 +162,13 @@ def fit_decoder(model: AutoencoderKL, components: list[torch.Tensor], latents: t
 
 
 def fit_readout(
-    norm: NormSiLU, before: Conv2d, conv: Conv2d, signals: Signals, targets: torch.Tensor
+    norm: NormSiLU | RMSNormSiLU, before: Conv2d, conv: Conv2d, signals: Signals, targets: torch.Tensor
 ) -> torch.Tensor:
     """Set `norm` to pass the signals and `conv` to predict the targets from them; return the prediction.
 
     `before` is the last convolution added to the path; its biases create the carriers.
     """
+    assert isinstance(norm, NormSiLU), "a family with RMS norms has no warm start"
     values, channels, count = signals.values, signals.channels, targets.shape[1]
     full = values.new_zeros(values.shape[0], norm.num_channels, *values.shape[2:])
     full[:, channels] = values

@@ -14,6 +14,7 @@ from safetensors import SafetensorError, safe_open
 from vae.config.options import Config
 from vae.images.pixels import to_float
 from vae.interop.diffusers_folder import WEIGHTS_NAME, diffusers_config, save_diffusers_folder
+from vae.interop.families import latents_config
 from vae.interop.latent_statistics import LatentSums, add_patches, is_unmeasured, set_latent_norm
 from vae.interop.safetensors_file import stored_weights
 from vae.interop.vae_files import START_KEY
@@ -39,9 +40,10 @@ def latent_constants(
 ) -> tuple[float, float]:
     """Scaling and shift of the latents: `fixed_scaling`, or measured on uint8 (B, 3, H, W) batches.
 
-    A latent norm that is not measured yet is measured, too.
+    A latent norm that is not measured for these latents is measured, too.
     """
-    latent_norm = model.bn if model.bn is not None and is_unmeasured(model.bn) else None
+    encoder_trained = not networks.autoencoder.encoder_frozen
+    latent_norm = model.bn if model.bn is not None and is_unmeasured(model.bn, encoder_trained) else None
     if fixed_scaling is not None and latent_norm is None:
         return fixed_scaling
     latents, patches = LatentSums(), LatentSums()
@@ -49,7 +51,7 @@ def latent_constants(
         posterior = model.encode(network_input(to_float(images), networks))
         latents.add(posterior.mean, posterior.logvar)
         if latent_norm is not None:
-            add_patches(patches, posterior)
+            add_patches(patches, posterior, latent_norm.patch)
     if latent_norm is not None and patches.count:
         set_latent_norm(model, patches.statistics())
     if fixed_scaling is not None or not latents.count:
@@ -83,6 +85,7 @@ class Export:
             self._keep_replaced()
             metadata[WORSE_KEY] = str(state.stage.first_epoch)
         config = diffusers_config(state.eval_model.config, state.stage.image_size, *constants)
+        config |= latents_config(state.eval_model.bn)
         save_diffusers_folder(self.folder, weights, config, metadata)
 
     def _keep_replaced(self) -> None:

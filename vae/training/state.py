@@ -95,7 +95,7 @@ def begin_state(
     """
     layout = torch.channels_last if config.speed.channels_last else torch.contiguous_format
     autoencoder = AutoencoderKL(config.model)
-    initialize(autoencoder, config.model.init, config.run.seed)
+    initialize(autoencoder, "default" if source else config.model.init, config.run.seed)
     autoencoder.to(device).to(memory_format=layout)
     if config.optim.train_part == "decoder":
         autoencoder.freeze_encoder()

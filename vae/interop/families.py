@@ -1,0 +1,93 @@
+"""The families of VAEs that are read and written, by the class in their config.json."""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from vae.config.options import ModelConfig
+from vae.model.autoencoder import FLUX2_EPS, LatentNorm
+from vae.system.errors import UserError
+
+# The latents of Wan 2.1 and Qwen-Image, from their config.json; official single files do not contain them.
+WAN_MEAN = (
+    *(-0.7571, -0.7089, -0.9113, 0.1075, -0.1745, 0.9653, -0.1517, 1.5508),
+    *(0.4134, -0.0715, 0.5517, -0.3632, -0.1922, -0.9497, 0.2503, -0.2921),
+)
+WAN_STD = (
+    *(2.8184, 1.4541, 2.3275, 2.6558, 1.2196, 1.7708, 2.6052, 2.0743),
+    *(3.2687, 2.1526, 2.8652, 1.5579, 1.6382, 1.1253, 2.8251, 1.9160),
+)
+OWN_WAN_CLASS = "AutoencoderKLWan2D"  # our own: no class of diffusers reads the 2-D form
+
+
+class Family(NamedTuple):
+    """A class of config.json."""
+
+    writes: Callable[[ModelConfig], bool]  # whether networks of this shape are written as this class
+    config: Callable[[ModelConfig], dict[str, Any]] = lambda model: {}  # keys that no other class has
+    scaling: bool = False  # whether config.json has the scaling and shift of the latents
+    single: str = "compvis"  # names of single files; flux2: with the 1x1 convolutions inside; own: ours
+
+
+def _no_network(_model: ModelConfig) -> bool:
+    """Of classes that are read only."""
+    return False
+
+
+def _kl_keys(model: ModelConfig) -> dict[str, Any]:
+    levels = len(model.channels)
+    return {
+        "act_fn": "silu",
+        "down_block_types": ["DownEncoderBlock2D"] * levels,
+        "mid_block_add_attention": True,
+        "norm_num_groups": model.norm_groups,
+        "up_block_types": ["UpDecoderBlock2D"] * levels,
+        "use_post_quant_conv": model.use_quant_conv,
+        "use_quant_conv": model.use_quant_conv,
+    }
+
+
+FAMILIES = {
+    "AutoencoderKL": Family(
+        writes=lambda model: model.family == "kl" and not model.latent_norm,
+        config=_kl_keys,
+        scaling=True,
+    ),
+    "AutoencoderKLFlux2": Family(
+        writes=lambda model: model.family == "kl" and model.latent_norm,
+        config=lambda model: _kl_keys(model) | {"batch_norm_eps": FLUX2_EPS, "patch_size": [2, 2]},
+        single="flux2",
+    ),
+    OWN_WAN_CLASS: Family(writes=lambda model: model.family == "wan", single="own"),
+    "AutoencoderKLWan": Family(writes=_no_network),
+    "AutoencoderKLQwenImage": Family(writes=_no_network),
+}
+
+
+def class_of(model: ModelConfig) -> str:
+    """The class as which networks of this shape are written."""
+    return next(name for name, family in FAMILIES.items() if family.writes(model))
+
+
+def check_class(config: Any, where: str, source: str) -> dict[str, Any]:
+    """The content of a config.json; UserError with the name `source` if it is for another class."""
+    name = config.get("_class_name") if isinstance(config, dict) else type(config).__name__
+    if not isinstance(name, str) or name not in FAMILIES:
+        raise UserError(f"{where}: its {source} is for {name}, but only {', '.join(FAMILIES)} are supported")
+    if config.get("is_residual") is True or config.get("patch_size") in (2, [2]):
+        raise UserError(
+            f"{where}: its {source} is for Wan 2.2, which has other blocks: only Wan 2.1 is supported"
+        )
+    return config
+
+
+def latents_config(norm: LatentNorm | None) -> dict[str, Any]:
+    """The mean and the standard deviation of each latent channel for config.json, if the network has them."""
+    if norm is None or norm.patch != 1:
+        return {}
+    mean, std = norm.running_mean.tolist(), norm.running_var.sqrt().tolist()
+    return {"latents_mean": [_rounded(value) for value in mean], "latents_std": [_rounded(v) for v in std]}
+
+
+def _rounded(value: float) -> float:
+    """Six digits: fp32 has no more."""
+    return float(f"{value:.6g}")
