@@ -66,7 +66,7 @@ def test_own_form_keeps_everything(tmp_path):
     wan_model().save_pretrained(tmp_path / "vae")
     before = load_vae(tmp_path / "vae").autoencoder
     write(tmp_path / "vae", tmp_path / "folder")
-    write(tmp_path / "folder", tmp_path / "one.safetensors", format="single")
+    write(tmp_path / "folder", tmp_path / "one.safetensors")
     config = json.loads((tmp_path / "folder" / "config.json").read_text())
     assert (config["latents_mean"], config["latents_std"]) == (list(WAN_MEAN), list(WAN_STD))
     for path in ("folder", "one.safetensors"):
@@ -101,7 +101,7 @@ def test_a_trained_network_goes_back_into_the_video_vae(train_part, image_folder
     assert any(not torch.equal(weights[name], value) for name, value in before.items())
 
     into = tmp_path / "official.safetensors"
-    write(tmp_path / "run" / "vae", tmp_path / "back.safetensors", format="single", into=str(into))
+    write(tmp_path / "run" / "vae", tmp_path / "back.safetensors", into=str(into))
     official = official_weights(after)
     back = load_file(tmp_path / "back.safetensors")
     assert back.keys() == official.keys()
@@ -121,7 +121,7 @@ def test_other_networks_are_refused(tmp_path):
     with pytest.raises(UserError, match=r"^--vae lacks .*up_blocks"):
         write(tmp_path / "theirs", tmp_path / "out", into=str(tmp_path / "other"))
     with pytest.raises(UserError, match=r"^--into .* gives a folder: name one with --output"):
-        write(tmp_path / "theirs", tmp_path / "a.safetensors", format="single", into=str(tmp_path / "theirs"))
+        write(tmp_path / "theirs", tmp_path / "a.safetensors", into=str(tmp_path / "theirs"))
     residual = wan_model(is_residual=True, base_dim=16)
     residual.save_pretrained(tmp_path / "wan22")
     with pytest.raises(UserError, match=r"for Wan 2\.2"):

@@ -13,7 +13,7 @@ from vae.interop.averaging import combine
 from vae.interop.compvis_names import to_compvis
 from vae.interop.crops import DEFAULT_IMAGE_SIZE, Crops
 from vae.interop.diffusers_folder import diffusers_config, save_diffusers_folder
-from vae.interop.families import FAMILIES, class_of, latents_config
+from vae.interop.families import FAMILIES, class_of, comfyui_problem, latents_config
 from vae.interop.folding import fold, folding_for, with_quant_conv
 from vae.interop.half_precision import LargestActivation, largest_activation
 from vae.interop.latent_statistics import (
@@ -23,6 +23,7 @@ from vae.interop.latent_statistics import (
     is_unmeasured,
     set_latent_norm,
 )
+from vae.interop.modelspec import COMPVIS, modelspec
 from vae.interop.precheck import check_command
 from vae.interop.safetensors_file import stored_weights, write_safetensors
 from vae.interop.vae_files import CONFIG_KEY, START_KEY, LoadedVae, load_vae
@@ -64,13 +65,13 @@ def export(config: ExportConfig) -> None:
     if config.into is not None:
         write_into(Path(config.into), output, model, config.dtype)
         return
-    if findings.scaling is None and model.bn is None and config.format == "diffusers":
+    if findings.scaling is None and model.bn is None and not config.is_single:
         raise _missing_scaling(config.vae[0])
     _write(output, model, config, loaded, findings)
     constants = ""
     if findings.scaling is not None and model.bn is None:
         constants = ", scaling {:.5g}, shift {:.5g}".format(*findings.scaling)
-    console.info(f"written: {output} ({config.format}, {config.dtype}{constants})")
+    console.info(f"written: {output} ({config.dtype}{constants})")
 
 
 def _missing_scaling(path: str) -> UserError:
@@ -170,9 +171,14 @@ def _write(
         numbers = {"mean": findings.statistics.mean.tolist(), "std": findings.statistics.std.tolist()}
         metadata["latent_statistics"] = json.dumps(numbers)
     weights = stored_weights(model, config.dtype)
-    if config.format == "diffusers":
+    source = loaded.file.metadata
+    if not config.is_single:
+        metadata |= modelspec(model, output, size, source)
         save_diffusers_folder(output, weights, content, metadata)
         return
+    if problem := comfyui_problem(model.config, findings.scaling):
+        console.warning(f"ComfyUI {problem}")
+    metadata |= modelspec(model, output, size, source, implementation=COMPVIS)
     if findings.scaling is None:
         content = {k: v for k, v in content.items() if k not in ("scaling_factor", "shift_factor")}
     names = FAMILIES[class_of(model.config)].single

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+from vae.config.export_flags import PUBLISHED_SCALING
 from vae.config.options import ModelConfig
 from vae.model.autoencoder import FLUX2_EPS, LatentNorm
 from vae.system.errors import UserError
@@ -78,6 +79,30 @@ def check_class(config: Any, where: str, source: str) -> dict[str, Any]:
             f"{where}: its {source} is for Wan 2.2, which has other blocks: only Wan 2.1 is supported"
         )
     return config
+
+
+def comfyui_problem(model: ModelConfig, scaling: tuple[float, float] | None) -> str | None:
+    """How ComfyUI misreads a single file of this network, and the remedy; None if it does not.
+
+    ComfyUI decides by the number of latent channels, and knows the scaling of its diffusion models only.
+    """
+    z = model.z_channels
+    if model.family == "wan":
+        return "reads Wan 2.1 in the form of its video VAE only: add --into with that file"
+    if z == 64 or (z == 32 and not model.latent_norm):
+        return f"takes a VAE with {z} latent channels for one of Hunyuan, with other layers: use its folder"
+    if (model.channels, model.layers_per_block) not in (
+        ((128, 256, 512, 512), 2),
+        ((128, 256, 512), 2),
+    ):
+        return (
+            "expects channels 128 256 512 512 and two blocks per level, not those of this VAE: use its folder"
+        )
+    known = [PUBLISHED_SCALING[name] for name in ("sd3", "flux")]
+    if z == 16 and scaling is not None and scaling not in known:
+        text = "scaling {:.5g}, shift {:.5g}".format(*scaling)
+        return f"scales 16 latent channels as SD3 or FLUX.1, not by {text}: --fold_scaling makes them fit"
+    return None
 
 
 def latents_config(norm: LatentNorm | None) -> dict[str, Any]:

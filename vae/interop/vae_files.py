@@ -1,7 +1,7 @@
 """Loading a VAE of any supported format: checkpoints, diffusers folders, single safetensors files."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +39,7 @@ class VaeFile:
     step: int | None  # optimizer step of a checkpoint
     start: str = ""  # hash of the weights with which its training began; "": not known
     encoder_trained: bool = False  # a checkpoint of a run that changes its latents
+    metadata: dict[str, str] = field(default_factory=dict)  # of a safetensors file
 
 
 @dataclass
@@ -186,4 +187,5 @@ def _from_tensors(path: Path, where: str, found_config: dict[str, Any] | None) -
         force_upcast=config["force_upcast"] is True if "force_upcast" in config else None,
         step=None,
         start=tensors.metadata.get(START_KEY, ""),
+        metadata=tensors.metadata,
     )

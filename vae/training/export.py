@@ -16,6 +16,7 @@ from vae.images.pixels import to_float
 from vae.interop.diffusers_folder import WEIGHTS_NAME, diffusers_config, save_diffusers_folder
 from vae.interop.families import latents_config
 from vae.interop.latent_statistics import LatentSums, add_patches, is_unmeasured, set_latent_norm
+from vae.interop.modelspec import modelspec
 from vae.interop.safetensors_file import stored_weights
 from vae.interop.vae_files import START_KEY
 from vae.model.autoencoder import AutoencoderKL
@@ -86,6 +87,8 @@ class Export:
             metadata[WORSE_KEY] = str(state.stage.first_epoch)
         config = diffusers_config(state.eval_model.config, state.stage.image_size, *constants)
         config |= latents_config(state.eval_model.bn)
+        run = self.folder.absolute().parent
+        metadata |= modelspec(state.eval_model, run, state.stage.image_size)
         save_diffusers_folder(self.folder, weights, config, metadata)
 
     def _keep_replaced(self) -> None:
