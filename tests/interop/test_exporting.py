@@ -202,7 +202,7 @@ def test_exports_have_modelspec_keys_and_keep_license_and_author(tmp_path):
         ({"z_channels": 64}, (1.0, 0.0), "64 latent channels for one of Hunyuan"),
         ({"z_channels": 32}, (1.0, 0.0), "32 latent channels for one of Hunyuan"),
         ({}, (0.9, 0.1), "not by scaling 0.9, shift 0.1: --fold_scaling"),
-        ({"channels": (64, 128, 256, 256)}, None, "expects channels 128 256 512 512"),
+        ({"channels": (64, 128, 256, 256)}, None, "expects channels 128 256 512 512, two blocks"),
         ({"family": "wan"}, None, "add --into"),
     ],
 )

@@ -127,7 +127,7 @@ def decoder_plan(model: AutoencoderKL) -> Plan:
 
 def _middle(block: MidBlock) -> Plan:
     first, last = block.resnets
-    return [*_blocks([first]), Attend(block.attentions[0]), *_blocks([last])]
+    return [*_blocks([first]), *map(Attend, block.attentions), *_blocks([last])]
 
 
 def _blocks(resnets: Iterable[ResnetBlock]) -> Plan:

@@ -3,6 +3,7 @@
 The model uses diffusers' parameter names, so the file contains its state_dict unchanged.
 """
 
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -31,15 +32,13 @@ def diffusers_config(
     shape = {
         "_class_name": name,
         "_diffusers_version": "0.35.0",
-        "block_out_channels": list(model.channels),
         "in_channels": 3,
         "latent_channels": model.z_channels,
-        "layers_per_block": model.layers_per_block,
         "out_channels": 3,
         "sample_size": sample_size,
     }
     shape |= FAMILIES[name].config(model)
-    if not FAMILIES[name].scaling:
+    if model.latent_norm:  # it replaces scaling and shift
         return shape
     return shape | {
         "force_upcast": force_upcast,
@@ -55,8 +54,25 @@ def save_diffusers_folder(
     metadata: dict[str, str] | None = None,
 ) -> None:
     """Write weights, with diffusers names, and a config from diffusers_config; each file atomically."""
+    if config["_class_name"] == "AsymmetricAutoencoderKL":
+        dtype = weights["decoder.conv_in.weight"].dtype
+        weights = weights | _condition_encoder(config["up_block_out_channels"], dtype)
     write_safetensors(folder / WEIGHTS_NAME, weights, metadata or {})
     write_json(folder / "config.json", dict(sorted(config.items())), indent=2)
+
+
+def _condition_encoder(channels: list[int], dtype: torch.dtype) -> dict[str, torch.Tensor]:
+    """The part of AsymmetricAutoencoderKL that reads masks, all zero: without a mask it is not used."""
+    first, last = channels[0], channels[-1]
+    widths = [3, *(min(first * 2**level, last) for level in range(3))]
+    widths += [min(first * 8, last), last]
+    tensors = {}
+    for layer, (before, after) in enumerate(pairwise(widths)):
+        size = 3 if layer < 2 else 4
+        name = f"decoder.condition_encoder.layers.{layer}"
+        tensors[f"{name}.weight"] = torch.zeros(after, before, size, size, dtype=dtype)
+        tensors[f"{name}.bias"] = torch.zeros(after, dtype=dtype)
+    return tensors
 
 
 def read_config(config_path: Path, where: str) -> dict[str, Any]:

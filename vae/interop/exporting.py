@@ -13,7 +13,7 @@ from vae.interop.averaging import combine
 from vae.interop.compvis_names import to_compvis
 from vae.interop.crops import DEFAULT_IMAGE_SIZE, Crops
 from vae.interop.diffusers_folder import diffusers_config, save_diffusers_folder
-from vae.interop.families import FAMILIES, class_of, comfyui_problem, latents_config
+from vae.interop.families import comfyui_problem, latents_config
 from vae.interop.folding import fold, folding_for, with_quant_conv
 from vae.interop.half_precision import LargestActivation, largest_activation
 from vae.interop.latent_statistics import (
@@ -181,7 +181,6 @@ def _write(
     metadata |= modelspec(model, output, size, source, implementation=COMPVIS)
     if findings.scaling is None:
         content = {k: v for k, v in content.items() if k not in ("scaling_factor", "shift_factor")}
-    names = FAMILIES[class_of(model.config)].single
-    if names != "own":
-        weights = to_compvis(weights, quant_conv_inside=names == "flux2")
+    if model.config.family != "wan":
+        weights = to_compvis(weights, quant_conv_inside=model.bn is not None)
     write_safetensors(output, weights, {**metadata, CONFIG_KEY: json.dumps(content)})

@@ -17,16 +17,43 @@ WAN_STD = (
     *(2.8184, 1.4541, 2.3275, 2.6558, 1.2196, 1.7708, 2.6052, 2.0743),
     *(3.2687, 2.1526, 2.8652, 1.5579, 1.6382, 1.1253, 2.8251, 1.9160),
 )
-OWN_WAN_CLASS = "AutoencoderKLWan2D"  # our own: no class of diffusers reads the 2-D form
+OWN_CLASS = "VaeTrainerAutoencoder"  # of networks that no class of diffusers has; only this project reads it
 
 
 class Family(NamedTuple):
     """A class of config.json."""
 
     writes: Callable[[ModelConfig], bool]  # whether networks of this shape are written as this class
-    config: Callable[[ModelConfig], dict[str, Any]] = lambda model: {}  # keys that no other class has
-    scaling: bool = False  # whether config.json has the scaling and shift of the latents
-    single: str = "compvis"  # names of single files; flux2: with the 1x1 convolutions inside; own: ours
+    config: Callable[[ModelConfig], dict[str, Any]]  # its keys of config.json
+
+
+def _kl(model: ModelConfig) -> dict[str, Any]:
+    return _asymmetric(model) | {
+        "block_out_channels": list(model.channels),
+        "layers_per_block": model.layers_per_block,
+        "mid_block_add_attention": model.mid_attention,
+        "use_post_quant_conv": model.use_quant_conv,
+        "use_quant_conv": model.use_quant_conv,
+    }
+
+
+def _asymmetric(model: ModelConfig) -> dict[str, Any]:
+    levels = len(model.channels)
+    return {
+        "act_fn": "silu",
+        "down_block_types": ["DownEncoderBlock2D"] * levels,
+        "norm_num_groups": model.norm_groups,
+        "up_block_types": ["UpDecoderBlock2D"] * levels,
+    }
+
+
+def _flux2(model: ModelConfig) -> dict[str, Any]:
+    own = {"decoder_block_out_channels": list(model.up_channels)} if model.decoder_channels else {}
+    return _kl(model) | own | {"batch_norm_eps": FLUX2_EPS, "patch_size": [2, 2]}
+
+
+def _own_decoder(model: ModelConfig) -> bool:
+    return bool(model.decoder_channels or model.decoder_layers_per_block)
 
 
 def _no_network(_model: ModelConfig) -> bool:
@@ -34,33 +61,32 @@ def _no_network(_model: ModelConfig) -> bool:
     return False
 
 
-def _kl_keys(model: ModelConfig) -> dict[str, Any]:
-    levels = len(model.channels)
-    return {
-        "act_fn": "silu",
-        "down_block_types": ["DownEncoderBlock2D"] * levels,
-        "mid_block_add_attention": True,
-        "norm_num_groups": model.norm_groups,
-        "up_block_types": ["UpDecoderBlock2D"] * levels,
-        "use_post_quant_conv": model.use_quant_conv,
-        "use_quant_conv": model.use_quant_conv,
-    }
-
-
+# The first class that writes a network is that of its config.json.
 FAMILIES = {
     "AutoencoderKL": Family(
-        writes=lambda model: model.family == "kl" and not model.latent_norm,
-        config=_kl_keys,
-        scaling=True,
+        lambda model: model.family == "kl" and not model.latent_norm and not _own_decoder(model), _kl
     ),
     "AutoencoderKLFlux2": Family(
-        writes=lambda model: model.family == "kl" and model.latent_norm,
-        config=lambda model: _kl_keys(model) | {"batch_norm_eps": FLUX2_EPS, "patch_size": [2, 2]},
-        single="flux2",
+        lambda model: model.family == "kl" and model.latent_norm and not model.decoder_layers_per_block,
+        _flux2,
     ),
-    OWN_WAN_CLASS: Family(writes=lambda model: model.family == "wan", single="own"),
-    "AutoencoderKLWan": Family(writes=_no_network),
-    "AutoencoderKLQwenImage": Family(writes=_no_network),
+    "AsymmetricAutoencoderKL": Family(
+        lambda model: (
+            model.family == "kl" and not model.latent_norm and model.use_quant_conv and model.mid_attention
+        ),
+        lambda model: (
+            _asymmetric(model)
+            | {
+                "down_block_out_channels": list(model.channels),
+                "layers_per_down_block": model.layers_per_block,
+                "layers_per_up_block": model.up_layers,
+                "up_block_out_channels": list(model.up_channels),
+            }
+        ),
+    ),
+    "AutoencoderKLWan": Family(_no_network, _kl),
+    "AutoencoderKLQwenImage": Family(_no_network, _kl),
+    OWN_CLASS: Family(lambda _model: True, _kl),
 }
 
 
@@ -91,13 +117,9 @@ def comfyui_problem(model: ModelConfig, scaling: tuple[float, float] | None) -> 
         return "reads Wan 2.1 in the form of its video VAE only: add --into with that file"
     if z == 64 or (z == 32 and not model.latent_norm):
         return f"takes a VAE with {z} latent channels for one of Hunyuan, with other layers: use its folder"
-    if (model.channels, model.layers_per_block) not in (
-        ((128, 256, 512, 512), 2),
-        ((128, 256, 512), 2),
-    ):
-        return (
-            "expects channels 128 256 512 512 and two blocks per level, not those of this VAE: use its folder"
-        )
+    shape = model.channels, model.layers_per_block, model.up_layers, model.mid_attention
+    if shape not in (((128, 256, 512, 512), 2, 2, True), ((128, 256, 512), 2, 2, True)):
+        return "expects channels 128 256 512 512, two blocks per level and attention: it cannot read this VAE"
     known = [PUBLISHED_SCALING[name] for name in ("sd3", "flux")]
     if z == 16 and scaling is not None and scaling not in known:
         text = "scaling {:.5g}, shift {:.5g}".format(*scaling)

@@ -19,7 +19,8 @@ from vae.system.files import atomic_path, parse_json
 
 READABLE = {"F64", "F32", "F16", "BF16"}
 _PREFIXES = ("first_stage_model.", "vae.")  # of VAE names in a file with several networks
-_DROPPED = re.compile(r"(loss|model_ema)\.")  # discriminator and LPIPS; EMA weights with flattened names
+# Discriminator and LPIPS; EMA weights with flattened names; what AsymmetricAutoencoderKL uses with masks only
+_DROPPED = re.compile(r"(loss|model_ema|decoder\.condition_encoder)\.")
 
 # Other networks by the name of a tensor: the first match is reported if a file contains no VAE.
 OTHER_NETWORKS = (

@@ -20,7 +20,8 @@ from vae.system.errors import UserError
 CONFIG_KEY = "vae_config"  # metadata key of single files from export_vae.py: config.json as text
 START_KEY = "start"  # metadata key of files from train_vae.py: the hash in VaeFile.start
 _MODEL_KEYS = (
-    *("family", "channels", "layers_per_block", "z_channels", "norm_groups", "use_quant_conv", "latent_norm"),
+    *("family", "channels", "layers_per_block", "decoder_channels", "decoder_layers_per_block"),
+    *("mid_attention", "z_channels", "norm_groups", "use_quant_conv", "latent_norm"),
 )
 
 
@@ -40,6 +41,11 @@ class VaeFile:
     start: str = ""  # hash of the weights with which its training began; "": not known
     encoder_trained: bool = False  # a checkpoint of a run that changes its latents
     metadata: dict[str, str] = field(default_factory=dict)  # of a safetensors file
+
+    @property
+    def has_decoder(self) -> bool:
+        """Whether the weights contain a decoder."""
+        return "decoder.conv_in.weight" in self.weights
 
 
 @dataclass
@@ -79,8 +85,8 @@ def load_vae(path: Path, *, flag: str = "--vae", weights: str = "ema") -> Loaded
     groups = config.norm_groups
     if not widths_fit(config):
         raise UserError(
-            f"{flag} {path} has channels {' '.join(map(str, config.channels))}, which {groups} norm groups "
-            "do not divide, and it contains no number of groups: give a folder with config.json"
+            f"{flag} {path} has channels {' '.join(map(str, config.channels))}, {groups} norm groups do not "
+            "divide all widths, and it contains no number of groups: give a folder with config.json"
         )
     check_fit(config, file.weights, f"{flag} {path}")
     autoencoder = AutoencoderKL(config)

@@ -56,11 +56,11 @@ class Posterior:
 
 
 class MidBlock(nn.Module):
-    """Residual block, attention, residual block at the lowest resolution."""
+    """Residual block, attention (if it has one), residual block at the lowest resolution."""
 
-    def __init__(self, channels: int, groups: int):
+    def __init__(self, channels: int, groups: int, has_attention: bool):
         super().__init__()
-        self.attentions = ModuleList([Attention(channels, groups)])
+        self.attentions = ModuleList([Attention(channels, groups)] if has_attention else [])
         self.resnets = ModuleList([ResnetBlock(channels, channels, groups) for _ in range(2)])
         self.checkpointed = False  # set by vae.model.recompute, here and below
 
@@ -69,7 +69,8 @@ class MidBlock(nn.Module):
 
     def _forward(self, h: Features) -> Features:
         h = self.resnets[0](h)
-        h = self.attentions[0](h)
+        for attention in self.attentions:
+            h = attention(h)
         return self.resnets[1](h)
 
 
@@ -132,7 +133,7 @@ class Encoder(nn.Module):
             DownBlock(a, b, config.layers_per_block, groups, last=level == len(widths) - 1)
             for level, (a, b) in enumerate(zip(inputs, widths, strict=True))
         )
-        self.mid_block = MidBlock(widths[-1], groups)
+        self.mid_block = MidBlock(widths[-1], groups, config.mid_attention)
         self.conv_norm_out = build_norm_silu(groups, widths[-1])
         self.conv_out = Conv2d(widths[-1], 2 * config.z_channels, 3, padding=1)
         self.checkpointed = False
@@ -154,14 +155,13 @@ class Decoder(nn.Module):
 
     def __init__(self, config: ModelConfig):
         super().__init__()
-        widths, groups = config.channels[::-1], _groups(config)
+        widths, groups = config.up_channels[::-1], _groups(config)
         self.conv_in = Conv2d(config.z_channels, widths[0], 3, padding=1)
-        self.mid_block = MidBlock(widths[0], groups)
+        self.mid_block = MidBlock(widths[0], groups, config.mid_attention)
         upsampled = [width // 2 if config.family == "wan" else width for width in widths[:-1]]
         levels = zip((widths[0], *upsampled), widths, (*upsampled, None), strict=True)
         self.up_blocks = ModuleList(
-            UpBlock(before, width, config.layers_per_block + 1, groups, after)
-            for before, width, after in levels
+            UpBlock(before, width, config.up_layers + 1, groups, after) for before, width, after in levels
         )
         self.conv_norm_out = build_norm_silu(groups, widths[-1])
         self.conv_out = Conv2d(widths[-1], IMAGE_CHANNELS, 3, padding=1)
@@ -283,14 +283,20 @@ def _groups(config: ModelConfig) -> int:
 def widths_fit(config: ModelConfig) -> bool:
     """Whether the number of norm groups divides all widths."""
     groups = _groups(config)
-    return not groups or not any(width % groups for width in config.channels)
+    return not groups or not any(width % groups for width in (*config.channels, *config.up_channels))
 
 
 def check_widths(config: ModelConfig) -> None:
-    """Raise UserError if a width is not a multiple of the number of norm groups."""
-    for width in () if widths_fit(config) else config.channels:
-        if width % config.norm_groups:
-            raise UserError(
-                f"--channels width {width} is not a multiple of --norm_groups {config.norm_groups}: "
-                "choose other widths or another number of groups"
-            )
+    """Raise UserError if norm groups do not divide a width, or the decoder has another number of levels."""
+    own, levels = len(config.up_channels), len(config.channels)
+    if own != levels:
+        raise UserError(f"--decoder_channels has {own} levels, and --channels {levels}: give as many")
+    if widths_fit(config):
+        return
+    for flag, widths in (("--channels", config.channels), ("--decoder_channels", config.up_channels)):
+        for width in widths:
+            if width % config.norm_groups:
+                raise UserError(
+                    f"{flag} width {width} is not a multiple of --norm_groups {config.norm_groups}: "
+                    "choose other widths or another number of groups"
+                )

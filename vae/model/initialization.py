@@ -88,6 +88,24 @@ def initialize(model: AutoencoderKL, init: str, seed: int) -> None:
                     nn.init.zeros_(bias)
 
 
+def initialize_decoder(model: AutoencoderKL) -> None:
+    """Make the decoder a linear codec of the latents of the encoder, which is trained; in place, on the CPU.
+
+    It predicts the components of the warm start by least squares, so the encoder need not be linear.
+    """
+    with torch.no_grad():
+        images = natural_images(IMAGES, max(128, 8 * downsampling(model.config)))
+        latents = torch.cat([model.encode(image[None]).mode() for image in images])
+        if model.post_quant_conv is not None:
+            latents = model.post_quant_conv(latents)
+        values = STREAM_GAIN * images.double()
+        components = [values]
+        for _ in model.config.channels[1:]:
+            values = F.conv2d(values, principal_components(values, MAX_SIGNALS), stride=2)
+            components.append(values)
+        fit_decoder(model, components, latents.double())
+
+
 def natural_images(count: int, side: int) -> torch.Tensor:
     """Gaussian images (count, 3, side, side) with the power spectrum and RGB covariance of photographs."""
     generator = torch.Generator().manual_seed(0)
@@ -138,7 +156,7 @@ def fit_encoder(model: AutoencoderKL, images: torch.Tensor) -> tuple[list[torch.
 
 def fit_decoder(model: AutoencoderKL, components: list[torch.Tensor], latents: torch.Tensor) -> None:
     """Fit the decoder's path: predict the components at each resolution from the latents (N, Z, h, w)."""
-    decoder, widths, groups = model.decoder, model.config.channels[::-1], model.config.norm_groups
+    decoder, widths, groups = model.decoder, model.config.up_channels[::-1], model.config.norm_groups
     convs = [decoder.conv_in, *(block.upsamplers[0].conv for block in decoder.up_blocks[:-1])]
     outputs = [widths[0], *widths[:-1]]  # output width of each of convs
     signals = Signals(list(range(latents.shape[1])), latents)

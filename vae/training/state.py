@@ -11,7 +11,7 @@ from vae.interop.fitting import load_weights
 from vae.interop.vae_files import VaeFile
 from vae.model.autoencoder import AutoencoderKL
 from vae.model.discriminator import Discriminator
-from vae.model.initialization import initialize
+from vae.model.initialization import initialize, initialize_decoder
 from vae.optimizers import build_optimizers
 from vae.training.checkpoints.older import KL_UNIT
 from vae.training.provenance import Lineage
@@ -120,6 +120,8 @@ def begin_state(
     )
     if source is not None:
         load_weights(autoencoder, source.weights)
+        if not source.has_decoder:
+            initialize_decoder(autoencoder)
         if state.ema is not None:
             state.ema.load_state_dict(autoencoder.state_dict())
         if config.optim.train_part == "decoder" and source.scaling_factor is not None:
