@@ -193,7 +193,7 @@ def renamed(tensors):
         (drop("encoder."), "has no encoder: a decoder alone"),
         (drop("decoder.up.1"), r"lacks decoder.up_blocks.0.\* \(18\): part of it is missing"),
         (drop("post_quant_conv"), "only one of the two quant convolutions"),
-        (drop("encoder.mid.attn_1"), r"lacks encoder.mid_block.attentions.* \(10\): one of its two middle blocks"),
+        (drop("encoder.mid.attn_1"), r"lacks encoder.mid_block.attentions.* one of its two middle blocks"),
         (put("encoder.down.1.attn.0.q.weight", torch.zeros(1)), "attention inside its levels"),
         (put("encoder.extra.weight", torch.zeros(1)), "has the unknown encoder.extra.weight"),
         (time_axis, "video VAE"),

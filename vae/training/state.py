@@ -95,7 +95,8 @@ def begin_state(
     """
     layout = torch.channels_last if config.speed.channels_last else torch.contiguous_format
     autoencoder = AutoencoderKL(config.model)
-    initialize(autoencoder, "default" if source else config.model.init, config.run.seed)
+    has_warm_start = source is None and config.model.family == "kl"
+    initialize(autoencoder, config.model.init if has_warm_start else "default", config.run.seed)
     autoencoder.to(device).to(memory_format=layout)
     if config.optim.train_part == "decoder":
         autoencoder.freeze_encoder()
