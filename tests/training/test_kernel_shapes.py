@@ -22,7 +22,14 @@ OPTIONS = {**TINY, "perceptual_weight": 1.0, "perceptual_net": "random", "channe
 ADVERSARIAL = {"adversarial_weight": 0.5, "disc_channels": 8, "disc_layers": 2}
 
 
-WAN = ModelConfig("wan", (8, 16, 24), 1, 4, use_quant_conv=True, latent_norm=True)
+WAN = ModelConfig(
+    family="wan",
+    channels=(8, 16, 24),
+    layers_per_block=1,
+    z_channels=4,
+    use_quant_conv=True,
+    latent_norm=True,
+)
 
 
 def spec_of(config: Config) -> StepSpec:
