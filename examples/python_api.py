@@ -64,7 +64,6 @@ print(
     vae.export(
         result.vae,
         results_dir / "vae.safetensors",
-        format="single",
         dtype="fp16",
         data_path=images_dir,  # checks on these images that fp16 is precise enough
         num_images=8,

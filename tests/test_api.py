@@ -131,7 +131,7 @@ def test_seed_selects_a_reproducible_sample(model, pixels):
         (lambda: vae.train(data_path="/nothing", channels=[8, "x"]), "--channels x"),
         (lambda: vae.train(help=True), '"help"'),
         (lambda: vae.evaluate("/nothing", "/nothing", "/nothing", sizes=[4]), "--sizes 4"),
-        (lambda: vae.export("/nothing", "out", format="single"), ".safetensors"),
+        (lambda: vae.export("/nothing", "out"), "--vae /nothing"),
     ],
 )
 def test_invalid_option_is_a_user_error(call, token):

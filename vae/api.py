@@ -114,7 +114,8 @@ def encode(
 
     The latents are the posterior's mode, or a sample that depends on `seed` if one is given. `dtype` is the
     compute dtype: "fp32", "bf16" or "fp16". `tile` is the side of tiles in px for images larger than memory;
-    None processes whole images. Diffusion models use `(latents - vae.shift_factor) * vae.scaling_factor`.
+    None processes whole images. Diffusion models use `(latents - vae.shift_factor) * vae.scaling_factor`, or
+    `vae.autoencoder.bn.normalize(latents)` if the file has statistics of channels (FLUX.2, Wan, Qwen-Image).
     """
     device = _device(vae)
     batch = load_images(images).to(device)

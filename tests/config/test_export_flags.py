@@ -28,8 +28,6 @@ def test_several_vaes_and_scores_are_read():
         ("--fold_scaling sd", "--fold_scaling needs --data_path"),
         ("--fold_scaling sd --data_path d --scaling_factor 1", "omit --scaling_factor"),
         ("--per_channel", "--per_channel needs --fold_scaling"),
-        ("--format single", "give a name that ends in .safetensors"),
-        ("--output c.safetensors", "is a folder: omit .safetensors"),
         ("--output=", "--output has no value"),
         ("--vae=", "--vae has no value"),
         ("--num_images -1", "--num_images -1 is too small"),

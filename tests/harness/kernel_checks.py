@@ -14,11 +14,13 @@ from torch import Tensor
 
 from vae.losses import feature_distance_torch, feature_distance_triton
 from vae.ops import attention as attention_module
-from vae.ops import attention_triton, gpu_blocks, norm_triton
+from vae.ops import attention_triton, gpu_blocks, norm_triton, rms_norm_triton
 from vae.ops import norm as norm_module
+from vae.ops import rms_norm as rms_norm_module
 from vae.ops.fused_conv import norm_silu_conv, norm_silu_conv_reference
 from vae.ops.norm import Norm, group_norm_reference, group_norm_silu
 from vae.ops.residual_block import residual_block, residual_block_reference
+from vae.ops.rms_norm import rms_norm_reference
 
 EPS = 1e-6
 LAYOUT = torch.channels_last  # of all kernels
@@ -38,6 +40,8 @@ NORM_CASES = [
     ((1, 384, 2, 3), 32, 1024),
     ((1, 768, 3, 3), 32, 1024),
 ]
+# (B, C, H, W), programs of backward: channels that do not fill a tile, several tiles in one program
+RMS_CASES = [((1, 3, 1, 2), 512), ((2, 96, 9, 11), 512), ((3, 200, 13, 5), 2), ((1, 384, 7, 3), 1)]
 # (B, N, C), images and queries of a block, scores of a tile
 ATTENTION_CASES = [
     ((1, 2, 4), (1, 2), 2048),
@@ -108,6 +112,36 @@ def check_norm(
     compare(results, expected, dtype, f"norm {shape} {groups} {dtype} silu={silu}")
 
 
+def check_rms_norm(
+    device: str, shape: tuple[int, int, int, int], programs: int, dtype: torch.dtype, silu: bool
+) -> None:
+    """Compare forward and backward of one case with the reference in fp64."""
+    generator = torch.Generator().manual_seed(0)
+    draw = [torch.randn(s, generator=generator) for s in (shape, shape, shape[1], shape[1])]
+    h, grad = (t.to(device, dtype, memory_format=LAYOUT) for t in (draw[0] * 2 + 3, draw[1]))
+    weight, h_bias = (t.to(device) for t in draw[2:])
+    with_bias = (h_bias,) if silu else ()
+    exact = [t.detach().double().requires_grad_() for t in (h, weight, *with_bias)]
+    shifted = exact[0] + exact[2][:, None, None] if with_bias else exact[0]
+    reference = rms_norm_reference(shifted, exact[1], silu)
+    expected = [reference.detach(), *torch.autograd.grad(reference, exact, grad.double())]
+    gpu_blocks.REDUCTION_PROGRAMS, before = programs, gpu_blocks.REDUCTION_PROGRAMS
+    try:
+        norm = Norm(weight, None, 0, 0.0, silu, *with_bias)
+        gradients = rms_norm_triton.rms_normalize_backward(grad, h, norm)
+        results = [rms_norm_triton.rms_normalize(h, norm), *gradients[: 2 + len(with_bias)]]
+        in_fp16 = rms_norm_triton.rms_normalize(h, norm._replace(out_dtype=torch.float16))
+        in_place, *_ = rms_norm_triton.rms_normalize_backward(grad, h, norm, in_place=True)
+    finally:
+        gpu_blocks.REDUCTION_PROGRAMS = before
+    assert in_place is grad
+    assert torch.equal(in_place, results[1])
+    assert results[0].stride() == results[1].stride() == h.stride()
+    assert results[0].dtype == results[1].dtype == dtype
+    compare(results, expected, dtype, f"RMS norm {shape} {dtype} silu={silu}")
+    compare([in_fp16], expected[:1], torch.float16, f"RMS norm {shape} {dtype} silu={silu} to fp16")
+
+
 def check_statistics_with_a_large_mean(device: str) -> None:
     """Variance 1 around 4096: E[x^2] - E[x]^2 would have no correct digit left in fp32."""
     h = 4096 + torch.randn(2, 6, 9, 70, generator=torch.Generator().manual_seed(0))
@@ -141,12 +175,19 @@ def check_launches(device: str) -> None:
 @contextmanager
 def triton_backends() -> Iterator[None]:
     """Every operation uses the Triton kernels, on CPU tensors too."""
-    before = norm_module.backend, attention_module.backend
-    norm_module.backend, attention_module.backend = lambda _: norm_triton, lambda _: attention_triton
+    kernels = {
+        norm_module: norm_triton,
+        attention_module: attention_triton,
+        rms_norm_module: rms_norm_triton,
+    }
+    before = {module: module.backend for module in kernels}
+    for module, chosen in kernels.items():
+        module.backend = lambda _, chosen=chosen: chosen
     try:
         yield
     finally:
-        norm_module.backend, attention_module.backend = before
+        for module, backend in before.items():
+            module.backend = backend
 
 
 def check_attention(
@@ -214,6 +255,11 @@ def check_operations(device: str) -> None:
             lambda h, *rest: residual_block_reference(h, rest, 4, EPS),
             [x, *parameters],
         ),
+        (
+            lambda h, *rest: residual_block(h, _without_biases(rest), 0, 0.0),
+            lambda h, *rest: residual_block_reference(h, _without_biases(rest), 0, 0.0),
+            [x, *(parameters[i] for i in (0, 2, 3, 4, 6, 7, 8, 9))],
+        ),
         (attention_module.attention, attention_module.attention_reference, tokens),
     ]
     tolerance = (
@@ -230,6 +276,12 @@ def check_operations(device: str) -> None:
         for index, pair in enumerate(zip(results, expected, strict=True)):
             error = largest_error(*pair)
             assert error < tolerance, f"operation {number}: error of result {index} is {error:.1e}"
+
+
+def _without_biases(parameters: tuple[Tensor, ...]) -> list:
+    """The parameters of a residual block whose norms have no biases."""
+    gamma1, weight1, bias1, gamma2, *rest = parameters
+    return [gamma1, None, weight1, bias1, gamma2, None, *rest]
 
 
 def norm_grid(thorough: bool) -> Iterator[tuple]:
@@ -259,10 +311,13 @@ def check_all(device: str, thorough: bool) -> int:
         check_attention(device, *case)
     for case in features:
         check_feature_distance(device, *case)
+    rms_norms = [(*case, dtype, silu) for case in RMS_CASES for dtype in TOLERANCE for silu in (False, True)]
+    for case in rms_norms:
+        check_rms_norm(device, *case)
     check_statistics_with_a_large_mean(device)
     check_launches(device)
     check_operations(device)
-    return len(norms) + len(attentions) + len(features) + 1
+    return len(norms) + len(attentions) + len(features) + len(rms_norms) + 1
 
 
 if __name__ == "__main__":

@@ -12,6 +12,14 @@ from vae.model.autoencoder import AutoencoderKL
 
 NARROW = ModelConfig(channels=(8, 16, 16), layers_per_block=1, norm_groups=4, z_channels=4)
 QUANT = ModelConfig(channels=(8, 16), layers_per_block=2, norm_groups=8, z_channels=4, use_quant_conv=True)
+WAN = ModelConfig(
+    family="wan",
+    channels=(6, 12, 12),
+    z_channels=4,
+    layers_per_block=1,
+    use_quant_conv=True,
+    latent_norm=True,
+)
 
 
 def network(config: ModelConfig, dtype: torch.dtype = torch.float64) -> AutoencoderKL:
@@ -27,7 +35,7 @@ def image(height: int, width: int, dtype: torch.dtype = torch.float64) -> torch.
 
 
 # fp64 rounds at 1e-16, so a missing border pixel or a norm over only a part of the image would be visible.
-@pytest.mark.parametrize("config", [NARROW, QUANT], ids=["three levels", "quant convs"])
+@pytest.mark.parametrize("config", [NARROW, QUANT, WAN], ids=["three levels", "quant convs", "wan"])
 @pytest.mark.parametrize("tile", [7, 16, 24, 1000])
 def test_tiles_equal_the_whole_image(config, tile):
     model, images = network(config), image(61, 90)

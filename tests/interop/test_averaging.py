@@ -125,12 +125,12 @@ def test_unknown_start_is_a_warning(tmp_path, capsys):
     assert "does not say from which weights" in "".join(capsys.readouterr())
 
 
-@pytest.mark.parametrize("options", ["", "--format single --dtype bf16"])
+@pytest.mark.parametrize("options", ["", "--dtype bf16"])
 def test_exports_and_averages_keep_their_start(tmp_path, image_folder, capsys, options):
     written = write_vae(tmp_path / "written", 3, replace(SMALL, channels=(16,)), start=ONE)
 
     def exported(name, *paths):
-        output = tmp_path / (f"{name}_out.safetensors" if "single" in options else f"{name}_out")
+        output = tmp_path / (f"{name}_out.safetensors" if options else f"{name}_out")
         export(parse_export_flags(["--vae", *map(str, paths), "--output", str(output), *options.split()]))
         return output
 

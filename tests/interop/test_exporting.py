@@ -7,7 +7,7 @@ import pytest
 import torch
 from diffusers import AutoencoderKL, AutoencoderKLFlux2
 from safetensors import safe_open
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
 from tests.harness.vae_families import (
     FAMILIES,
@@ -19,7 +19,10 @@ from tests.harness.vae_families import (
     save_research,
 )
 from vae.config.export_flags import ExportConfig
+from vae.config.options import ModelConfig
 from vae.interop.exporting import export
+from vae.interop.families import comfyui_problem
+from vae.interop.modelspec import COMPVIS
 from vae.interop.vae_files import load_vae
 from vae.interop.vae_path import WEIGHTS_NAME
 from vae.system.errors import UserError
@@ -45,7 +48,7 @@ def assert_near(found: torch.Tensor, expected: torch.Tensor, tolerance: float = 
 def test_diffusers_to_research_format_and_back(family, tmp_path):
     theirs = diffusers_model(family)
     theirs.save_pretrained(tmp_path / "theirs")
-    write(tmp_path / "theirs", output=tmp_path / "one.safetensors", format="single")
+    write(tmp_path / "theirs", output=tmp_path / "one.safetensors")
     write(tmp_path / "one.safetensors", output=tmp_path / "back")
     assert_bitwise(load_file(tmp_path / "back" / WEIGHTS_NAME), load_file(tmp_path / "theirs" / WEIGHTS_NAME))
     config = json.loads((tmp_path / "back" / "config.json").read_text())
@@ -62,7 +65,7 @@ def test_research_format_to_diffusers_and_back_gives_the_same_images(family, tmp
     theirs = research_model(family)
     path = save_research(tmp_path / "theirs.safetensors", theirs)
     write(path, output=tmp_path / "folder", scaling_factor=0.5)
-    write(tmp_path / "folder", output=tmp_path / "back.safetensors", format="single")
+    write(tmp_path / "folder", output=tmp_path / "back.safetensors")
     assert_bitwise(load_file(tmp_path / "back.safetensors"), theirs.state_dict())
     kind = AutoencoderKLFlux2 if family == "flux2" else AutoencoderKL
     model, ours = kind.from_pretrained(tmp_path / "folder"), load_vae(path).autoencoder
@@ -77,7 +80,7 @@ def test_research_format_to_diffusers_and_back_gives_the_same_images(family, tmp
 def test_research_code_loads_exported_single_file(family, tmp_path):
     theirs = diffusers_model(family)
     theirs.save_pretrained(tmp_path / "theirs")
-    write(tmp_path / "theirs", output=tmp_path / "one.safetensors", format="single")
+    write(tmp_path / "theirs", output=tmp_path / "one.safetensors")
     model = research_model(family)
     model.load_state_dict(load_file(tmp_path / "one.safetensors"))  # strict
     assert_near(model.decode(model.encode(image())), theirs(image()).sample)
@@ -88,7 +91,7 @@ def test_diffusers_loads_exported_single_file(family, tmp_path):
     theirs = diffusers_model(family)
     theirs.save_pretrained(tmp_path / "theirs")
     write(tmp_path / "theirs", output=tmp_path / "folder")
-    write(tmp_path / "theirs", output=tmp_path / "one.safetensors", format="single")
+    write(tmp_path / "theirs", output=tmp_path / "one.safetensors")
     model = AutoencoderKL.from_single_file(
         str(tmp_path / "one.safetensors"), config=str(tmp_path / "folder"), local_files_only=True
     )
@@ -110,13 +113,13 @@ def test_flux2_latent_norm_matches_its_batch_norm(tmp_path):
 def test_half_precision_export_is_a_cast(dtype, kind, tmp_path):
     theirs = research_model("flux2")
     path = save_research(tmp_path / "theirs.safetensors", theirs)
-    write(path, output=tmp_path / "half.safetensors", format="single", dtype=dtype)
+    write(path, output=tmp_path / "half.safetensors", dtype=dtype)
     expected = {
         name: value.to(kind) if value.is_floating_point() else value
         for name, value in theirs.state_dict().items()
     }
     assert_bitwise(load_file(tmp_path / "half.safetensors"), expected)
-    write(tmp_path / "half.safetensors", output=tmp_path / "again.safetensors", format="single", dtype=dtype)
+    write(tmp_path / "half.safetensors", output=tmp_path / "again.safetensors", dtype=dtype)
     assert_bitwise(load_file(tmp_path / "again.safetensors"), expected)
 
 
@@ -125,13 +128,13 @@ def test_weight_too_large_for_fp16_is_an_error(tmp_path):
     theirs.decoder.conv_out.weight[0, 0, 0, 0] = 7e4
     path = save_research(tmp_path / "theirs.safetensors", theirs)
     with pytest.raises(UserError, match=r"--dtype fp16 .*decoder\.conv_out\.weight.*use bf16 or fp32"):
-        write(path, output=tmp_path / "half.safetensors", format="single", dtype="fp16")
+        write(path, output=tmp_path / "half.safetensors", dtype="fp16")
     assert not (tmp_path / "half.safetensors").exists()
 
 
 def test_single_file_contains_config_of_folder(tmp_path):
     diffusers_model("flux").save_pretrained(tmp_path / "theirs")
-    write(tmp_path / "theirs", output=tmp_path / "one.safetensors", format="single")
+    write(tmp_path / "theirs", output=tmp_path / "one.safetensors")
     loaded = load_vae(tmp_path / "one.safetensors")
     assert (loaded.scaling_factor, loaded.shift_factor) == (0.3611, 0.1159)
     assert loaded.kind == "compvis"
@@ -157,7 +160,7 @@ def test_constants_of_channels_in_the_input_are_kept(tmp_path):
     theirs = diffusers_model("sdxl", SMALL[0], SMALL[1])
     theirs.register_to_config(latents_mean=[-1.0, 2.0, 3.0, 4.0], latents_std=[1.0, 2.0, 3.0, 5.0])
     theirs.save_pretrained(tmp_path / "theirs")
-    write(tmp_path / "theirs", output=tmp_path / "one.safetensors", format="single")
+    write(tmp_path / "theirs", output=tmp_path / "one.safetensors")
     write(tmp_path / "one.safetensors", output=tmp_path / "back")
     config = json.loads((tmp_path / "back" / "config.json").read_text())
     assert (config["latents_mean"], config["latents_std"]) == ([-1.0, 2.0, 3.0, 4.0], [1.0, 2.0, 3.0, 5.0])
@@ -183,7 +186,7 @@ def test_real_widths(family, tmp_path):
     theirs.save_pretrained(tmp_path / "theirs")
     expected = theirs.double()(image().double()).sample
     del theirs
-    write(tmp_path / "theirs", output=tmp_path / "one.safetensors", format="single")
+    write(tmp_path / "theirs", output=tmp_path / "one.safetensors")
     write(tmp_path / "one.safetensors", output=tmp_path / "back")
     gc.collect()
     assert_bitwise(load_file(tmp_path / "back" / WEIGHTS_NAME), load_file(tmp_path / "theirs" / WEIGHTS_NAME))
@@ -196,3 +199,49 @@ def test_real_widths(family, tmp_path):
             str(tmp_path / "one.safetensors"), config=str(tmp_path / "back"), local_files_only=True
         )
         assert_near(model.double()(image().double()).sample, expected, tolerance=1e-12)
+
+
+def metadata_of(path) -> dict[str, str]:
+    with safe_open(path, "pt") as file:
+        return file.metadata()
+
+
+def test_exports_have_modelspec_keys_and_keep_license_and_author(tmp_path):
+    theirs = {
+        "modelspec.license": "Apache-2.0",
+        "modelspec.title": "Their VAE",
+        "modelspec.hash_sha256": "0x1",
+    }
+    source = tmp_path / "theirs.safetensors"
+    tensors = {name: value.contiguous() for name, value in research_model("flux").state_dict().items()}
+    save_file(tensors, source, metadata=theirs)
+    write(source, output=tmp_path / "mine", scaling_factor=0.5)
+    write(source, output=tmp_path / "mine.safetensors")
+    for name, implementation in ((f"mine/{WEIGHTS_NAME}", "diffusers"), ("mine.safetensors", COMPVIS)):
+        found = {key: value for key, value in metadata_of(tmp_path / name).items() if "modelspec" in key}
+        assert found == {
+            "modelspec.sai_model_spec": "1.0.1",
+            "modelspec.architecture": "AutoencoderKL-z16-f8",
+            "modelspec.implementation": implementation,
+            "modelspec.title": "mine",
+            "modelspec.resolution": "256x256",
+            "modelspec.license": "Apache-2.0",
+        }
+
+
+@pytest.mark.parametrize(
+    ("shape", "scaling", "part"),
+    [
+        ({}, (1.5305, 0.0609), None),
+        ({"z_channels": 4, "use_quant_conv": True}, (0.9, 0.0), None),
+        ({"z_channels": 32, "latent_norm": True}, None, None),
+        ({"z_channels": 64}, (1.0, 0.0), "64 latent channels for one of Hunyuan"),
+        ({"z_channels": 32}, (1.0, 0.0), "32 latent channels for one of Hunyuan"),
+        ({}, (0.9, 0.1), "not by scaling 0.9, shift 0.1: --fold_scaling"),
+        ({"channels": (64, 128, 256, 256)}, None, "expects channels 128 256 512 512, two blocks"),
+        ({"family": "wan"}, None, "add --into"),
+    ],
+)
+def test_comfyui_would_take_a_single_file_for_another_network(shape, scaling, part):
+    problem = comfyui_problem(ModelConfig(**shape), scaling)
+    assert problem is None if part is None else part in problem

@@ -157,7 +157,7 @@ def test_unmeasured_latent_norm_is_measured(tmp_path, few_images):
         posterior = ours.encode(crop)
         patches = ours.bn.normalize(posterior.mean)
         std = torch.nn.functional.pixel_unshuffle((0.5 * posterior.logvar).exp(), 2)
-        std = std / (ours.bn.running_var + ours.bn.EPS).sqrt()[:, None, None]
+        std = std / (ours.bn.running_var + ours.bn.eps).sqrt()[:, None, None]
         sums.add(patches, 2 * std.log())
     found = sums.statistics()
     assert found.mean.abs().max() < 1e-5

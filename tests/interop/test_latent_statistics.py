@@ -62,7 +62,7 @@ def test_large_mean_does_not_hide_small_std():
 def test_patches_exclude_an_odd_border():
     part = Posterior(torch.randn(1, 2, 5, 7), torch.zeros(1, 2, 5, 7))
     sums = LatentSums()
-    add_patches(sums, part)
+    add_patches(sums, part, 2)
     found = sums.statistics()
     assert found.count == 2 * 3
     corner = part.mean[:, 0, 0:4:2, 1:6:2]  # channel 0, row 0, column 1 of each patch

@@ -14,12 +14,13 @@ from tests.harness.runs import ROOT
 from tests.harness.training_runs import ONE_PROCESS, records, train_short, train_under_torchrun
 from vae.config.flags import command_words
 from vae.losses import feature_distance, feature_distance_torch
-from vae.ops import attention, attention_torch, kernel_check, library, norm, norm_torch
+from vae.ops import attention, attention_torch, kernel_check, library, norm, norm_torch, rms_norm_torch
 from vae.ops.kernel_check import (
     AttentionShape,
     FeatureShape,
     NormShape,
     Outcome,
+    RmsShape,
     choose_kernels,
     run_tests,
 )
@@ -47,6 +48,7 @@ def kernels(monkeypatch):
         "ops.norm": norm_torch,
         "ops.attention": attention_torch,
         "losses.feature_distance": feature_distance_torch,
+        "ops.rms_norm": rms_norm_torch,
     }
     found = {name: copy_of(module) for name, module in found.items()}
     for name, module in found.items():
@@ -155,7 +157,12 @@ def test_wrong_feature_distance_is_replaced(kernels, name):
     )
 
 
-OWN = [NormShape(8, 3, 5, 4, False, False), AttentionShape(7, 8), FeatureShape(4, 2, 2)]
+OWN = [
+    NormShape(8, 3, 5, 4, False, False),
+    AttentionShape(7, 8),
+    FeatureShape(4, 2, 2),
+    RmsShape(8, 3, 5, True, True),
+]
 
 
 @pytest.mark.parametrize("own", OWN)
@@ -164,6 +171,7 @@ def test_kernel_that_fails_with_a_shape_of_the_run_only_is_replaced(kernels, cap
         NormShape: ("norm", "normalize", 0, (1, 8, 3, 5)),
         AttentionShape: ("attention", "softmax_step", 1, (1, 16, 7)),
         FeatureShape: ("feature_distance", "distance", 0, (2, 4, 2, 2)),
+        RmsShape: ("rms_norm", "rms_normalize", 0, (1, 8, 3, 5)),
     }[type(own)]
     module = getattr(kernels, name)
     right = getattr(module, function)

@@ -7,7 +7,7 @@ import tempfile
 
 import pytest
 
-from vae.ops.gpu_blocks import NUM_WARPS, SHARED_MEMORY_BYTES, norm_blocks, row_tile
+from vae.ops.gpu_blocks import NUM_WARPS, SHARED_MEMORY_BYTES, norm_blocks, rms_blocks, row_tile
 
 CAPABILITIES = (90, 120)  # H100 and H200; RTX 50
 
@@ -97,9 +97,27 @@ def feature_distance_launches():
         yield kernel, own, {"ROWS": tile.rows, "COLUMNS": tile.columns}, tile.num_warps
 
 
+def rms_norm_launches():
+    """(kernel, types, constants, warps) of the RMS norm: Wan's widths, and the widest."""
+    from vae.ops import rms_norm_triton as kernels
+
+    fp32, whole = "*fp32", (kernels.forward_kernel, kernels.backward_kernel)
+    common = dict.fromkeys(("h_bias", "weight", "sums"), fp32) | dict.fromkeys(("root", "least"), "fp32")
+    common |= dict.fromkeys(("pixels", "channels", "tiles_per_program"), "i32")
+    cases = [("*bf16", 96), (fp32, 96), ("*bf16", 384), (fp32, 384), (fp32, 4096)]
+    for kernel, (element, channels), without in itertools.product(whole, cases, ({}, {"h_bias": None})):
+        known = common | dict.fromkeys(("h", "out", "grad_out", "grad_h"), element)
+        types = {name: known[name] for name in kernel.arg_names if name in known and name not in without}
+        blocks = rms_blocks(channels, 1024**2)
+        constants = {"ROWS": blocks.rows, "COLUMNS": blocks.columns, "SILU": True}
+        yield kernel, types, constants | without, NUM_WARPS
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("capability", CAPABILITIES)
-@pytest.mark.parametrize("launches", [norm_launches, attention_launches, feature_distance_launches])
+@pytest.mark.parametrize(
+    "launches", [norm_launches, attention_launches, feature_distance_launches, rms_norm_launches]
+)
 def test_kernels_compile_within_shared_memory(launches, capability, tmp_path, monkeypatch):
     pytest.importorskip("triton", reason="Triton has no build for this platform")
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
@@ -111,7 +129,9 @@ def test_kernels_compile_within_shared_memory(launches, capability, tmp_path, mo
         name = f"{kernel.__name__} {constants}"
         # one or two values that wait for the end of the loop; a spill in the loop would be of whole tiles
         assert stack_bytes(compiled) <= 16, f"{name} spills registers"
-        if {"h", "scores"} & set(types):  # tiles are read early, 16 bytes at a time, and nothing is reduced
+        if "root" in types:  # rows are reduced within the loop, by barriers if they are wider than a warp
+            assert re.search(r"cp\.async\.cg.*, 0x10|ld\.global\.v4\.b32", compiled.asm["ptx"]), name
+        elif {"h", "scores"} & set(types):  # tiles are read early, 16 bytes at a time, and nothing is reduced
             found = [part for part in loops(compiled.asm["ptx"]) if re.search(r"cp\.async\.cg.*, 0x10", part)]
             assert found, name
             assert {loop.count("bar.sync") for loop in found} == {2}, (

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from tests.harness.runs import ROOT
-from vae.ops.gpu_blocks import SHARED_MEMORY_BYTES, norm_blocks, power_of_two, row_tile
+from vae.ops.gpu_blocks import SHARED_MEMORY_BYTES, norm_blocks, power_of_two, rms_blocks, row_tile
 from vae.ops.library import triton_is_installed
 
 
@@ -47,11 +47,12 @@ def test_kernels_equal_their_references_on_a_gpu():
 @pytest.mark.gpu
 def test_gpu_tensors_select_the_kernels():
     from vae.losses import feature_distance
-    from vae.ops import attention, norm
+    from vae.ops import attention, norm, rms_norm
 
     h = torch.zeros(1, 8, 4, 4, device="cuda").to(memory_format=torch.channels_last)
     assert norm.backend(h).__name__ == "vae.ops.norm_triton"
     assert norm.backend(h.double()).__name__ == "vae.ops.norm_torch"
+    assert rms_norm.backend(h).__name__ == "vae.ops.rms_norm_triton"
     assert attention.backend(h).__name__ == "vae.ops.attention_triton"
     assert feature_distance.backend(h).__name__ == "vae.losses.feature_distance_triton"
 
@@ -95,6 +96,16 @@ def test_norm_blocks_cover_all_elements_within_shared_memory():
 def test_blocks_of_norms_start_at_loads_of_16_bytes():
     for channels, groups in ((128, 32), (192, 32), (384, 32), (512, 32), (768, 32)):
         assert norm_blocks(1, channels, 64, groups).channels % 8 == 0
+
+
+def test_rms_blocks_cover_all_elements_within_shared_memory():
+    for channels, pixels in itertools.product((1, 96, 192, 384, 1000, 4096), (1, 255, 4096, 2**24)):
+        blocks = rms_blocks(channels, pixels)
+        assert blocks.columns == power_of_two(channels)
+        assert blocks.rows * blocks.tiles >= pixels > blocks.rows * (blocks.tiles - 1)
+        assert blocks.programs * blocks.tiles_per_program >= blocks.tiles
+        assert (blocks.programs - 1) * blocks.tiles_per_program < blocks.tiles
+        assert blocks.shared_memory_bytes <= SHARED_MEMORY_BYTES
 
 
 def test_row_tiles_cover_whole_rows_within_shared_memory():

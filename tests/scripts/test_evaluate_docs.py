@@ -34,7 +34,7 @@ def workplace(image_folder, tmp_path_factory) -> Path:
     second = folder / "outputs" / "second"
     given = {**TINY, "channels": NARROW.channels, "data_path": str(image_folder), "output_dir": str(second)}
     assert train_vae.main(command_words(given)) == 0
-    words = ["--vae", second / "vae", "--format", "single", "--output", folder / "other.safetensors"]
+    words = ["--vae", second / "vae", "--output", folder / "other.safetensors"]
     assert export_vae.main([str(word) for word in words]) == 0
     for name, indices in DATASETS.items():
         (folder / "data" / name).mkdir(parents=True)

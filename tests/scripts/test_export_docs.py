@@ -6,12 +6,14 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import save_file
 
 import export_vae
 import train_vae
 from tests.harness.pages import code_blocks, commands, page_text
 from tests.harness.runs import TINY
 from tests.harness.vae_families import SMALL, research_model
+from tests.harness.wan_models import official_weights, wan_model
 from vae.config.export_flags import PUBLISHED_SCALING
 from vae.interop.vae_files import load_vae
 from vae.training.run import train
@@ -30,12 +32,13 @@ def run_folder(image_folder, tmp_path, monkeypatch) -> Path:
     assert train({**TINY, "data_path": "data/train", "output_dir": "outputs/first"}) == 0
     for fold in (0, 1):
         shutil.copytree("outputs/first/vae", f"outputs/folds/fold_{fold}/vae")
+    save_file(official_weights(wan_model()), "qwen_image_vae.safetensors")
     return tmp_path
 
 
 @pytest.mark.slow
 def test_every_command_runs(run_folder):
-    assert len(commands(TEXT)) == 8
+    assert len(commands(TEXT)) == 10
     for python, script, *words in commands(TEXT):
         assert python == "python"
         if script == "train_vae.py":

@@ -96,7 +96,7 @@ def test_average_by_score_uses_recorded_psnr(run, tmp_path):
 
 def test_existing_output_is_kept_without_overwrite(source, tmp_path):
     (tmp_path / "one.safetensors").write_bytes(b"mine")
-    words = ("--vae", source, "--output", tmp_path / "one.safetensors", "--format", "single")
+    words = ("--vae", source, "--output", tmp_path / "one.safetensors")
     code, _, err = run_export(*words)
     assert code == 78
     assert "--overwrite" in err
@@ -139,7 +139,7 @@ def bad_inputs(tmp_path: Path) -> dict[str, tuple[list, str]]:
         "output in a file": (["--output", tmp_path / "file" / "out"], "which is a file: use another folder"),
         "output a file": (["--output", tmp_path / "file"], "is a file: give a folder"),
         "output a folder": (
-            ["--output", tmp_path / "d.safetensors", "--format", "single"],
+            ["--output", tmp_path / "d.safetensors"],
             "is a folder: give a file",
         ),
         "no cuda": (["--device", "cuda"], "--device cuda"),
@@ -171,10 +171,9 @@ def test_invalid_input_is_a_one_line_error_and_writes_nothing(case, source, tmp_
 
 @pytest.mark.slow
 @pytest.mark.skipif(os.name == "nt", reason="needs a limit on file sizes")
-@pytest.mark.parametrize("form", ["diffusers", pytest.param("single", marks=pytest.mark.slow)])
-def test_full_disk_leaves_old_file_and_no_temporary_file(form, source, tmp_path):
-    output = tmp_path / ("out.safetensors" if form == "single" else "out")
-    words = ["--vae", str(source), "--output", str(output), "--format", form, "--overwrite"]
+@pytest.mark.parametrize("name", ["out", "out.safetensors"])
+def test_full_disk_leaves_old_file_and_no_temporary_file(name, source, tmp_path):
+    words = ["--vae", str(source), "--output", str(tmp_path / name), "--overwrite"]
     assert run_export(*words)[0] == 0
     before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
     script = tmp_path.parent / "limited.py"

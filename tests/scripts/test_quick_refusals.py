@@ -105,7 +105,7 @@ REFUSALS = [
     ),
     ("export_vae.py", EXPORT, {"--data_path": "s3://me:pw@b/a"}, 77, ["--data_path s3://b/a", "folder"]),
     ("check_compatibility.py", {}, {"--plan": "--gpu=RTX 6090"}, 78, ["--gpu 'RTX 6090'", "--vram_gib"]),
-    ("export_vae.py", EXPORT, {"--format": "zip"}, 2, ["--format", "zip", "single"]),
+    ("export_vae.py", EXPORT, {"--dtype": "zip"}, 2, ["--dtype", "zip", "bf16"]),
     ("export_vae.py", EXPORT, {"--vae": "F/none"}, 78, ["--vae F/none"]),
     ("export_vae.py", EXPORT, {"--output": "F/used"}, 78, ["--output F/used", "--overwrite"]),
     ("export_vae.py", EXPORT, {"--data_path": "F/none"}, 77, ["--data_path F/none"]),

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -10,6 +11,8 @@ import torch
 from PIL import Image
 
 from tests.harness.runs import TINY
+from tests.harness.small_vae import SMALL as SMALL_VAE
+from tests.harness.small_vae import write_vae
 from tests.harness.toy_networks import NO_LPIPS, relative_difference, toy_terms
 from tests.harness.training_runs import (
     ONE_PROCESS,
@@ -259,3 +262,19 @@ def test_decoder_gradients_do_not_depend_on_the_frozen_encoder(level):
     assert set(decoder) == {name for name in all_parts if name.startswith(("decoder.", "post_quant_conv."))}
     for name, value in decoder.items():
         assert torch.equal(value, all_parts[name]), name
+
+
+@pytest.mark.slow
+def test_a_new_decoder_begins_as_a_codec_of_the_trained_latents(options, image_folder, tmp_path):
+    shape = replace(SMALL_VAE, channels=(16, 32), z_channels=8, use_quant_conv=True)
+    teacher = load_vae(write_vae(tmp_path / "teacher", shape=shape)).autoencoder
+    given = {"init_from": str(tmp_path / "teacher"), "train_part": "decoder", "decoder_channels": (8, 16)}
+    assert train({**options, **given, "learning_rate": 1e-9}) == 0
+    loaded = load_vae(tmp_path / "run" / "vae")
+    student, pixels = loaded.autoencoder, image()
+    assert student.config.decoder_channels == (8, 16)
+    assert loaded.scaling_factor == 0.5
+    with torch.no_grad():
+        assert torch.equal(student.encode(pixels).mean, teacher.encode(pixels).mean)
+    found = psnr_of(lambda images: student(images)[0], image_folder)
+    assert found > psnr_of(lambda images: teacher(images)[0], image_folder) - 3

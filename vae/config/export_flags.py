@@ -26,13 +26,10 @@ class ExportConfig:
         MISSING, "checkpoint, diffusers folder or .safetensors file; several are averaged", metavar="PATH"
     )
     output: str = option(
-        MISSING, "folder (--format diffusers) or file (--format single) to write", metavar="PATH"
-    )
-    format: str = option(
-        "diffusers",
-        "diffusers: folder for from_pretrained; single: one .safetensors file with the parameter names of "
-        "the original research code, for ComfyUI and other programs",
-        choices=("diffusers", "single"),
+        MISSING,
+        "folder for from_pretrained of diffusers; or a name that ends in .safetensors: one file with the "
+        "parameter names of the original research code, for ComfyUI and other programs",
+        metavar="PATH",
     )
     dtype: str = option("fp32", "precision of the stored weights", choices=("fp32", "fp16", "bf16"))
     weights: str = weights_option()
@@ -83,13 +80,24 @@ class ExportConfig:
     add_quant_conv: bool = option(
         False, "add the 1x1 convolutions of SD 1.x around the latents; folding a shift needs them"
     )
+    into: str | None = option(
+        None,
+        "video VAE Wan 2.1 or Qwen-Image, a folder or .safetensors file: write it with its names and the "
+        "trained network in it; for single images only",
+        metavar="PATH",
+    )
     device: str = device_option("to encode the images on")
     kernels: str = kernels_option()
+
+    @property
+    def is_single(self) -> bool:
+        """Whether one file is written, not a folder."""
+        return self.output.lower().endswith(".safetensors")
 
 
 EPILOG = """examples:
   export_vae.py --vae outputs/first/checkpoint_epoch_100.pt --output my_vae --data_path data/train
-  export_vae.py --vae my_vae --output my_vae.safetensors --format single --dtype fp16 --data_path data/train
+  export_vae.py --vae my_vae --output my_vae.safetensors --dtype fp16 --data_path data/train
 """
 
 
@@ -142,14 +150,3 @@ def _check_together(config: ExportConfig) -> None:
         raise UserError("--fold_scaling determines the scaling: omit --scaling_factor")
     if config.per_channel and not config.fold_scaling:
         raise UserError("--per_channel needs --fold_scaling: add it, or omit --per_channel")
-    single_name = config.output.lower().endswith(".safetensors")
-    if config.format == "single" and not single_name:
-        raise UserError(
-            f"--output {config.output}: --format single writes one file: "
-            "give a name that ends in .safetensors"
-        )
-    if config.format == "diffusers" and single_name:
-        raise UserError(
-            f"--output {config.output} with --format diffusers is a folder: omit .safetensors, or use "
-            "--format single"
-        )

@@ -126,6 +126,12 @@ def weights_option() -> Any:
 class ModelConfig:
     """Architecture of the autoencoder and its initial weights."""
 
+    family: str = option(
+        "kl",
+        "layers of the network; kl: those of AutoencoderKL; wan: the ones that act on a single image in the "
+        "video VAEs Wan 2.1 and Qwen-Image, only with --init_from, which sets it",
+        choices=("kl", "wan"),
+    )
     channels: tuple[int, ...] = option(
         (128, 256, 512, 512),
         "channels per resolution level; each further level halves the sides of the latents",
@@ -135,6 +141,21 @@ class ModelConfig:
     layers_per_block: int = option(
         2, "residual blocks per encoder level; each decoder level has one more", at_least=1, at_most=100
     )
+    decoder_channels: tuple[int, ...] | None = option(
+        None,
+        "channels per level of the decoder, in the order of --channels",
+        unset="those of --channels",
+        at_least=1,
+        at_most=MAX_CHANNELS,
+    )
+    decoder_layers_per_block: int | None = option(
+        None,
+        "residual blocks per decoder level, without the additional one",
+        unset="--layers_per_block",
+        at_least=1,
+        at_most=100,
+    )
+    mid_attention: bool = option(True, "attention in the middle of encoder and decoder")
     z_channels: int = option(16, "latent channels", at_least=1, at_most=MAX_CHANNELS)
     norm_groups: int = option(
         32, "groups of every GroupNorm; must divide every value of --channels", at_least=1
@@ -155,6 +176,16 @@ class ModelConfig:
         "start from an existing VAE: a checkpoint, diffusers folder or .safetensors file",
         metavar="PATH",
     )
+
+    @property
+    def up_channels(self) -> tuple[int, ...]:
+        """The channels of the decoder's levels, from the image to the latents."""
+        return self.decoder_channels or self.channels
+
+    @property
+    def up_layers(self) -> int:
+        """The residual blocks of a decoder level, without the additional one."""
+        return self.decoder_layers_per_block or self.layers_per_block
 
 
 @dataclass(frozen=True)
@@ -641,7 +672,9 @@ def build(values: dict[str, Any]) -> Config:
     parts: dict[str, dict[str, Any]] = {name: {} for name in sections()}
     for name, value in values.items():
         section, item = options[name]
-        if isinstance(item.default, tuple):
-            value = tuple(value) if isinstance(value, (list, tuple)) else (value,)
+        if isinstance(value, list):
+            value = tuple(value)
+        if isinstance(item.default, tuple) and not isinstance(value, tuple):
+            value = (value,)
         parts[section][name] = value
     return Config(**{name: section(**parts[name]) for name, section in sections().items()})

@@ -21,6 +21,7 @@ PER_COMMAND = frozenset(
 LENGTHS = ("num_epochs", "max_steps", "progressive")
 BATCHES = ("batch_size", "progressive")  # that --global_batch_size would contradict
 SHAPE = tuple(item.name for item in fields(ModelConfig) if item.name not in ("init", "init_from"))
+DECODER_SHAPE = ("decoder_channels", "decoder_layers_per_block")
 _DISCRIMINATOR_SHAPE = ("disc_channels", "disc_layers")
 
 
@@ -95,10 +96,23 @@ def with_local_batch(config: Config, processes: int) -> Config:
 
 
 def check_encoder(config: Config, given: dict[str, Any]) -> None:
-    """Raise UserError if a new run is to train the decoder of no VAE."""
+    """Raise UserError if a new run is to train the decoder of no VAE, or a family without initial weights."""
+    if config.model.family != "kl" and not config.model.init_from:
+        raise UserError(
+            f"--family {config.model.family} needs trained weights: give their VAE with --init_from"
+        )
     if config.optim.train_part == "decoder" and not config.model.init_from:
         flag = "--train_part" if "train_part" in given else f"--profile {given['profile']}: --train_part"
         raise UserError(f"{flag} decoder needs a trained encoder: give its VAE with --init_from")
+
+
+def check_new_decoder(model: ModelConfig) -> None:
+    """Raise UserError if a new decoder for the encoder of --init_from cannot begin as a linear codec."""
+    if model.family != "kl":
+        raise UserError(
+            f"--decoder_channels {_typed(model.up_channels)} is not possible with --init_from, which has RMS "
+            "norms: remove --decoder_channels"
+        )
 
 
 def check_same_model(given: dict[str, Any], checkpoint: dict[str, Any]) -> None:

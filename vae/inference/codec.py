@@ -34,7 +34,9 @@ def check_main_memory(
     factor = (_WHOLE if tile is None else _TILED)[operation]
     if tile is None and operation == "encode" and model.config.layers_per_block > 1:
         factor += 1
-    needed, free = int(factor * pixels * model.config.channels[0] * dtype.itemsize), free_memory()
+    config = model.config
+    width = (config.channels if operation == "encode" else config.up_channels)[0]
+    needed, free = int(factor * pixels * width * dtype.itemsize), free_memory()
     if needed > free:
         raise MemoryError(f"{operation} needs at least {needed / GIB:.1f} GiB, and {free / GIB:.1f} are free")
 

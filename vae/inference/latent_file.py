@@ -40,6 +40,9 @@ class LatentSource:
     downsampling: int
     scaling_factor: float | None
     shift_factor: float | None
+    # mean and standard deviation of each channel, if the VAE's file contains them
+    latents_mean: tuple[float, ...] = ()
+    latents_std: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -81,6 +84,9 @@ def save_latents(path: Path, latents: Latents, source: LatentSource, image: str)
     for name in ("scaling_factor", "shift_factor"):
         if getattr(source, name) is not None:
             metadata[name] = repr(float(getattr(source, name)))
+    for name in ("latents_mean", "latents_std"):
+        if getattr(source, name):
+            metadata[name] = json.dumps(getattr(source, name))
     with atomic_path(path) as temporary:
         try:
             save_file({"latents": mean, "logvar": logvar}, temporary, metadata=metadata)

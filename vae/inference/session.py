@@ -21,6 +21,7 @@ from vae.inference.latent_file import (
     load_latents,
 )
 from vae.inference.tasks import LATENTS
+from vae.interop.families import latents_config
 from vae.interop.vae_files import load_vae
 from vae.model.autoencoder import AutoencoderKL
 from vae.ops.kernel_check import choose_kernels
@@ -109,6 +110,7 @@ def open_session(config: InferConfig) -> Session:
         model.downsampling,
         loaded.scaling_factor,
         loaded.shift_factor,
+        **{name: tuple(values) for name, values in latents_config(model.bn).items()},
     )
     model.to(device).to(memory_format=torch.channels_last)
     torch.backends.cudnn.allow_tf32 = False  # --dtype fp32 means fp32, not TF32

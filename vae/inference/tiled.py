@@ -20,7 +20,9 @@ from torch import nn
 from vae.inference.feature_map import FeatureMap, Moments
 from vae.model.autoencoder import AutoencoderKL, MidBlock
 from vae.model.layers import Attention, Conv2d, Downsample, NormSiLU, ResnetBlock, Upsample
+from vae.model.rms_norm import RMSNormSiLU
 from vae.ops.fused_conv import end_dtype
+from vae.ops.norm import normalize
 
 Range = tuple[int, int]  # first row or column, and the one after the last
 QUERIES = 512  # of attention at a time: 0.44 GiB of fp32 scores for an image of 5120 x 2880 px
@@ -31,7 +33,7 @@ class Pass:
     """One layer over all tiles, with an optional norm-SiLU before it, from and to trunk or branch."""
 
     layer: Conv2d | Downsample | Upsample
-    norm: NormSiLU | None = None
+    norm: NormSiLU | RMSNormSiLU | None = None
     from_branch: bool = False  # reads the branch, and adds the trunk to its result
     to_branch: bool = False  # writes the branch, and leaves the trunk unchanged
     shortcut: Conv2d | None = None  # 1x1 convolution of the trunk before it is added
@@ -125,7 +127,7 @@ def decoder_plan(model: AutoencoderKL) -> Plan:
 
 def _middle(block: MidBlock) -> Plan:
     first, last = block.resnets
-    return [*_blocks([first]), Attend(block.attentions[0]), *_blocks([last])]
+    return [*_blocks([first]), *map(Attend, block.attentions), *_blocks([last])]
 
 
 def _blocks(resnets: Iterable[ResnetBlock]) -> Plan:
@@ -144,13 +146,12 @@ def run_plan(
     device: torch.device,
     dtype: torch.dtype,
     tile: int,
-    groups: int,
     on_step: Callable[[int, int], None],
 ) -> torch.Tensor:
     """The result of `plan` for `values` (B, C, H, W), in host memory; each tile has `tile` px a side.
 
-    `groups` is the number of groups of the model's norms. `on_step(done, total)` is called after each tile,
-    with the FLOPs of one image: tiles take very different times, and attention may take minutes.
+    `on_step(done, total)` is called after each tile, with the FLOPs of one image: tiles take very different
+    times, and attention may take minutes.
     """
     total, done = count_flops(plan, values.shape[2], values.shape[3]), 0
 
@@ -162,7 +163,8 @@ def run_plan(
     trunk = FeatureMap.of(values.to("cpu", dtype), tile)
     branch: FeatureMap | None = None
     for step, following in itertools.zip_longest(plan, plan[1:]):
-        norm_groups = groups if isinstance(following, Pass) and following.norm is not None else None
+        norm = following.norm if isinstance(following, Pass) else None
+        norm_groups = norm.num_groups if isinstance(norm, NormSiLU) else None
         if isinstance(step, Attend):
             whole = trunk.read((0, trunk.height), (0, trunk.width), device)
             trunk.release(trunk.height)
@@ -194,8 +196,7 @@ def _make_tile(
     h = source.read((top, bottom), (left, right), device)
     dtype = h.dtype
     if step.norm is not None:
-        assert source.moments is not None, "the previous pass accumulates the statistics of a norm"
-        h = _norm_silu(h, step.norm, source.moments).to(end_dtype(h) if step.is_end else dtype)
+        h = _norm_silu(h, step.norm, source.moments, end_dtype(h) if step.is_end else dtype)
     h = step.layer(h).to(dtype)
     h = h[:, :, row : row + rows[1] - rows[0], column : column + columns[1] - columns[0]]
     if not step.from_branch:
@@ -204,8 +205,16 @@ def _make_tile(
     return h + (x if step.shortcut is None else step.shortcut(x))
 
 
-def _norm_silu(h: torch.Tensor, norm: NormSiLU, moments: Moments) -> torch.Tensor:
-    """NormSiLU of a tile with statistics of its whole feature map, in their dtype; in place on one copy."""
+def _norm_silu(
+    h: torch.Tensor, norm: NormSiLU | RMSNormSiLU, moments: Moments | None, dtype: torch.dtype
+) -> torch.Tensor:
+    """Norm and SiLU of a tile, in place on one copy, in the dtype of the statistics of the whole feature map.
+
+    An RMS norm needs no statistics. The result is in `dtype`.
+    """
+    if isinstance(norm, RMSNormSiLU):
+        return normalize(h, h.new_empty(0), norm.norm(dtype))
+    assert moments is not None, "the previous pass accumulates the statistics of a norm"
     per_group = norm.num_channels // norm.num_groups
     mean, rstd = (
         value.repeat_interleave(per_group, dim=1)[:, :, None, None]  # (B, G) -> (B, C, 1, 1)
@@ -213,7 +222,7 @@ def _norm_silu(h: torch.Tensor, norm: NormSiLU, moments: Moments) -> torch.Tenso
     )
     normalized = h - mean  # (B, C, rows, columns) in the dtype of the statistics
     normalized.mul_(rstd * norm.weight[:, None, None]).add_(norm.bias[:, None, None])
-    return F.silu(normalized, inplace=True)
+    return F.silu(normalized, inplace=True).to(dtype)
 
 
 def _tiles(height: int, width: int, tile: int) -> Iterator[tuple[Range, Range]]:
@@ -264,5 +273,4 @@ def _run(
     on_step: Callable[[int, int], None],
 ) -> torch.Tensor:
     device = next(model.parameters()).device
-    groups = model.config.norm_groups
-    return run_plan(plan, values, device=device, dtype=dtype, tile=tile, groups=groups, on_step=on_step)
+    return run_plan(plan, values, device=device, dtype=dtype, tile=tile, on_step=on_step)

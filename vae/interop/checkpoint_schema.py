@@ -9,7 +9,7 @@ import torch
 from vae.config.options import Config, all_options, build
 from vae.config.values import check, from_json
 from vae.interop.fitting import config_from_shapes, group_names
-from vae.model.autoencoder import AutoencoderKL
+from vae.model.autoencoder import AutoencoderKL, widths_fit
 from vae.model.discriminator import Discriminator
 from vae.optimizers import ADAMW_STATE, MUON_STATE, parameter_groups
 from vae.system.errors import UserError
@@ -181,7 +181,7 @@ def _check_networks(content: Mapping[str, Any], config: Config) -> list[torch.nn
         configured = getattr(config.model, name)
         if value != (list(configured) if isinstance(configured, tuple) else configured):
             raise ContentError(f"its model has {name} {value}, and its config {configured}")
-    if any(width % config.model.norm_groups for width in config.model.channels):
+    if not widths_fit(config.model):
         raise ContentError(f"its config has --norm_groups {config.model.norm_groups}")
     with torch.device("meta"):
         autoencoder = AutoencoderKL(config.model)

@@ -4,23 +4,23 @@ The model uses diffusers' parameter names, so the file contains its state_dict u
 """
 
 import json
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from vae.config.options import ModelConfig
+from vae.interop.families import FAMILIES, check_class, class_of
 from vae.interop.latent_statistics import LatentConstants
 from vae.interop.safetensors_file import write_safetensors
 from vae.interop.vae_path import WEIGHTS_NAME
-from vae.model.autoencoder import LatentNorm
 from vae.system.errors import UserError
 from vae.system.files import parse_json, read_json, write_json
 
 # Pipelines of SDXL apply scaling_factor *and* the channels' constants if config.json has both; its training
 # scripts, and programs for SD 1.x, apply scaling_factor alone. For these, latents would not be the same.
 SDXL_CHANNELS = 4
-CLASSES = ("AutoencoderKL", "AutoencoderKLFlux2")  # without and with a latent norm
 
 
 def diffusers_config(
@@ -30,30 +30,22 @@ def diffusers_config(
     shift_factor: float,
     force_upcast: bool = False,
 ) -> dict[str, Any]:
-    """Content of config.json for from_pretrained of diffusers' AutoencoderKL or AutoencoderKLFlux2.
+    """Content of config.json, for from_pretrained if diffusers has such a class.
 
     With `force_upcast`, fp16 pipelines run the VAE in fp32.
     """
-    levels = len(model.channels)
+    name = class_of(model)
     shape = {
-        "_class_name": CLASSES[model.latent_norm],
+        "_class_name": name,
         "_diffusers_version": "0.35.0",
-        "act_fn": "silu",
-        "block_out_channels": list(model.channels),
-        "down_block_types": ["DownEncoderBlock2D"] * levels,
         "in_channels": 3,
         "latent_channels": model.z_channels,
-        "layers_per_block": model.layers_per_block,
-        "mid_block_add_attention": True,
-        "norm_num_groups": model.norm_groups,
         "out_channels": 3,
         "sample_size": sample_size,
-        "up_block_types": ["UpDecoderBlock2D"] * levels,
-        "use_post_quant_conv": model.use_quant_conv,
-        "use_quant_conv": model.use_quant_conv,
     }
-    if model.latent_norm:  # replaces scaling and shift
-        return shape | {"batch_norm_eps": LatentNorm.EPS, "patch_size": [2, 2]}
+    shape |= FAMILIES[name].config(model)
+    if model.latent_norm:  # it replaces scaling and shift
+        return shape
     return shape | {
         "force_upcast": force_upcast,
         "scaling_factor": scaling_factor,
@@ -82,8 +74,25 @@ def save_diffusers_folder(
     metadata: dict[str, str] | None = None,
 ) -> None:
     """Write weights, with diffusers names, and a config from diffusers_config; each file atomically."""
+    if config["_class_name"] == "AsymmetricAutoencoderKL":
+        dtype = weights["decoder.conv_in.weight"].dtype
+        weights = weights | _condition_encoder(config["up_block_out_channels"], dtype)
     write_safetensors(folder / WEIGHTS_NAME, weights, metadata or {})
     write_json(folder / "config.json", dict(sorted(config.items())), indent=2)
+
+
+def _condition_encoder(channels: list[int], dtype: torch.dtype) -> dict[str, torch.Tensor]:
+    """The part of AsymmetricAutoencoderKL that reads masks, all zero: without a mask it is not used."""
+    first, last = channels[0], channels[-1]
+    widths = [3, *(min(first * 2**level, last) for level in range(3))]
+    widths += [min(first * 8, last), last]
+    tensors = {}
+    for layer, (before, after) in enumerate(pairwise(widths)):
+        size = 3 if layer < 2 else 4
+        name = f"decoder.condition_encoder.layers.{layer}"
+        tensors[f"{name}.weight"] = torch.zeros(after, before, size, size, dtype=dtype)
+        tensors[f"{name}.bias"] = torch.zeros(after, dtype=dtype)
+    return tensors
 
 
 def read_config(config_path: Path, where: str) -> dict[str, Any]:
@@ -94,7 +103,7 @@ def read_config(config_path: Path, where: str) -> dict[str, Any]:
         raise UserError(f"{where}: its config.json cannot be read: {error.strerror or error}") from None
     except ValueError as error:
         raise UserError(f"{where}: its config.json is not valid JSON: {error}") from None
-    return _checked_class(config, where, "config.json")
+    return check_class(config, where, "config.json")
 
 
 def parse_config(text: str, where: str, source: str) -> dict[str, Any]:
@@ -103,13 +112,4 @@ def parse_config(text: str, where: str, source: str) -> dict[str, Any]:
         config = parse_json(text)
     except ValueError as error:
         raise UserError(f"{where}: its {source} is not valid JSON: {error}") from None
-    return _checked_class(config, where, source)
-
-
-def _checked_class(config: Any, where: str, source: str) -> dict[str, Any]:
-    name = config.get("_class_name") if isinstance(config, dict) else type(config).__name__
-    if name not in CLASSES:
-        raise UserError(
-            f"{where}: its {source} is for {name}, but only {' and '.join(CLASSES)} are supported"
-        )
-    return config
+    return check_class(config, where, source)

@@ -18,6 +18,7 @@ from vae.interop.diffusers_folder import (
     diffusers_config,
     save_diffusers_folder,
 )
+from vae.interop.families import comfyui_problem, latents_config
 from vae.interop.folding import fold, folding_for, with_quant_conv
 from vae.interop.half_precision import LargestActivation, largest_activation
 from vae.interop.latent_statistics import (
@@ -28,9 +29,11 @@ from vae.interop.latent_statistics import (
     is_unmeasured,
     set_latent_norm,
 )
+from vae.interop.modelspec import COMPVIS, modelspec
 from vae.interop.precheck import check_command
 from vae.interop.safetensors_file import stored_weights, write_safetensors
 from vae.interop.vae_files import CONFIG_KEY, START_KEY, LoadedVae, load_vae
+from vae.interop.video_file import write_into
 from vae.model.autoencoder import AutoencoderKL
 from vae.ops.kernel_check import choose_kernels
 from vae.progress import track
@@ -47,6 +50,7 @@ class _Findings:
     scaling: tuple[float, float] | None = None  # scaling and shift
     statistics: LatentStatistics | None = None
     largest: LargestActivation | None = None
+    encoder_trained: bool = False  # by the run of a checkpoint
 
 
 def export(config: ExportConfig) -> None:
@@ -55,7 +59,7 @@ def export(config: ExportConfig) -> None:
     output = Path(config.output)
     vaes = [load_vae(Path(path), weights=config.weights) for path in config.vae]
     loaded = combine(vaes, config) if len(vaes) > 1 else vaes[0]
-    findings = _Findings(scaling=_given_scaling(loaded, config))
+    findings = _Findings(_given_scaling(loaded, config), encoder_trained=loaded.file.encoder_trained)
     model = loaded.autoencoder
     needs_quant_conv = config.fold_scaling == CHANNELS and model.quant_conv is None
     if config.add_quant_conv or needs_quant_conv:
@@ -67,13 +71,16 @@ def export(config: ExportConfig) -> None:
         _measure_on_images(model.to(device), crops, config, findings)
     elif config.dtype == "fp16":
         console.warning("the activations were not tested for fp16: give images with --data_path to test them")
-    if findings.scaling is None and model.bn is None and config.format == "diffusers":
+    if config.into is not None:
+        write_into(Path(config.into), output, model, config.dtype)
+        return
+    if findings.scaling is None and model.bn is None and not config.is_single:
         raise _missing_scaling(config.vae[0])
     _write(output, model, config, loaded, findings)
     constants = ""
     if findings.scaling is not None and model.bn is None:
         constants = ", scaling {:.5g}, shift {:.5g}".format(*findings.scaling)
-    console.info(f"written: {output} ({config.format}, {config.dtype}{constants})")
+    console.info(f"written: {output} ({config.dtype}{constants})")
 
 
 def _missing_scaling(path: str) -> UserError:
@@ -101,7 +108,8 @@ def _measure_on_images(model: AutoencoderKL, crops: Crops, config: ExportConfig,
     """Measure the latents, fold a scaling if --fold_scaling is given, and test fp16; fills `findings`."""
     device = next(model.parameters()).device
     images = track(crops.batches(), "latents", len(crops.images), "crop", keep=False)
-    findings.statistics = _measure_latents(model, (batch.to(device) for batch in images), crops.image_size)
+    batches, trained = (batch.to(device) for batch in images), findings.encoder_trained
+    findings.statistics = _measure_latents(model, batches, crops.image_size, trained)
     if config.fold_scaling is not None:
         findings.statistics = _fold(model, findings.statistics, config)
         findings.scaling = FOLDED_SCALING[config.fold_scaling]
@@ -114,16 +122,16 @@ def _measure_on_images(model: AutoencoderKL, crops: Crops, config: ExportConfig,
 
 @torch.no_grad()
 def _measure_latents(
-    model: AutoencoderKL, batches: Iterable[torch.Tensor], image_size: int
+    model: AutoencoderKL, batches: Iterable[torch.Tensor], image_size: int, encoder_trained: bool
 ) -> LatentStatistics:
-    """Measure the statistics of the latents; also sets a latent norm that was never measured."""
+    """Measure the statistics of the latents; also sets a latent norm that is not measured for them."""
     sums, patches, num_images = LatentSums(), LatentSums(), 0
     for images in batches:
         posterior = model.encode(images)
         sums.add(posterior.mean, posterior.logvar)
         num_images += 1
         if model.bn is not None:
-            add_patches(patches, posterior)
+            add_patches(patches, posterior, model.bn.patch)
     statistics = sums.statistics()
     mean, std = (" ".join(f"{x:.3g}" for x in part.tolist()) for part in (statistics.mean, statistics.std))
     console.info(
@@ -132,9 +140,9 @@ def _measure_latents(
     )
     console.info(f"  mean of each channel:               {mean}")
     console.info(f"  standard deviation of each channel: {std}")
-    if model.bn is not None and is_unmeasured(model.bn):
+    if model.bn is not None and is_unmeasured(model.bn, encoder_trained):
         set_latent_norm(model, patches.statistics())
-        console.info("  the latent norm is set to the statistics of their 2x2 patches")
+        console.info("  the latent norm is set to these statistics")
     return statistics
 
 
@@ -167,21 +175,28 @@ def _write(
         force_upcast = loaded.file.force_upcast is not False  # True if nothing is known
     size = loaded.file.sample_size or config.image_size or DEFAULT_IMAGE_SIZE
     scaling, shift = findings.scaling or (1.0, 0.0)
-    content = diffusers_config(model.config, size, scaling, shift, force_upcast)
+    content = diffusers_config(model.config, size, scaling, shift, force_upcast) | latents_config(model.bn)
     constants = _channel_constants(loaded, config, findings)
+    metadata = {}
     if model.bn is None:
         in_file = bool(loaded.file.latents_mean) and config.fold_scaling is None
         content |= channel_config(constants, were_in_config=in_file)
-    metadata = channel_metadata(constants)
+        metadata = channel_metadata(constants)
     if loaded.file.start and config.fold_scaling is None:  # folded weights have a basis of their own
         metadata[START_KEY] = loaded.file.start
     weights = stored_weights(model, config.dtype)
-    if config.format == "diffusers":
+    source = loaded.file.metadata
+    if not config.is_single:
+        metadata |= modelspec(model, output, size, source)
         save_diffusers_folder(output, weights, content, metadata)
         return
+    if problem := comfyui_problem(model.config, findings.scaling):
+        console.warning(f"ComfyUI {problem}")
+    metadata |= modelspec(model, output, size, source, implementation=COMPVIS)
     if findings.scaling is None:
         content = {k: v for k, v in content.items() if k not in ("scaling_factor", "shift_factor")}
-    weights = to_compvis(weights, quant_conv_inside=model.bn is not None)
+    if model.config.family != "wan":
+        weights = to_compvis(weights, quant_conv_inside=model.bn is not None)
     write_safetensors(output, weights, {**metadata, CONFIG_KEY: json.dumps(content)})
 
 

@@ -1,5 +1,6 @@
 """Whether tensors fit the architecture: the model config from their shapes, and clear errors if not."""
 
+import itertools
 import re
 from collections.abc import Collection
 from typing import Any
@@ -11,6 +12,7 @@ from vae.model.autoencoder import AutoencoderKL
 from vae.system.errors import UserError
 
 _MAX_GROUPS_SHOWN = 3
+_UP_BLOCK = re.compile(r"decoder\.up_blocks\.(\d{1,9})\.resnets\.(\d{1,9})\.conv1\.weight")
 
 
 def config_from_shapes(weights: dict[str, torch.Tensor], where: str) -> dict[str, Any]:
@@ -37,16 +39,42 @@ def config_from_shapes(weights: dict[str, torch.Tensor], where: str) -> dict[str
         if name not in weights:
             raise UserError(f"{where} lacks {name}")
         if weights[name].dim() == 5:
-            raise UserError(f"{where} is a video VAE: {name} has a time axis, but only images are supported")
+            raise UserError(
+                f"{where} is a video VAE: {name} has a time axis, and of these only Wan 2.1 and Qwen-Image "
+                "are supported"
+            )
         if weights[name].dim() != 4 or 0 in weights[name].shape:
             raise UserError(f"{where} has another shape of {name}: it is not a convolution")
+    channels = [weights[name].shape[0] for name in conv_names]
+    has_biases = any(name.endswith(".norm1.bias") for name in weights)
     return {
-        "channels": [weights[name].shape[0] for name in conv_names],
+        "family": "kl" if has_biases else "wan",
+        "channels": channels,
         "layers_per_block": per_level,
+        **_decoder_shape(weights, channels, per_level),
+        "mid_attention": any(".mid_block.attentions." in name for name in weights),
         "z_channels": weights["encoder.conv_out.weight"].shape[0] // 2,
         "use_quant_conv": "quant_conv.weight" in weights,
         "latent_norm": "bn.running_mean" in weights,
     }
+
+
+def _decoder_shape(weights: dict[str, torch.Tensor], channels: list[int], per_level: int) -> dict[str, Any]:
+    """What differs from the encoder in the decoder's levels; nothing if they are not complete."""
+    names = {name: _UP_BLOCK.fullmatch(name) for name in weights}
+    blocks = {(int(m[1]), int(m[2])): weights[name] for name, m in names.items() if m}
+    levels, rest = len(channels), len(blocks) % len(channels)
+    own_layers = len(blocks) // levels - 1
+    complete = set(itertools.product(range(levels), range(own_layers + 1)))
+    shape: dict[str, Any] = {"decoder_channels": None, "decoder_layers_per_block": None}
+    if rest or own_layers < 1 or blocks.keys() != complete:
+        return shape
+    if any(weight.dim() != 4 for weight in blocks.values()):
+        return shape
+    own = [blocks[level, 0].shape[0] for level in reversed(range(levels))]
+    shape["decoder_channels"] = own if own != channels else None
+    shape["decoder_layers_per_block"] = own_layers if own_layers != per_level else None
+    return shape
 
 
 def check_fit(config: ModelConfig, weights: dict[str, torch.Tensor], where: str) -> None:
@@ -75,9 +103,10 @@ def check_fit(config: ModelConfig, weights: dict[str, torch.Tensor], where: str)
 
 
 def load_weights(model: AutoencoderKL, weights: dict[str, torch.Tensor]) -> None:
-    """Copy weights that passed check_fit into `model`."""
+    """Copy weights that passed check_fit into `model`; without those of a decoder, it keeps its own."""
     own = model.state_dict()
-    model.load_state_dict({name: value.reshape(own[name].shape) for name, value in weights.items()})
+    reshaped = {name: value.reshape(own[name].shape) for name, value in weights.items()}
+    model.load_state_dict({**own, **reshaped})
 
 
 def group_names(names: Collection[str], among: Collection[str]) -> str:
@@ -112,7 +141,7 @@ def _likely_cause(
     if not any(name.startswith("decoder.") for name in weights):
         return "it contains only an encoder"
     if any("mid_block.attentions" in name for name in missing):
-        return "it has no attention in its middle block, which is another architecture"
+        return "one of its two middle blocks has no attention, which is another architecture"
     if any(re.search(r"\.attn\.|\.attentions\.[1-9]|_blocks\.\d+\.attentions", name) for name in unknown):
         return "it has attention inside its levels, which is another architecture"
     if any("quant_conv" in name for name in missing):

@@ -75,20 +75,26 @@ class LatentSums:
         return LatentStatistics(mean, variance.clamp(min=MIN_VARIANCE).sqrt(), self.count)
 
 
-def add_patches(sums: LatentSums, posterior: Posterior) -> None:
-    """Add the 2x2 patches that LatentNorm normalizes; an odd last row or column is excluded."""
-    height, width = (side // 2 * 2 for side in posterior.mean.shape[-2:])
+def add_patches(sums: LatentSums, posterior: Posterior, patch: int) -> None:
+    """Add the patches that LatentNorm normalizes; a last row or column beyond them is excluded."""
+    height, width = (side // patch * patch for side in posterior.mean.shape[-2:])
     mean, logvar = (part[..., :height, :width] for part in (posterior.mean, posterior.logvar))
-    sums.add(F.pixel_unshuffle(mean, 2), F.pixel_unshuffle(logvar, 2))
+    sums.add(F.pixel_unshuffle(mean, patch), F.pixel_unshuffle(logvar, patch))
 
 
-def is_unmeasured(norm: LatentNorm) -> bool:
-    """Whether a latent norm is still the identity of a new network."""
+def is_unmeasured(norm: LatentNorm, encoder_trained: bool = False) -> bool:
+    """Whether a latent norm is still the identity of a new network.
+
+    `encoder_trained`: the latents have changed. Statistics of single positions are then those of other
+    latents; FLUX.2's are a fixed part of its network.
+    """
+    if encoder_trained and norm.patch == 1:
+        return True
     return not norm.running_mean.any() and bool((norm.running_var == 1).all())
 
 
 def set_latent_norm(model: AutoencoderKL, patches: LatentStatistics) -> None:
-    """Copy measured statistics of 2x2 patches into the model's latent norm."""
+    """Copy measured statistics of patches into the model's latent norm."""
     assert model.bn is not None
     model.bn.running_mean.copy_(patches.mean)
-    model.bn.running_var.copy_(patches.std.square() - LatentNorm.EPS)  # normalize() adds it again
+    model.bn.running_var.copy_(patches.std.square() - model.bn.eps)  # normalize() adds it again

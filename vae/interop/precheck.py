@@ -15,19 +15,24 @@ def check_command(config: ExportConfig) -> None:
     _check_output(Path(config.output), config)
     for path in config.vae:
         locate_vae(Path(path), "--vae")
+    if config.into is not None:
+        located = locate_vae(Path(config.into), "--into")
+        if located.kind == "checkpoint" or config.is_single != (located.config is None):
+            kind = "a folder" if located.config else "a .safetensors file"
+            raise UserError(f"--into {config.into} gives {kind}: name one with --output, not {config.output}")
     for flag, images in (("--data_path", config.data_path), ("--held_out", config.held_out)):
         if images is not None and not is_manifest(images):
             check_images(images, flag=flag)
 
 
 def _check_output(output: Path, config: ExportConfig) -> None:
-    if config.format == "single" and output.is_dir():
-        raise UserError(f"--output {output} is a folder: give a file, or use --format diffusers")
-    if config.format == "diffusers" and output.exists() and not output.is_dir():
-        raise UserError(f"--output {output} is a file: give a folder, or use --format single")
-    targets = [output] if config.format == "single" else [output / WEIGHTS_NAME, output / "config.json"]
+    if config.is_single and output.is_dir():
+        raise UserError(f"--output {output} is a folder: give a file, or a folder without .safetensors")
+    if not config.is_single and output.exists() and not output.is_dir():
+        raise UserError(f"--output {output} is a file: give a folder, or a file that ends in .safetensors")
+    targets = [output] if config.is_single else [output / WEIGHTS_NAME, output / "config.json"]
     if any(path.exists() for path in targets) and not config.overwrite:
         raise UserError(f"--output {output} exists: give another path, or add --overwrite to replace it")
-    folder = output.parent if config.format == "single" else output
+    folder = output.parent if config.is_single else output
     if problem := why_not_writable(folder):
         raise UserError(f"--output {output}: {folder} {problem}")

@@ -12,13 +12,15 @@ from safetensors.torch import save_file
 from vae.config.export_flags import PUBLISHED_SCALING
 from vae.device import DTYPES
 from vae.interop.compvis_names import current_name, from_compvis, is_compvis
+from vae.interop.wan_names import from_wan, is_wan
 from vae.model.autoencoder import AutoencoderKL
 from vae.system.errors import UserError
 from vae.system.files import atomic_path, parse_json
 
 READABLE = {"F64", "F32", "F16", "BF16"}
 _PREFIXES = ("first_stage_model.", "vae.")  # of VAE names in a file with several networks
-_DROPPED = re.compile(r"(loss|model_ema)\.")  # discriminator and LPIPS; EMA weights with flattened names
+# Discriminator and LPIPS; EMA weights with flattened names; what AsymmetricAutoencoderKL uses with masks only
+_DROPPED = re.compile(r"(loss|model_ema|decoder\.condition_encoder)\.")
 
 # Other networks by the name of a tensor: the first match is reported if a file contains no VAE.
 OTHER_NETWORKS = (
@@ -26,7 +28,7 @@ OTHER_NETWORKS = (
     (r"quantize\.embedding|.*vector_quant", "a VQ model with a codebook"),
     (r"(encoder|decoder)\.stages\.|(encoder|decoder)\.project_(in|out)", "a DC-AE"),
     (r"((en|de)coder\.layers\.|taesd_)", "a tiny autoencoder (TAESD)"),
-    (r"(encoder|decoder)\.(downsamples|upsamples|middle)\.", "a Wan video VAE"),
+    (r"(en|de)coder\.(down|up)samples\.\d+\.(down|up)samples\.", "the VAE of Wan 2.2"),
     (r"model\.diffusion_model\.|double_blocks\.|joint_blocks\.|transformer_blocks\.|down_blocks\.0\.resnets",
      "a diffusion model without its VAE"),
     (r"text_model\.|cond_stage_model\.|conditioner\.", "a text encoder"),
@@ -47,7 +49,7 @@ class VaeTensors:
     """Tensors of a VAE in fp32 under diffusers names, and other facts from the file."""
 
     weights: dict[str, torch.Tensor]
-    compvis: bool  # whether the file uses names of the original research code
+    kind: str  # of parameter names: diffusers, compvis (the original research code) or wan
     dtype: torch.dtype  # of the weights in the file
     metadata: dict[str, str]
     published_scaling: tuple[float, float] | None  # scaling and shift, if other networks show the model
@@ -55,6 +57,27 @@ class VaeTensors:
 
 def read_safetensors(path: Path, where: str) -> VaeTensors:
     """Read the VAE from the file at `path`; a UserError starts with `where` (flag and path)."""
+    tensors, names, prefix, metadata = _read(path, where)
+    dtype = next(value.dtype for value in tensors.values() if value.is_floating_point())
+    other_names = [name for name in names if not prefix or not name.startswith(prefix)]
+    scaling = next(
+        (s for start, s in _SCALING_BY_OTHER_NETWORK if any(n.startswith(start) for n in other_names)), None
+    )
+    kind = "wan" if is_wan(tensors) else "compvis" if any(map(is_compvis, tensors)) else "diffusers"
+    named = from_wan(tensors) if kind == "wan" else _diffusers_names(tensors)
+    weights = {n: value.float() if value.is_floating_point() else value for n, value in named.items()}
+    _check_finite(weights, where)
+    return VaeTensors(weights, kind, dtype, metadata, scaling)
+
+
+def read_tensors(path: Path, where: str) -> tuple[dict[str, torch.Tensor], dict[str, str]]:
+    """The tensors of a VAE as they are in the file at `path`, without a prefix, and its metadata."""
+    tensors, _, _, metadata = _read(path, where)
+    return tensors, metadata
+
+
+def _read(path: Path, where: str) -> tuple[dict[str, torch.Tensor], list[str], str, dict[str, str]]:
+    """Tensors of the VAE by their names without prefix, all names in the file, the prefix, the metadata."""
     try:
         with safe_open(path, framework="pt") as file:
             names = list(file.keys())
@@ -62,24 +85,17 @@ def read_safetensors(path: Path, where: str) -> VaeTensors:
             kinds = {name: file.get_slice(name).get_dtype() for name in chosen.values()}
             _check_kinds(kinds, where)
             tensors = {ours: file.get_tensor(name) for ours, name in chosen.items()}
-            metadata = file.metadata() or {}
+            return tensors, names, prefix, file.metadata() or {}
     except (SafetensorError, OSError) as error:
         raise UserError(f"{where}: {path.name} cannot be read: {_cause_of_damage(error)}") from None
-    dtype = next(value.dtype for value in tensors.values() if value.is_floating_point())
-    other_names = [name for name in names if not prefix or not name.startswith(prefix)]
-    scaling = next(
-        (s for start, s in _SCALING_BY_OTHER_NETWORK if any(n.startswith(start) for n in other_names)), None
-    )
-    compvis = any(is_compvis(name) for name in tensors)
+
+
+def _diffusers_names(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """The tensors of an AutoencoderKL, with current or first names of diffusers or those of CompVis."""
     levels = 1 + max(
         (int(m[1]) for m in (re.match(r"encoder\.down\.(\d+)\.", n) for n in tensors) if m), default=0
     )
-    weights = {}
-    for name, value in tensors.items():
-        name = current_name(from_compvis(name, levels))
-        weights[name] = value.float() if value.is_floating_point() else value
-    _check_finite(weights, where)
-    return VaeTensors(weights, compvis, dtype, metadata, scaling)
+    return {current_name(from_compvis(name, levels)): value for name, value in tensors.items()}
 
 
 def stored_weights(model: AutoencoderKL, dtype: str) -> dict[str, torch.Tensor]:
@@ -133,7 +149,7 @@ def _vae_names(names: list[str], where: str) -> tuple[dict[str, str], str]:
         prefix, vae_names = "", {name: name for name in names}
     vae_names = {ours: name for ours, name in vae_names.items() if not _DROPPED.match(ours)}
     expected = re.compile(r"(encoder\.(conv_in|down(_blocks)?)|decoder\.(conv_in|up(_blocks)?))\.")
-    if not any(expected.match(name) for name in vae_names):
+    if not (is_wan(vae_names) or any(expected.match(name) for name in vae_names)):
         kind = next(
             (network for pattern, network in OTHER_NETWORKS if any(re.match(pattern, n) for n in names)), None
         )

@@ -1,7 +1,7 @@
 """Loading a VAE of any supported format: checkpoints, diffusers folders, single safetensors files."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -10,22 +10,26 @@ import torch
 from vae.config.options import build
 from vae.interop.checkpoint_file import DamagedCheckpointError, ForeignFileError, load_checkpoint
 from vae.interop.diffusers_folder import parse_config, read_config
+from vae.interop.families import WAN_MEAN, WAN_STD
 from vae.interop.fitting import check_fit, config_from_shapes, load_weights
 from vae.interop.safetensors_file import read_safetensors
 from vae.interop.vae_path import locate_vae, refused_pickle
-from vae.model.autoencoder import AutoencoderKL
+from vae.model.autoencoder import AutoencoderKL, widths_fit
 from vae.system.errors import UserError
 
 CONFIG_KEY = "vae_config"  # metadata key of single files from export_vae.py: config.json as text
 START_KEY = "start"  # metadata key of files from train_vae.py: the hash in VaeFile.start
-_MODEL_KEYS = ("channels", "layers_per_block", "z_channels", "norm_groups", "use_quant_conv", "latent_norm")
+_MODEL_KEYS = (
+    *("family", "channels", "layers_per_block", "decoder_channels", "decoder_layers_per_block"),
+    *("mid_attention", "z_channels", "norm_groups", "use_quant_conv", "latent_norm"),
+)
 
 
 @dataclass
 class VaeFile:
     """Contents of a VAE file, independent of its format."""
 
-    kind: str  # checkpoint, diffusers or compvis: the origin of the parameter names
+    kind: str  # checkpoint, diffusers, compvis or wan: the origin of the parameter names
     shape: dict[str, Any]  # ModelConfig values by name; norm_groups only if the file contains it
     weights: dict[str, torch.Tensor]  # fp32, with diffusers names
     dtype: torch.dtype  # of the weights in the file
@@ -37,6 +41,13 @@ class VaeFile:
     latents_mean: tuple[float, ...] = ()  # of each channel, in config.json; empty: not in the file
     latents_std: tuple[float, ...] = ()
     start: str = ""  # hash of the weights with which its training began; "": not known
+    encoder_trained: bool = False  # a checkpoint of a run that changes its latents
+    metadata: dict[str, str] = field(default_factory=dict)  # of a safetensors file
+
+    @property
+    def has_decoder(self) -> bool:
+        """Whether the weights contain a decoder."""
+        return "decoder.conv_in.weight" in self.weights
 
 
 @dataclass
@@ -74,10 +85,10 @@ def load_vae(path: Path, *, flag: str = "--vae", weights: str = "ema") -> Loaded
     file = read_vae(path, flag=flag, weights=weights)
     config = build(file.shape).model
     groups = config.norm_groups
-    if any(width % groups for width in config.channels):
+    if not widths_fit(config):
         raise UserError(
-            f"{flag} {path} has channels {' '.join(map(str, config.channels))}, which {groups} norm groups "
-            "do not divide, and it contains no number of groups: give a folder with config.json"
+            f"{flag} {path} has channels {' '.join(map(str, config.channels))}, {groups} norm groups do not "
+            "divide all widths, and it contains no number of groups: give a folder with config.json"
         )
     check_fit(config, file.weights, f"{flag} {path}")
     autoencoder = AutoencoderKL(config)
@@ -107,6 +118,7 @@ def _read_checkpoint(path: Path, flag: str, weights: str) -> VaeFile:
     config = content["config"]
     scaling, shift = content.get("latent_scaling") or (None, None)
     ema = content["ema"] if weights == "ema" else None
+    mean, std = _of_channels(content.get("latent_channels") or {}, config["z_channels"], where)
     return VaeFile(
         kind="checkpoint",
         shape={name: config[name] for name in _MODEL_KEYS if name in config},
@@ -117,8 +129,10 @@ def _read_checkpoint(path: Path, flag: str, weights: str) -> VaeFile:
         sample_size=content["stages"][-1]["image_size"],
         force_upcast=None,
         step=content["position"]["step"],
-        **_of_channels(content.get("latent_channels") or {}, config["z_channels"], where),
+        latents_mean=mean,
+        latents_std=std,
         start=content.get("run", {}).get(START_KEY, ""),
+        encoder_trained=config.get("train_part", "all") == "all",
     )
 
 
@@ -129,12 +143,15 @@ def _number(config: dict[str, Any], name: str, where: str) -> float | None:
     return value
 
 
-def _of_channels(config: dict[str, Any], z_channels: int, where: str) -> dict[str, tuple[float, ...]]:
-    """`latents_mean` and `latents_std`, if `config` has both; UserError if they do not fit the channels."""
+def _of_channels(
+    config: dict[str, Any], z_channels: int, where: str
+) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """`latents_mean` and `latents_std`, empty unless `config` has both; UserError if they do not fit."""
     values = {name: config.get(name) for name in ("latents_mean", "latents_std")}
     if None in values.values():
-        return {}
-    return {name: _numbers(numbers, name, z_channels, where) for name, numbers in values.items()}
+        return (), ()
+    mean, std = (_numbers(numbers, name, z_channels, where) for name, numbers in values.items())
+    return mean, std
 
 
 def _numbers(values: Any, name: str, count: int, where: str) -> tuple[float, ...]:
@@ -144,11 +161,40 @@ def _numbers(values: Any, name: str, count: int, where: str) -> tuple[float, ...
     return tuple(values)
 
 
+def _latent_norm(
+    weights: dict[str, torch.Tensor], config: dict[str, Any], where: str
+) -> dict[str, torch.Tensor]:
+    """The latent norm of a file of Wan 2.1 or Qwen-Image; that of a new network if it is not known."""
+    conv = weights.get("decoder.conv_in.weight")
+    z = conv.shape[1] if conv is not None and conv.dim() == 4 else 0
+    published = (WAN_MEAN, WAN_STD) if z == len(WAN_MEAN) else ((0.0,) * z, (1.0,) * z)
+    found = []
+    for name, default in zip(("latents_mean", "latents_std"), published, strict=True):
+        values = config.get(name, default)
+        if not _are_numbers(values) or len(values) != z:
+            raise UserError(f"{where}: {name} in config.json is not {z} numbers")
+        found.append(torch.tensor(values, dtype=torch.float64))
+    mean, std = found
+    return {
+        "bn.running_mean": mean.float(),
+        "bn.running_var": std.square().float(),
+        "bn.num_batches_tracked": torch.zeros((), dtype=torch.int64),
+    }
+
+
+def _are_numbers(values: Any) -> bool:
+    if not isinstance(values, list | tuple):
+        return False
+    return all(type(value) in (int, float) and math.isfinite(value) for value in values)
+
+
 def _from_tensors(path: Path, where: str, found_config: dict[str, Any] | None) -> VaeFile:
     tensors = read_safetensors(path, where)
     if found_config is None and CONFIG_KEY in tensors.metadata:
         found_config = parse_config(tensors.metadata[CONFIG_KEY], where, CONFIG_KEY)
     config = found_config or {}
+    if tensors.kind == "wan":
+        tensors.weights.update(_latent_norm(tensors.weights, config, where))
     shape = config_from_shapes(tensors.weights, where)
     if "norm_num_groups" in config:
         groups = config["norm_num_groups"]
@@ -159,8 +205,9 @@ def _from_tensors(path: Path, where: str, found_config: dict[str, Any] | None) -
     if found_config is None and tensors.published_scaling:
         scaling, shift = tensors.published_scaling
     size = config.get("sample_size")
+    mean, std = _of_channels(config, shape["z_channels"], where)
     return VaeFile(
-        kind="compvis" if tensors.compvis else "diffusers",
+        kind=tensors.kind,
         shape=shape,
         weights=tensors.weights,
         dtype=tensors.dtype,
@@ -169,6 +216,8 @@ def _from_tensors(path: Path, where: str, found_config: dict[str, Any] | None) -
         sample_size=size if type(size) is int and size > 0 else None,
         force_upcast=config["force_upcast"] is True if "force_upcast" in config else None,
         step=None,
-        **_of_channels(config, shape["z_channels"], where),
+        latents_mean=mean,
+        latents_std=std,
         start=tensors.metadata.get(START_KEY, ""),
+        metadata=tensors.metadata,
     )

@@ -19,9 +19,9 @@ from vae.model.layers import (
     Conv2d,
     Downsample,
     ModuleList,
-    NormSiLU,
     ResnetBlock,
     Upsample,
+    build_norm_silu,
     maybe_checkpoint,
     readout,
 )
@@ -29,6 +29,7 @@ from vae.ops.shapes import Features, Images, Latents, Moments
 from vae.system.errors import UserError
 
 IMAGE_CHANNELS = 3
+FLUX2_EPS = 1e-4  # batch_norm_eps of its config.json
 LOGVAR_RANGE = (-30.0, 20.0)  # AutoencoderKL clamps to this range, so that exp() stays finite
 
 
@@ -55,11 +56,11 @@ class Posterior:
 
 
 class MidBlock(nn.Module):
-    """Residual block, attention, residual block at the lowest resolution."""
+    """Residual block, attention (if it has one), residual block at the lowest resolution."""
 
-    def __init__(self, channels: int, groups: int):
+    def __init__(self, channels: int, groups: int, has_attention: bool):
         super().__init__()
-        self.attentions = ModuleList([Attention(channels, groups)])
+        self.attentions = ModuleList([Attention(channels, groups)] if has_attention else [])
         self.resnets = ModuleList([ResnetBlock(channels, channels, groups) for _ in range(2)])
         self.checkpointed = False  # set by vae.model.recompute, here and below
 
@@ -68,7 +69,8 @@ class MidBlock(nn.Module):
 
     def _forward(self, h: Features) -> Features:
         h = self.resnets[0](h)
-        h = self.attentions[0](h)
+        for attention in self.attentions:
+            h = attention(h)
         return self.resnets[1](h)
 
 
@@ -98,15 +100,16 @@ class DownBlock(nn.Module):
 class UpBlock(nn.Module):
     """Residual blocks of one decoder level.
 
-    Each level except the last has an upsampler, which runs at the start of the next level's forward.
+    Each level except the last has an upsampler to `upsampled` channels, which runs at the start of the next
+    level's forward.
     """
 
-    def __init__(self, in_channels: int, out_channels: int, blocks: int, groups: int, last: bool):
+    def __init__(self, in_channels: int, out_channels: int, blocks: int, groups: int, upsampled: int | None):
         super().__init__()
         self.resnets = _resnets(in_channels, out_channels, blocks, groups)
-        if not last:
-            self.upsamplers = ModuleList([Upsample(out_channels)])
-        self.last = last
+        if upsampled is not None:
+            self.upsamplers = ModuleList([Upsample(out_channels, upsampled)])
+        self.last = upsampled is None
         self.checkpointed = False
         self.start_checkpointed = False  # the upsampling and the first block, nested within the level
 
@@ -123,15 +126,15 @@ class Encoder(nn.Module):
 
     def __init__(self, config: ModelConfig):
         super().__init__()
-        widths, groups = config.channels, config.norm_groups
+        widths, groups = config.channels, _groups(config)
         self.conv_in = Conv2d(IMAGE_CHANNELS, widths[0], 3, padding=1)
         inputs = (widths[0], *widths[:-1])
         self.down_blocks = ModuleList(
             DownBlock(a, b, config.layers_per_block, groups, last=level == len(widths) - 1)
             for level, (a, b) in enumerate(zip(inputs, widths, strict=True))
         )
-        self.mid_block = MidBlock(widths[-1], groups)
-        self.conv_norm_out = NormSiLU(groups, widths[-1])
+        self.mid_block = MidBlock(widths[-1], groups, config.mid_attention)
+        self.conv_norm_out = build_norm_silu(groups, widths[-1])
         self.conv_out = Conv2d(widths[-1], 2 * config.z_channels, 3, padding=1)
         self.checkpointed = False
 
@@ -152,15 +155,15 @@ class Decoder(nn.Module):
 
     def __init__(self, config: ModelConfig):
         super().__init__()
-        widths, groups = config.channels[::-1], config.norm_groups
+        widths, groups = config.up_channels[::-1], _groups(config)
         self.conv_in = Conv2d(config.z_channels, widths[0], 3, padding=1)
-        self.mid_block = MidBlock(widths[0], groups)
-        inputs = (widths[0], *widths[:-1])
+        self.mid_block = MidBlock(widths[0], groups, config.mid_attention)
+        upsampled = [width // 2 if config.family == "wan" else width for width in widths[:-1]]
+        levels = zip((widths[0], *upsampled), widths, (*upsampled, None), strict=True)
         self.up_blocks = ModuleList(
-            UpBlock(a, b, config.layers_per_block + 1, groups, last=level == len(widths) - 1)
-            for level, (a, b) in enumerate(zip(inputs, widths, strict=True))
+            UpBlock(before, width, config.up_layers + 1, groups, after) for before, width, after in levels
         )
-        self.conv_norm_out = NormSiLU(groups, widths[-1])
+        self.conv_norm_out = build_norm_silu(groups, widths[-1])
         self.conv_out = Conv2d(widths[-1], IMAGE_CHANNELS, 3, padding=1)
 
     def forward(self, latents: Latents) -> Images:
@@ -177,28 +180,28 @@ class Decoder(nn.Module):
 
 
 class LatentNorm(nn.Module):
-    """Fixed mean and variance of each channel of 2x2 latent patches: FLUX.2 normalizes its latents with them.
+    """Fixed mean and variance of each channel of square latent patches, with which models normalize latents.
 
-    Diffusion models read latents through it; encoder and decoder do not use it. Training never runs it and
-    never changes its buffers. They have the names of the batch norm that measured them.
+    FLUX.2 has patches of 2x2 positions, Wan 2.1 and Qwen-Image of one. Encoder and decoder do not use it.
+    Training never runs it and never changes its buffers. They have the names of FLUX.2's batch norm.
     """
-
-    EPS = 1e-4
 
     running_mean: torch.Tensor
     running_var: torch.Tensor
     num_batches_tracked: torch.Tensor
 
-    def __init__(self, z_channels: int):
+    def __init__(self, z_channels: int, patch: int):
         super().__init__()
-        self.register_buffer("running_mean", torch.zeros(4 * z_channels))
-        self.register_buffer("running_var", torch.ones(4 * z_channels))
+        self.patch = patch
+        self.eps = FLUX2_EPS if patch == 2 else 0.0
+        self.register_buffer("running_mean", torch.zeros(patch**2 * z_channels))
+        self.register_buffer("running_var", torch.ones(patch**2 * z_channels))
         self.register_buffer("num_batches_tracked", torch.zeros((), dtype=torch.int64))
 
     def normalize(self, latents: torch.Tensor) -> torch.Tensor:
-        """Latents (B, Z, h, w) with even h and w to normalized patches (B, 4Z, h/2, w/2)."""
-        mean, std = self.running_mean, (self.running_var + self.EPS).sqrt()
-        return (F.pixel_unshuffle(latents, 2) - mean[:, None, None]) / std[:, None, None]
+        """Latents (B, Z, h, w), with sides that `patch` divides, to normalized patches (B, Z', h', w')."""
+        mean, std = self.running_mean, (self.running_var + self.eps).sqrt()
+        return (F.pixel_unshuffle(latents, self.patch) - mean[:, None, None]) / std[:, None, None]
 
 
 class AutoencoderKL(nn.Module):
@@ -218,7 +221,7 @@ class AutoencoderKL(nn.Module):
         z = config.z_channels
         self.quant_conv = Conv2d(2 * z, 2 * z, 1) if config.use_quant_conv else None
         self.post_quant_conv = Conv2d(z, z, 1) if config.use_quant_conv else None
-        self.bn = LatentNorm(z) if config.latent_norm else None
+        self.bn = LatentNorm(z, 1 if config.family == "wan" else 2) if config.latent_norm else None
         self.encoder_frozen = False
 
     def freeze_encoder(self) -> None:
@@ -272,11 +275,28 @@ def downsampling(config: ModelConfig) -> int:
     return 2 ** (len(config.channels) - 1)
 
 
+def _groups(config: ModelConfig) -> int:
+    """The groups of all norms; 0: RMS norms."""
+    return 0 if config.family == "wan" else config.norm_groups
+
+
+def widths_fit(config: ModelConfig) -> bool:
+    """Whether the number of norm groups divides all widths."""
+    groups = _groups(config)
+    return not groups or not any(width % groups for width in (*config.channels, *config.up_channels))
+
+
 def check_widths(config: ModelConfig) -> None:
-    """Raise UserError if a width is not a multiple of the number of norm groups."""
-    for width in config.channels:
-        if width % config.norm_groups:
-            raise UserError(
-                f"--channels width {width} is not a multiple of --norm_groups {config.norm_groups}: "
-                "choose other widths or another number of groups"
-            )
+    """Raise UserError if norm groups do not divide a width, or the decoder has another number of levels."""
+    own, levels = len(config.up_channels), len(config.channels)
+    if own != levels:
+        raise UserError(f"--decoder_channels has {own} levels, and --channels {levels}: give as many")
+    if widths_fit(config):
+        return
+    for flag, widths in (("--channels", config.channels), ("--decoder_channels", config.up_channels)):
+        for width in widths:
+            if width % config.norm_groups:
+                raise UserError(
+                    f"{flag} width {width} is not a multiple of --norm_groups {config.norm_groups}: "
+                    "choose other widths or another number of groups"
+                )

@@ -29,7 +29,7 @@ def _parts(module: nn.Module) -> Iterable[nn.Module]:
         parts = (module.encoder, module.quant_conv, module.post_quant_conv, module.decoder)
         return (part for part in parts if part is not None)
     if isinstance(module, MidBlock):
-        return module.resnets[0], module.attentions[0], module.resnets[1]
+        return module.resnets[0], *module.attentions, module.resnets[1]
     if isinstance(module, Discriminator):
         pairs = zip(module.convs[1:], module.norms, strict=True)
         return module.convs[0], *chain.from_iterable(pairs), module.conv_out

@@ -33,6 +33,7 @@ from torch import nn
 from vae.config.options import ModelConfig
 from vae.model.autoencoder import IMAGE_CHANNELS, AutoencoderKL, downsampling
 from vae.model.layers import Attention, Conv2d, NormSiLU, ResnetBlock, weight_and_bias
+from vae.model.rms_norm import RMSNormSiLU
 
 IMAGES = 24  # 6,144 blocks of 8x8 pixels: 42 per unknown with 16 latent channels
 POWER_EXPONENT = 2.2  # power ~ 1 / frequency ** 2.2: between Field (1987), 2, and 17 Kodak images, 2.3
@@ -87,6 +88,24 @@ def initialize(model: AutoencoderKL, init: str, seed: int) -> None:
                     nn.init.zeros_(bias)
 
 
+def initialize_decoder(model: AutoencoderKL) -> None:
+    """Make the decoder a linear codec of the latents of the encoder, which is trained; in place, on the CPU.
+
+    It predicts the components of the warm start by least squares, so the encoder need not be linear.
+    """
+    with torch.no_grad():
+        images = natural_images(IMAGES, max(128, 8 * downsampling(model.config)))
+        latents = torch.cat([model.encode(image[None]).mode() for image in images])
+        if model.post_quant_conv is not None:
+            latents = model.post_quant_conv(latents)
+        values = STREAM_GAIN * images.double()
+        components = [values]
+        for _ in model.config.channels[1:]:
+            values = F.conv2d(values, principal_components(values, MAX_SIGNALS), stride=2)
+            components.append(values)
+        fit_decoder(model, components, latents.double())
+
+
 def natural_images(count: int, side: int) -> torch.Tensor:
     """Gaussian images (count, 3, side, side) with the power spectrum and RGB covariance of photographs."""
     generator = torch.Generator().manual_seed(0)
@@ -137,7 +156,7 @@ def fit_encoder(model: AutoencoderKL, images: torch.Tensor) -> tuple[list[torch.
 
 def fit_decoder(model: AutoencoderKL, components: list[torch.Tensor], latents: torch.Tensor) -> None:
     """Fit the decoder's path: predict the components at each resolution from the latents (N, Z, h, w)."""
-    decoder, widths, groups = model.decoder, model.config.channels[::-1], model.config.norm_groups
+    decoder, widths, groups = model.decoder, model.config.up_channels[::-1], model.config.norm_groups
     convs = [decoder.conv_in, *(block.upsamplers[0].conv for block in decoder.up_blocks[:-1])]
     outputs = [widths[0], *widths[:-1]]  # output width of each of convs
     signals = Signals(list(range(latents.shape[1])), latents)
@@ -161,12 +180,13 @@ def fit_decoder(model: AutoencoderKL, components: list[torch.Tensor], latents: t
 
 
 def fit_readout(
-    norm: NormSiLU, before: Conv2d, conv: Conv2d, signals: Signals, targets: torch.Tensor
+    norm: NormSiLU | RMSNormSiLU, before: Conv2d, conv: Conv2d, signals: Signals, targets: torch.Tensor
 ) -> torch.Tensor:
     """Set `norm` to pass the signals and `conv` to predict the targets from them; return the prediction.
 
     `before` is the last convolution added to the path; its biases create the carriers.
     """
+    assert isinstance(norm, NormSiLU), "a family with RMS norms has no warm start"
     values, channels, count = signals.values, signals.channels, targets.shape[1]
     full = values.new_zeros(values.shape[0], norm.num_channels, *values.shape[2:])
     full[:, channels] = values

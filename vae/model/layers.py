@@ -5,13 +5,14 @@ autocast.
 """
 
 from collections.abc import Callable, Iterable, Iterator
-from typing import TYPE_CHECKING, Generic, Literal, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar, overload
 
 import torch
 import torch.nn.functional as F
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
+from vae.model.rms_norm import RMSNorm, RMSNormSiLU
 from vae.ops.attention import attention
 from vae.ops.fused_conv import norm_silu_conv, same_conv
 from vae.ops.norm import group_norm, group_norm_silu
@@ -81,15 +82,25 @@ class NormSiLU(GroupNorm):
         return group_norm_silu(h, self.weight, self.bias, self.num_groups, self.eps)
 
 
+def build_norm(groups: int, channels: int) -> GroupNorm | RMSNorm:
+    """The norm of a network with so many groups; 0: RMS norms."""
+    return GroupNorm(groups, channels) if groups else RMSNorm(channels)
+
+
+def build_norm_silu(groups: int, channels: int) -> NormSiLU | RMSNormSiLU:
+    """The same, followed by SiLU."""
+    return NormSiLU(groups, channels) if groups else RMSNormSiLU(channels)
+
+
 def weight_and_bias(layer: nn.Conv2d | nn.Linear | nn.GroupNorm) -> tuple[torch.Tensor, torch.Tensor]:
     """The parameters of a layer that has a bias."""
     assert layer.bias is not None
     return layer.weight, layer.bias
 
 
-def readout(norm: NormSiLU, conv: Conv2d, h: torch.Tensor) -> torch.Tensor:
+def readout(norm: NormSiLU | RMSNormSiLU, conv: Conv2d, h: torch.Tensor) -> torch.Tensor:
     """conv(norm(h)), the end of a network, finer than bf16; backward recomputes what is between the two."""
-    parameters = (*weight_and_bias(norm), *weight_and_bias(conv))
+    parameters = (norm.weight, norm.bias, *weight_and_bias(conv))
     return norm_silu_conv(h, *parameters, norm.num_groups, norm.eps)
 
 
@@ -111,17 +122,17 @@ class ResnetBlock(nn.Module):
 
     def __init__(self, in_channels: int, out_channels: int, groups: int):
         super().__init__()
-        self.norm1 = NormSiLU(groups, in_channels)
+        self.norm1 = build_norm_silu(groups, in_channels)
         self.conv1 = Conv2d(in_channels, out_channels, 3, padding=1)
-        self.norm2 = NormSiLU(groups, out_channels)
+        self.norm2 = build_norm_silu(groups, out_channels)
         self.conv2 = Conv2d(out_channels, out_channels, 3, padding=1)
         self.conv_shortcut = Conv2d(in_channels, out_channels, 1) if in_channels != out_channels else None
         self.recompute: Literal["none", "activations", "block"] = "none"  # see vae.model.recompute
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        layers: list[Conv2d | NormSiLU] = [self.norm1, self.conv1, self.norm2, self.conv2]
+        layers: list[Any] = [self.norm1, self.conv1, self.norm2, self.conv2]
         layers += [] if self.conv_shortcut is None else [self.conv_shortcut]
-        parameters = [parameter for layer in layers for parameter in weight_and_bias(layer)]
+        parameters = [parameter for layer in layers for parameter in (layer.weight, layer.bias)]
         return residual_block(x, parameters, self.norm1.num_groups, self.norm1.eps, self.recompute)
 
 
@@ -130,7 +141,7 @@ class Attention(nn.Module):
 
     def __init__(self, channels: int, groups: int):
         super().__init__()
-        self.group_norm = GroupNorm(groups, channels)
+        self.group_norm = build_norm(groups, channels)
         self.to_q = Linear(channels, channels)
         self.to_k = Linear(channels, channels)
         self.to_v = Linear(channels, channels)
@@ -158,9 +169,9 @@ class Downsample(nn.Module):
 class Upsample(nn.Module):
     """Nearest-neighbor upsampling by two, then a convolution."""
 
-    def __init__(self, channels: int):
+    def __init__(self, channels: int, out_channels: int):
         super().__init__()
-        self.conv = Conv2d(channels, channels, 3, padding=1)
+        self.conv = Conv2d(channels, out_channels, 3, padding=1)
 
     def forward(self, h: torch.Tensor) -> torch.Tensor:
-        return upsample_conv(h, *weight_and_bias(self.conv))  # (B, C, 2H, 2W)
+        return upsample_conv(h, *weight_and_bias(self.conv))  # (B, C', 2H, 2W)

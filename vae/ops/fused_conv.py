@@ -23,18 +23,37 @@ from vae.ops.conv_gradients import (
 )
 from vae.ops.library import cast_together, has_no_data, once_differentiable
 from vae.ops.norm import Norm, normalize, normalize_backward, normalize_with_statistics
+from vae.ops.rms_norm import rms_norm_reference
 
 
 def norm_silu_conv_reference(
-    h: Tensor, norm_weight: Tensor, norm_bias: Tensor, weight: Tensor, bias: Tensor, groups: int, eps: float
+    h: Tensor,
+    norm_weight: Tensor,
+    norm_bias: Tensor | None,
+    weight: Tensor,
+    bias: Tensor,
+    groups: int,
+    eps: float,
 ) -> Tensor:
-    """3x3 convolution of SiLU of GroupNorm of h (B, C, H, W): (B, C', H, W)."""
-    h = F.silu(F.group_norm(h, groups, norm_weight.to(h.dtype), norm_bias.to(h.dtype), eps))
+    """3x3 convolution of SiLU of GroupNorm of h (B, C, H, W): (B, C', H, W).
+
+    Without `norm_bias`, of the RMS norm.
+    """
+    if norm_bias is None:
+        h = rms_norm_reference(h, norm_weight, silu=True)
+    else:
+        h = F.silu(F.group_norm(h, groups, norm_weight.to(h.dtype), norm_bias.to(h.dtype), eps))
     return F.conv2d(h, weight.to(h.dtype), bias.to(h.dtype), padding=1)
 
 
 def norm_silu_conv(
-    h: Tensor, norm_weight: Tensor, norm_bias: Tensor, weight: Tensor, bias: Tensor, groups: int, eps: float
+    h: Tensor,
+    norm_weight: Tensor,
+    norm_bias: Tensor | None,
+    weight: Tensor,
+    bias: Tensor,
+    groups: int,
+    eps: float,
 ) -> Tensor:
     """The same as norm_silu_conv_reference, with a forward in `end_dtype` before the result is rounded.
 

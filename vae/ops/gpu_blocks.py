@@ -23,6 +23,10 @@ REDUCTION_PROGRAMS = 512
 # Consecutive channels of a tile: 128 in bf16 are 256 bytes, two full transactions.
 COLUMNS = 128
 
+# The widest features of the RMS kernels, whose tiles have all channels of a pixel: two tiles of two tensors
+# in fp32 are then 64 KiB.
+MAX_RMS_CHANNELS = TILE_ELEMENTS
+
 # At least a part of a row of attention scores: 2048 of them on 4 warps.
 ROW_TILE_ELEMENTS = 2048
 
@@ -59,6 +63,30 @@ def norm_blocks(batch: int, channels: int, pixels: int, groups: int) -> NormBloc
     programs = -(-tiles // tiles_per_program)
     sizes = (own * group_channels, power_of_two(own), column_blocks, tiles, tiles_per_program, programs)
     return NormBlocks(rows, columns, *sizes)
+
+
+class RmsBlocks(NamedTuple):
+    """How RMS kernels cut (pixels, channels) into tiles, and backward assigns tiles to programs."""
+
+    rows: int  # pixels of a tile, a power of two
+    columns: int  # at least the channels, a power of two
+    tiles: int
+    tiles_per_program: int
+    programs: int  # of backward: the number of partial sums
+
+    @property
+    def shared_memory_bytes(self) -> int:
+        """Upper bound for one program: two tiles of two tensors in fp32."""
+        return 2 * 2 * 4 * self.rows * self.columns
+
+
+def rms_blocks(channels: int, pixels: int) -> RmsBlocks:
+    """Tiles of TILE_ELEMENTS, or one pixel; at most REDUCTION_PROGRAMS programs. `pixels`: of all images."""
+    columns = power_of_two(channels)
+    rows = max(1, TILE_ELEMENTS // columns)
+    tiles = -(-pixels // rows)
+    tiles_per_program = -(-tiles // REDUCTION_PROGRAMS)
+    return RmsBlocks(rows, columns, tiles, tiles_per_program, -(-tiles // tiles_per_program))
 
 
 def power_of_two(number: int) -> int:

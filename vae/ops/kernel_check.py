@@ -62,7 +62,17 @@ class FeatureShape(NamedTuple):
     width: int
 
 
-Shape = NormShape | AttentionShape | FeatureShape
+class RmsShape(NamedTuple):
+    """Features of one image, and their RMS norm."""
+
+    channels: int
+    height: int
+    width: int
+    silu: bool
+    has_h_bias: bool
+
+
+Shape = NormShape | AttentionShape | FeatureShape | RmsShape
 
 # The top level's width, with the tiles of real images, and with so many tiles that a program of a reduction
 # processes several of them (vae.ops.gpu_blocks); each row of scores has several tiles and a remainder.
@@ -71,12 +81,15 @@ SHAPES: tuple[Shape, ...] = (
     NormShape(128, 192, 256, groups=32, silu=False, has_h_bias=False),
     AttentionShape(5000, 512),
     FeatureShape(64, 24, 24),
+    RmsShape(96, 192, 256, silu=True, has_h_bias=True),
+    RmsShape(96, 192, 256, silu=False, has_h_bias=False),
 )
 
 MODULES = {  # with the endings _triton and _torch
     "norm": "vae.ops.norm",
     "attention": "vae.ops.attention",
     "feature_distance": "vae.losses.feature_distance",
+    "rms_norm": "vae.ops.rms_norm",
 }
 
 _tested: set[tuple[torch.device, torch.dtype]] = set()  # in this process
@@ -295,10 +308,36 @@ def _distance_cases(shape: FeatureShape, dtype: torch.dtype, device: torch.devic
     yield "feature_gradient", lambda ops, *t: (ops.feature_gradient(*t),), [grad, *maps, linear]
 
 
+def _rms_cases(shape: RmsShape, dtype: torch.dtype, device: torch.device) -> Cases:
+    """The same for vae.ops.rms_norm_triton and rms_norm_torch."""
+    draw, channels = _draw(device), shape.channels
+    sizes = (1, channels, _rows(shape.height, channels * shape.width), shape.width)
+    h, grad = (draw(*sizes).to(dtype, memory_format=torch.channels_last) for _ in range(2))
+    parameters = [draw(channels) for _ in range(2 if shape.has_h_bias else 1)]  # weight and h_bias
+
+    def norm(weight: Tensor, h_bias: Tensor | None = None) -> Norm:
+        return Norm(weight, None, 0, 0.0, shape.silu, h_bias)
+
+    def forward(ops: ModuleType, h: Tensor, *t: Tensor) -> tuple[Tensor, ...]:
+        return (ops.rms_normalize(h, norm(*t)),)
+
+    def to_fp16(ops: ModuleType, h: Tensor, *t: Tensor) -> tuple[Tensor, ...]:
+        return (ops.rms_normalize(h, norm(*t)._replace(silu=True, out_dtype=torch.float16)),)
+
+    def backward(ops: ModuleType, grad: Tensor, h: Tensor, *t: Tensor) -> tuple[Tensor, ...]:
+        return ops.rms_normalize_backward(grad, h, norm(*t))[: 1 + len(t)]
+
+    yield "rms_normalize", forward, [h, *parameters]
+    if dtype == torch.bfloat16 and not shape.has_h_bias:  # the ends: vae.ops.fused_conv
+        yield "rms_normalize to fp16", to_fp16, [h, *parameters]
+    yield "rms_normalize_backward", backward, [grad, h, *parameters]
+
+
 _CASES: dict[str, tuple[type, Callable[..., Cases]]] = {
     "norm": (NormShape, _norm_cases),
     "attention": (AttentionShape, _attention_cases),
     "feature_distance": (FeatureShape, _distance_cases),
+    "rms_norm": (RmsShape, _rms_cases),
 }
 
 

@@ -29,7 +29,7 @@ class KernelKey(NamedTuple):
 KERNEL_KEYS = tuple(
     KernelKey(operation, dtype)
     for dtype in (torch.bfloat16, torch.float16, torch.float32)
-    for operation in ("norm", "attention", "feature_distance")
+    for operation in ("norm", "attention", "feature_distance", "rms_norm")
 )
 REPLACED: set[KernelKey] = set()  # by PyTorch operations, in this process: vae.ops.kernel_check decides
 direct_launches = True  # of compiled kernels, see `launch`: vae.ops.kernel_check decides, for this process

@@ -1,5 +1,7 @@
 """GroupNorm (Wu & He, 2018), alone and followed by SiLU, in the dtype of its input with fp32 statistics.
 
+Without a bias, all operations compute the RMS norm of vae.ops.rms_norm; its statistics are empty.
+
 Only the input and the statistics are saved: backward recomputes the normalized values. Shapes as in vae.ops;
 G: groups of channels.
 """
@@ -21,9 +23,10 @@ from vae.ops.library import (
     uses_triton,
 )
 from vae.ops.norm_torch import Norm, sums_width
+from vae.ops.rms_norm import rms_normalize, rms_normalize_backward
 
 
-def group_norm(h: Tensor, weight: Tensor, bias: Tensor, groups: int, eps: float) -> Tensor:
+def group_norm(h: Tensor, weight: Tensor, bias: Tensor | None, groups: int, eps: float) -> Tensor:
     """Normalize h (B, C, H, W) over each of `groups` channel groups of each image.
 
     Statistics are fp32 (fp64 if h is fp64) in every dtype of h. The result has h's dtype and layout.
@@ -31,7 +34,7 @@ def group_norm(h: Tensor, weight: Tensor, bias: Tensor, groups: int, eps: float)
     return _GroupNorm.apply(h, weight, bias, groups, eps, False)
 
 
-def group_norm_silu(h: Tensor, weight: Tensor, bias: Tensor, groups: int, eps: float) -> Tensor:
+def group_norm_silu(h: Tensor, weight: Tensor, bias: Tensor | None, groups: int, eps: float) -> Tensor:
     """SiLU of group_norm: the activation before most convolutions of the network."""
     return _GroupNorm.apply(h, weight, bias, groups, eps, True)
 
@@ -42,6 +45,8 @@ def normalize_with_statistics(h: Tensor, norm: Norm) -> tuple[Tensor, Tensor]:
     The statistics are (2, B, G), fp32 (fp64 if h is fp64).
     """
     h = _dense(h)
+    if norm.bias is None:
+        return rms_normalize(h, norm), h.new_empty(0)
     if not has_no_data(h):
         return backend(h).normalize_with_statistics(h, norm)
     partial = _partial_results(h, norm, 2 * norm.groups)  # noqa: F841 - counted until this function returns
@@ -52,6 +57,8 @@ def normalize_with_statistics(h: Tensor, norm: Norm) -> tuple[Tensor, Tensor]:
 def normalize(h: Tensor, statistics: Tensor, norm: Norm) -> Tensor:
     """(h + h_bias - mean) * rstd * weight + bias, then SiLU if requested, in norm's dtype and h's layout."""
     h = _dense(h)
+    if norm.bias is None:
+        return rms_normalize(h, norm)
     if has_no_data(h):
         return torch.empty_like(h, dtype=norm.out_dtype)
     return backend(h).normalize(h, statistics, norm)
@@ -59,7 +66,7 @@ def normalize(h: Tensor, statistics: Tensor, norm: Norm) -> Tensor:
 
 def normalize_backward(
     grad_out: Tensor, h: Tensor, statistics: Tensor, norm: Norm, in_place: bool = False
-) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
     """Gradients of h (in its dtype and layout), weight, bias and h_bias (in their dtypes, from sums in fp32).
 
     The gradient of h includes the paths through the statistics. With `in_place` it overwrites grad_out, and
@@ -67,6 +74,9 @@ def normalize_backward(
     """
     h = _dense(h)
     grad_out = grad_out.contiguous(memory_format=layout_of(h))
+    if norm.bias is None:
+        grad_h, weight, h_bias = rms_normalize_backward(grad_out, h, norm, in_place)
+        return grad_h, weight, None, h_bias
     if has_no_data(h):
         partial = _partial_results(h, norm, sums_width(h, norm))  # noqa: F841 - counted until this function returns
         grad_h = grad_out if in_place else torch.empty_like(h)

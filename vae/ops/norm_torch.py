@@ -5,7 +5,7 @@ the result has the full size. (1, C, 1, 1) coefficients of each image: out = h *
 """
 
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -22,10 +22,13 @@ Part = tuple[slice, slice, slice]  # images, all channels, rows
 
 
 class Norm(NamedTuple):
-    """GroupNorm of h (B, C, H, W) over groups of channels, with or without SiLU."""
+    """GroupNorm of h (B, C, H, W) over groups of channels, with or without SiLU.
+
+    Without a bias, it is the RMS norm of vae.ops.rms_norm instead, which has no groups and no eps.
+    """
 
     weight: Tensor  # (C,), like the biases
-    bias: Tensor
+    bias: Any  # Tensor, or None
     groups: int
     eps: float
     silu: bool = True
@@ -48,13 +51,13 @@ def norm_statistics(h: Tensor, norm: Norm) -> Tensor:
     """Mean and rstd of groups; the mean is subtracted before squares are summed."""
     dtype, groups, count = accumulation_dtype(h), norm.groups, h[0].numel() // norm.groups
     sums, squares = h.new_zeros(2, *h.shape[:2], dtype=torch.float64)  # (B, C)
-    for part in _parts(h):
+    for part in parts_of(h):
         sums[part[0]] += h[part].sum((2, 3), dtype=dtype)
     if norm.h_bias is not None:
         sums += norm.h_bias.double() * h[0, 0].numel()
     mean = (sums.unflatten(1, (groups, -1)).sum(-1) / count).to(dtype)
     center = _centers(mean, h, norm)
-    for part in _parts(h):
+    for part in parts_of(h):
         squares[part[0]] += (h[part] - center[part[0]]).square_().sum((2, 3))
     variance = squares.unflatten(1, (groups, -1)).sum(-1) / count
     return torch.stack((mean, (variance + norm.eps).rsqrt().to(dtype)))
@@ -65,7 +68,7 @@ def normalize(h: Tensor, statistics: Tensor, norm: Norm) -> Tensor:
     out, (mean, rstd) = torch.empty_like(h, dtype=norm.out_dtype), statistics
     scale = _per_channel(rstd, h) * norm.weight[:, None, None]
     shift = norm.bias[:, None, None] - _centers(mean, h, norm) * scale
-    for part in _parts(h):
+    for part in parts_of(h):
         values = (h[part] * scale[part[0]]).add_(shift[part[0]])
         out[part] = F.silu(values, inplace=True) if norm.silu else values
     return out
@@ -82,7 +85,7 @@ def normalize_backward(
     unit_shift = -centers * rstds
     # of grad * unit, of grad, and of grad_h: (B, C)
     unit_sums, sums, h_sums = h.new_zeros(3, *h.shape[:2], dtype=torch.float64)
-    for part in _parts(h):
+    for part in parts_of(h):
         images, grad = part[0], grad_out[part].to(mean.dtype)
         unit = (h[part] * rstds[images]).add_(unit_shift[images])
         if norm.silu:
@@ -95,7 +98,7 @@ def normalize_backward(
     gain, slope = rstds * weights, -grad_unit_mean * rstds.square()
     offset = (grad_unit_mean * centers * rstds - grad_mean) * rstds
     grad_in = grad_h if norm.silu else grad_out
-    for part in _parts(h):
+    for part in parts_of(h):
         values = (h[part] * slope[part[0]]).add_(offset[part[0]])
         grad_h[part] = values.addcmul_(grad_in[part], gain[part[0]])
         if norm.h_bias is not None:
@@ -108,7 +111,7 @@ def add_with_bias(h: Tensor, x: Tensor, bias: Tensor) -> Tensor:
     return h.add_(x).add_(bias.to(h.dtype)[:, None, None])
 
 
-def _parts(h: Tensor) -> Iterator[Part]:
+def parts_of(h: Tensor) -> Iterator[Part]:
     """Indices of parts of h (B, C, H, W): whole images if several fit in a part, else rows of one image."""
     on_cpu = h.device.type == "cpu"
     size = CPU_PART_ELEMENTS * torch.get_num_threads() if on_cpu else GPU_PART_ELEMENTS

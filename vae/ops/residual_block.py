@@ -32,7 +32,8 @@ from vae.ops.norm import (
 def residual_block_reference(x: Tensor, parameters: Sequence[Tensor], groups: int, eps: float) -> Tensor:
     """norm-SiLU-conv twice over x (B, C, H, W), added to x: (B, C', H, W).
 
-    `parameters`: weight and bias of norm1, conv1, norm2, conv2 and, if C' is not C, of the 1x1 shortcut.
+    `parameters`: weight and bias of norm1, conv1, norm2, conv2 and, if C' is not C, of the 1x1 shortcut. The
+    biases of RMS norms are None.
     """
     gamma1, beta1, weight1, bias1, gamma2, beta2, weight2, bias2, *shortcut = parameters
     h = norm_silu_conv_reference(x, gamma1, beta1, weight1, bias1, groups, eps)

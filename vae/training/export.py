@@ -20,6 +20,7 @@ from vae.interop.diffusers_folder import (
     diffusers_config,
     save_diffusers_folder,
 )
+from vae.interop.families import latents_config
 from vae.interop.latent_statistics import (
     LatentConstants,
     LatentSums,
@@ -27,6 +28,7 @@ from vae.interop.latent_statistics import (
     is_unmeasured,
     set_latent_norm,
 )
+from vae.interop.modelspec import modelspec
 from vae.interop.safetensors_file import stored_weights
 from vae.interop.vae_files import START_KEY
 from vae.model.autoencoder import AutoencoderKL
@@ -51,9 +53,10 @@ def latent_constants(
 ) -> LatentConstants:
     """Constants of the latents: `fixed` ones, or measured on uint8 (B, 3, H, W) batches.
 
-    A latent norm that is not measured yet is measured, too.
+    A latent norm that is not measured for these latents is measured, too.
     """
-    latent_norm = model.bn if model.bn is not None and is_unmeasured(model.bn) else None
+    encoder_trained = not networks.autoencoder.encoder_frozen
+    latent_norm = model.bn if model.bn is not None and is_unmeasured(model.bn, encoder_trained) else None
     if fixed is not None and latent_norm is None:
         return fixed
     latents, patches = LatentSums(), LatentSums()
@@ -61,7 +64,7 @@ def latent_constants(
         posterior = model.encode(network_input(to_float(images), networks))
         latents.add(posterior.mean, posterior.logvar)
         if latent_norm is not None:
-            add_patches(patches, posterior)
+            add_patches(patches, posterior, latent_norm.patch)
     if latent_norm is not None and patches.count:
         set_latent_norm(model, patches.statistics())
     if fixed is not None or not latents.count:
@@ -90,14 +93,18 @@ class Export:
                 f"{self._remedy()}"
             )
         weights, start = stored_weights(state.eval_model, "fp32"), state.lineage.start
-        metadata = channel_metadata(constants) | ({START_KEY: start} if start else {})
+        metadata = {START_KEY: start} if start else {}
+        if state.eval_model.bn is None:
+            metadata |= channel_metadata(constants)
         if state.history.is_below_start:
             self._keep_replaced()
             metadata[WORSE_KEY] = str(state.stage.first_epoch)
         shape, size = state.eval_model.config, state.stage.image_size
         config = diffusers_config(shape, size, constants.scaling, constants.shift)
-        if not shape.latent_norm:
+        config |= latents_config(state.eval_model.bn)
+        if state.eval_model.bn is None:
             config |= channel_config(constants, were_in_config=state.latent_constants is not None)
+        metadata |= modelspec(state.eval_model, self.folder.absolute().parent, size)
         save_diffusers_folder(self.folder, weights, config, metadata)
 
     def _keep_replaced(self) -> None:

@@ -9,7 +9,8 @@ from vae.losses.dino import DinoDistance
 from vae.losses.perceptual import PerceptualLoss
 from vae.memory.plan import META, StepSpec, meta_networks, zero_inputs
 from vae.model.layers import Attention, GroupNorm, NormSiLU, ResnetBlock
-from vae.ops.kernel_check import AttentionShape, FeatureShape, NormShape, Shape
+from vae.model.rms_norm import RMSNorm, RMSNormSiLU
+from vae.ops.kernel_check import AttentionShape, FeatureShape, NormShape, RmsShape, Shape
 from vae.step import compute_gradients
 
 
@@ -33,9 +34,11 @@ def kernel_shapes(specs: Iterable[StepSpec]) -> list[Shape]:
 def _norms(module: nn.Module, inputs: tuple[Any, ...]) -> list[Shape]:
     """Of the norms and the attention in a module, without those of its parts."""
     if isinstance(module, ResnetBlock):
-        first = _norm(module.norm1, inputs[0])
-        return [first, first._replace(channels=module.norm2.num_channels, has_h_bias=True)]
-    if isinstance(module, GroupNorm):
+        first, channels = _norm(module.norm1, inputs[0]), module.norm2.num_channels
+        if isinstance(first, RmsShape):
+            return [first, first._replace(channels=channels, has_h_bias=True)]
+        return [first, first._replace(channels=channels, has_h_bias=True)]
+    if isinstance(module, GroupNorm | RMSNorm):
         return [_norm(module, inputs[0])]
     if isinstance(module, Attention):
         _, channels, height, width = inputs[0].shape
@@ -43,9 +46,11 @@ def _norms(module: nn.Module, inputs: tuple[Any, ...]) -> list[Shape]:
     return []
 
 
-def _norm(norm: GroupNorm, h: Tensor) -> NormShape:
+def _norm(norm: GroupNorm | RMSNorm, h: Tensor) -> NormShape | RmsShape:
     _, channels, height, width = h.shape
-    silu = isinstance(norm, NormSiLU)
+    silu = isinstance(norm, NormSiLU | RMSNormSiLU)
+    if isinstance(norm, RMSNorm):
+        return RmsShape(channels, height, width, silu, has_h_bias=False)
     return NormShape(channels, height, width, norm.num_groups, silu, has_h_bias=False)
 
 

@@ -10,9 +10,11 @@ import torch
 from vae.config.options import MIN_IMAGE_SIZE, Config
 from vae.config.recipes import recipe_values
 from vae.config.resolve import (
+    DECODER_SHAPE,
     check_discriminator,
     check_encoder,
     check_image_size,
+    check_new_decoder,
     check_shape,
     check_views,
     resolve,
@@ -135,15 +137,15 @@ def _provenance(
         same_data = content["data_fingerprint"] == fingerprint
         resume = compare(content.get("contract"), samples, same_data)
         print_resume(resume)
-    return Provenance(samples, fingerprint, _begun_from(config, content), path, resume)
+    return Provenance(samples, fingerprint, _begun_from(config, content, options.source), path, resume)
 
 
-def _begun_from(config: Config, content: dict[str, Any] | None) -> str:
+def _begun_from(config: Config, content: dict[str, Any] | None, source: VaeFile | None) -> str:
     """The weights that the first stage of the run began with."""
     if content is not None and content.get("begun_from") in (RANDOM, WARM, TRAINED):
         return content["begun_from"]
-    if config.model.init_from:
-        return TRAINED
+    if source is not None:
+        return TRAINED if source.has_decoder else WARM
     return WARM if config.model.init == "warm" else RANDOM
 
 
@@ -205,15 +207,28 @@ def resolve_options(given: Given, device: torch.device, dist: Distributed | None
 
 
 def _existing_vae(config: Config, given: Given) -> tuple[Config, VaeFile | None]:
-    """The VAE of --init_from, and the configuration with its shape; unchanged and None without the flag."""
+    """The VAE of --init_from, and the configuration with its shape; unchanged and None without the flag.
+
+    Another given shape of the decoder replaces its decoder by a new one.
+    """
     if not config.model.init_from:
         return config, None
     file = read_vae(Path(config.model.init_from))
     shape = {"norm_groups": config.model.norm_groups, **file.shape}
-    check_shape(given, shape, "--init_from")
-    shape["channels"] = tuple(shape["channels"])
+    of_decoder = {name: given[name] for name in DECODER_SHAPE if given.get(name) is not None}
+    check_shape(
+        {name: value for name, value in given.items() if name not in of_decoder}, shape, "--init_from"
+    )
+    shape |= {name: tuple(value) for name, value in shape.items() if isinstance(value, list)}
     model = replace(config.model, **shape)
     check_fit(model, file.weights, f"--init_from {config.model.init_from}")
+    wanted = replace(model, **{name: getattr(config.model, name) for name in of_decoder})
+    if (wanted.up_channels, wanted.up_layers) != (model.up_channels, model.up_layers):
+        check_new_decoder(wanted)
+        file.weights = {
+            name: value for name, value in file.weights.items() if not name.startswith("decoder.")
+        }
+        model = wanted
     return replace(config, model=model), file
 
 

@@ -13,7 +13,7 @@ from vae.interop.latent_statistics import LatentConstants
 from vae.interop.vae_files import VaeFile
 from vae.model.autoencoder import AutoencoderKL
 from vae.model.discriminator import Discriminator
-from vae.model.initialization import initialize
+from vae.model.initialization import initialize, initialize_decoder
 from vae.optimizers import build_optimizers
 from vae.training.checkpoints.older import KL_UNIT
 from vae.training.provenance import Lineage
@@ -97,7 +97,8 @@ def begin_state(
     """
     layout = torch.channels_last if config.speed.channels_last else torch.contiguous_format
     autoencoder = AutoencoderKL(config.model)
-    initialize(autoencoder, config.model.init, config.run.seed)
+    has_warm_start = source is None and config.model.family == "kl"
+    initialize(autoencoder, config.model.init if has_warm_start else "default", config.run.seed)
     autoencoder.to(device).to(memory_format=layout)
     if config.optim.train_part == "decoder":
         autoencoder.freeze_encoder()
@@ -122,6 +123,8 @@ def begin_state(
     )
     if source is not None:
         load_weights(autoencoder, source.weights)
+        if not source.has_decoder:
+            initialize_decoder(autoencoder)
         if state.ema is not None:
             state.ema.load_state_dict(autoencoder.state_dict())
         if config.optim.train_part == "decoder" and source.scaling_factor is not None:

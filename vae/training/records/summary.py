@@ -42,8 +42,9 @@ DTYPE_NAMES = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp
 def model_line(config: ModelConfig, model: AutoencoderKL) -> str:
     """Size and shape of the autoencoder."""
     parameters = sum(p.numel() for p in model.parameters()) / MILLION
+    own = f" (decoder {' '.join(map(str, config.up_channels))})" if config.decoder_channels else ""
     return (
-        f"{parameters:.1f} M parameters, channels {' '.join(map(str, config.channels))}, "
+        f"{parameters:.1f} M parameters, channels {' '.join(map(str, config.channels))}{own}, "
         f"{config.z_channels} latent channels, {model.downsampling}x downsampling"
     )
 
@@ -117,11 +118,11 @@ def warm_start_warning(model: ModelConfig) -> str | None:
     fewer = [
         replace(model, norm_groups=groups)
         for groups in range(1, model.norm_groups)
-        if all(width % groups == 0 for width in model.channels)
+        if all(width % groups == 0 for width in (*model.channels, *model.up_channels))
     ]
     if not _norms_fit(model):
         better = [f"--norm_groups {other.norm_groups}" for other in fewer if _norms_fit(other)]
-        width = min(model.channels[0], model.channels[-1])
+        width = min(model.up_channels[0], model.channels[-1])
         channels = counted(width // model.norm_groups, "channel")
         return (
             f"--norm_groups {model.norm_groups} leaves {channels} per group at width {width}, too few for "
@@ -142,7 +143,8 @@ def warm_start_warning(model: ModelConfig) -> str | None:
 
 def _norms_fit(model: ModelConfig) -> bool:
     """Whether the norms before the last convolutions have channels for the carriers."""
-    return all(carriers_per_group(model.channels[end], model.norm_groups) for end in (0, -1))
+    ends = (model.up_channels[0], model.channels[-1])
+    return all(carriers_per_group(width, model.norm_groups) for width in ends)
 
 
 def cache_line(data: DataConfig) -> str | None:

@@ -1,0 +1,82 @@
+"""Decoders of another shape than their encoder, and middle blocks without attention."""
+
+import pytest
+import torch
+from diffusers import AsymmetricAutoencoderKL, AutoencoderKL, AutoencoderKLFlux2
+
+from tests.harness.vae_families import image, randomize_norms
+from vae.config.export_flags import ExportConfig
+from vae.config.options import ModelConfig
+from vae.interop.diffusers_folder import diffusers_config, save_diffusers_folder
+from vae.interop.exporting import export
+from vae.interop.vae_files import load_vae
+from vae.model.autoencoder import AutoencoderKL as Ours
+from vae.model.initialization import initialize
+from vae.system.errors import UserError
+
+LEVELS = {"down_block_types": ["DownEncoderBlock2D"] * 3, "up_block_types": ["UpDecoderBlock2D"] * 3}
+
+
+def small_flux2() -> AutoencoderKLFlux2:
+    """The form of FLUX.2-small-decoder."""
+    widths = {"block_out_channels": (32, 64, 64), "decoder_block_out_channels": (32, 32, 64)}
+    return AutoencoderKLFlux2(**LEVELS, **widths, layers_per_block=1, latent_channels=8)
+
+
+def asymmetric() -> AsymmetricAutoencoderKL:
+    down = {"down_block_out_channels": (32, 32, 64), "layers_per_down_block": 1}
+    up = {"up_block_out_channels": (32, 64, 96), "layers_per_up_block": 2}
+    return AsymmetricAutoencoderKL(**LEVELS, **down, **up, scaling_factor=0.5)
+
+
+def without_attention() -> AutoencoderKL:
+    shape = {"block_out_channels": (32, 32, 64), "layers_per_block": 1, "mid_block_add_attention": False}
+    return AutoencoderKL(**LEVELS, **shape, scaling_factor=0.5)
+
+
+@pytest.mark.parametrize("build", [small_flux2, asymmetric, without_attention])
+def test_other_shapes_are_read_and_written(build, tmp_path):
+    torch.manual_seed(0)
+    theirs = randomize_norms(build())
+    theirs.save_pretrained(tmp_path / "theirs")
+    expected = theirs(image()).sample
+    for output in ("folder", "one.safetensors", "back"):
+        source = {"folder": "theirs", "one.safetensors": "folder", "back": "one.safetensors"}[output]
+        export(ExportConfig(vae=(str(tmp_path / source),), output=str(tmp_path / output)))
+        ours = load_vae(tmp_path / output).autoencoder
+        assert (ours(image())[0] - expected).abs().max() < 1e-5 * expected.abs().max()
+    after, loading = type(theirs).from_pretrained(tmp_path / "back", output_loading_info=True)
+    assert not any(loading.values())
+    assert torch.equal(after.eval()(image()).sample, expected)
+    assert ours.config.mid_attention == (build is not without_attention)
+
+
+def test_a_shape_without_a_class_of_diffusers_is_kept(tmp_path):
+    shape = ModelConfig(
+        channels=(8, 16),
+        decoder_channels=(4, 8),
+        decoder_layers_per_block=3,
+        layers_per_block=1,
+        norm_groups=4,
+    )
+    weights = Ours(shape).state_dict()
+    config = diffusers_config(shape, 32, 0.5, 0.25)
+    save_diffusers_folder(tmp_path / "vae", weights, config)
+    loaded = load_vae(tmp_path / "vae")
+    assert loaded.autoencoder.config == shape
+    assert (loaded.scaling_factor, loaded.shift_factor) == (0.5, 0.25)
+    with pytest.raises(UserError, match=r"^--decoder_channels has 1 levels, and --channels 2: give as many"):
+        Ours(ModelConfig(channels=(8, 16), decoder_channels=(8,), norm_groups=4))
+    with pytest.raises(UserError, match=r"^--decoder_channels width 6 is not a multiple"):
+        Ours(ModelConfig(channels=(8, 16), decoder_channels=(6, 8), norm_groups=4))
+
+
+def test_warm_start_of_a_narrow_decoder_is_a_codec():
+    narrow = ModelConfig(
+        channels=(32, 64, 64), decoder_channels=(16, 32, 32), norm_groups=4, layers_per_block=1
+    )
+    model = Ours(narrow)
+    initialize(model, "warm", 0)
+    with torch.no_grad():
+        error = (model(image())[0] - image()).square().mean()
+    assert error < 0.05 * image().var()

@@ -1,0 +1,140 @@
+"""The families of VAEs that are read and written, by the class in their config.json."""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from vae.config.export_flags import PUBLISHED_SCALING
+from vae.config.options import ModelConfig
+from vae.model.autoencoder import FLUX2_EPS, LatentNorm
+from vae.system.errors import UserError
+
+# The latents of Wan 2.1 and Qwen-Image, from their config.json; official single files do not contain them.
+WAN_MEAN = (
+    *(-0.7571, -0.7089, -0.9113, 0.1075, -0.1745, 0.9653, -0.1517, 1.5508),
+    *(0.4134, -0.0715, 0.5517, -0.3632, -0.1922, -0.9497, 0.2503, -0.2921),
+)
+WAN_STD = (
+    *(2.8184, 1.4541, 2.3275, 2.6558, 1.2196, 1.7708, 2.6052, 2.0743),
+    *(3.2687, 2.1526, 2.8652, 1.5579, 1.6382, 1.1253, 2.8251, 1.9160),
+)
+OWN_CLASS = "VaeTrainerAutoencoder"  # of networks that no class of diffusers has; only this project reads it
+
+
+class Family(NamedTuple):
+    """A class of config.json."""
+
+    writes: Callable[[ModelConfig], bool]  # whether networks of this shape are written as this class
+    config: Callable[[ModelConfig], dict[str, Any]]  # its keys of config.json
+
+
+def _kl(model: ModelConfig) -> dict[str, Any]:
+    return _asymmetric(model) | {
+        "block_out_channels": list(model.channels),
+        "layers_per_block": model.layers_per_block,
+        "mid_block_add_attention": model.mid_attention,
+        "use_post_quant_conv": model.use_quant_conv,
+        "use_quant_conv": model.use_quant_conv,
+    }
+
+
+def _asymmetric(model: ModelConfig) -> dict[str, Any]:
+    levels = len(model.channels)
+    return {
+        "act_fn": "silu",
+        "down_block_types": ["DownEncoderBlock2D"] * levels,
+        "norm_num_groups": model.norm_groups,
+        "up_block_types": ["UpDecoderBlock2D"] * levels,
+    }
+
+
+def _flux2(model: ModelConfig) -> dict[str, Any]:
+    own = {"decoder_block_out_channels": list(model.up_channels)} if model.decoder_channels else {}
+    return _kl(model) | own | {"batch_norm_eps": FLUX2_EPS, "patch_size": [2, 2]}
+
+
+def _own_decoder(model: ModelConfig) -> bool:
+    return bool(model.decoder_channels or model.decoder_layers_per_block)
+
+
+def _no_network(_model: ModelConfig) -> bool:
+    """Of classes that are read only."""
+    return False
+
+
+# The first class that writes a network is that of its config.json.
+FAMILIES = {
+    "AutoencoderKL": Family(
+        lambda model: model.family == "kl" and not model.latent_norm and not _own_decoder(model), _kl
+    ),
+    "AutoencoderKLFlux2": Family(
+        lambda model: model.family == "kl" and model.latent_norm and not model.decoder_layers_per_block,
+        _flux2,
+    ),
+    "AsymmetricAutoencoderKL": Family(
+        lambda model: (
+            model.family == "kl" and not model.latent_norm and model.use_quant_conv and model.mid_attention
+        ),
+        lambda model: (
+            _asymmetric(model)
+            | {
+                "down_block_out_channels": list(model.channels),
+                "layers_per_down_block": model.layers_per_block,
+                "layers_per_up_block": model.up_layers,
+                "up_block_out_channels": list(model.up_channels),
+            }
+        ),
+    ),
+    "AutoencoderKLWan": Family(_no_network, _kl),
+    "AutoencoderKLQwenImage": Family(_no_network, _kl),
+    OWN_CLASS: Family(lambda _model: True, _kl),
+}
+
+
+def class_of(model: ModelConfig) -> str:
+    """The class as which networks of this shape are written."""
+    return next(name for name, family in FAMILIES.items() if family.writes(model))
+
+
+def check_class(config: Any, where: str, source: str) -> dict[str, Any]:
+    """The content of a config.json; UserError with the name `source` if it is for another class."""
+    name = config.get("_class_name") if isinstance(config, dict) else type(config).__name__
+    if not isinstance(name, str) or name not in FAMILIES:
+        raise UserError(f"{where}: its {source} is for {name}, but only {', '.join(FAMILIES)} are supported")
+    if config.get("is_residual") is True or config.get("patch_size") in (2, [2]):
+        raise UserError(
+            f"{where}: its {source} is for Wan 2.2, which has other blocks: only Wan 2.1 is supported"
+        )
+    return config
+
+
+def comfyui_problem(model: ModelConfig, scaling: tuple[float, float] | None) -> str | None:
+    """How ComfyUI misreads a single file of this network, and the remedy; None if it does not.
+
+    ComfyUI decides by the number of latent channels, and knows the scaling of its diffusion models only.
+    """
+    z = model.z_channels
+    if model.family == "wan":
+        return "reads Wan 2.1 in the form of its video VAE only: add --into with that file"
+    if z == 64 or (z == 32 and not model.latent_norm):
+        return f"takes a VAE with {z} latent channels for one of Hunyuan, with other layers: use its folder"
+    shape = model.channels, model.layers_per_block, model.up_layers, model.mid_attention
+    if shape not in (((128, 256, 512, 512), 2, 2, True), ((128, 256, 512), 2, 2, True)):
+        return "expects channels 128 256 512 512, two blocks per level and attention: it cannot read this VAE"
+    known = [PUBLISHED_SCALING[name] for name in ("sd3", "flux")]
+    if z == 16 and scaling is not None and scaling not in known:
+        text = "scaling {:.5g}, shift {:.5g}".format(*scaling)
+        return f"scales 16 latent channels as SD3 or FLUX.1, not by {text}: --fold_scaling makes them fit"
+    return None
+
+
+def latents_config(norm: LatentNorm | None) -> dict[str, Any]:
+    """The mean and the standard deviation of each latent channel for config.json, if the network has them."""
+    if norm is None or norm.patch != 1:
+        return {}
+    mean, std = norm.running_mean.tolist(), norm.running_var.sqrt().tolist()
+    return {"latents_mean": [_rounded(value) for value in mean], "latents_std": [_rounded(v) for v in std]}
+
+
+def _rounded(value: float) -> float:
+    """Six digits: fp32 has no more."""
+    return float(f"{value:.6g}")

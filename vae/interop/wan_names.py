@@ -1,0 +1,111 @@
+"""The files of Wan 2.1 and Qwen-Image, video VAEs, and the part of them that acts on a single image.
+
+Their convolutions are causal in time: in front of a single image there is only zero padding, so of each
+kernel only the last time slice acts, and the convolutions of time alone (`time_conv`) are skipped. What
+remains is a 2-D network with our parameter names (vae.model.autoencoder, family "wan").
+
+Both forms are read: the official names, which ComfyUI reads, and those of diffusers. Encoder levels, and in
+the official form decoder levels, are one flat list: a new level begins after each resampling.
+"""
+
+import re
+from collections.abc import Collection, Mapping
+
+import torch
+
+WEIGHT_DIMS = 5  # of a convolution in space and time
+
+_FLAT = re.compile(r"(encoder\.down_blocks|decoder\.up_blocks)\.(\d+)\.(.*)")
+_OFFICIAL = (  # patterns of official names, and the name in diffusers; decoder levels stay flat
+    (r"^conv1\.", "quant_conv."),
+    (r"^conv2\.", "post_quant_conv."),
+    (r"^(en|de)coder\.conv1\.", r"\1coder.conv_in."),
+    (r"^encoder\.downsamples\.", "encoder.down_blocks."),
+    (r"^decoder\.upsamples\.", "decoder.up_blocks."),
+    (r"\.middle\.0\.", ".mid_block.resnets.0."),
+    (r"\.middle\.1\.", ".mid_block.attentions.0."),
+    (r"\.middle\.2\.", ".mid_block.resnets.1."),
+    (r"\.head\.0\.", ".norm_out."),
+    (r"\.head\.2\.", ".conv_out."),
+    (r"\.residual\.0\.", ".norm1."),
+    (r"\.residual\.2\.", ".conv1."),
+    (r"\.residual\.3\.", ".norm2."),
+    (r"\.residual\.6\.", ".conv2."),
+    (r"\.shortcut\.", ".conv_shortcut."),
+)
+_OURS = (  # patterns of diffusers' names, and ours
+    (r"\.norm_out\.gamma$", ".conv_norm_out.weight"),
+    (r"\.attentions\.0\.norm\.gamma$", ".attentions.0.group_norm.weight"),
+    (r"\.attentions\.0\.proj\.", ".attentions.0.to_out.0."),
+    (r"\.gamma$", ".weight"),
+    (r"\.upsamplers\.0\.resample\.1\.", ".upsamplers.0.conv."),
+)
+
+
+def is_wan(names: Collection[str]) -> bool:
+    """Whether these are the parameter names of Wan 2.1 or Qwen-Image, in either form."""
+    return any(
+        re.match(r"encoder\.(downsamples\.0\.residual|down_blocks\.0\.norm1)\.", name) for name in names
+    )
+
+
+def our_names(names: Collection[str]) -> dict[str, tuple[str, ...]]:
+    """Our names of each parameter: none of a convolution of time alone, three of a fused qkv."""
+    renamed = {name: _replaced(name, _OFFICIAL) for name in names}
+    resamplings: dict[str, list[int]] = {}
+    for name in renamed.values():
+        flat = _FLAT.match(name)
+        if flat and flat[3] == "resample.1.weight":
+            resamplings.setdefault(flat[1], []).append(int(flat[2]))
+    return {name: _ours(diffusers, resamplings) for name, diffusers in renamed.items()}
+
+
+def _ours(name: str, resamplings: Mapping[str, list[int]]) -> tuple[str, ...]:
+    if ".time_conv." in name:
+        return ()
+    flat = _FLAT.match(name)
+    if flat and not flat[3].startswith(("resnets.", "upsamplers.")):
+        part, index, rest = flat[1], int(flat[2]), flat[3]
+        before = [other for other in resamplings.get(part, []) if other < index]
+        block = index - max(before, default=-1) - 1
+        resampler = "upsamplers" if part.startswith("decoder") else "downsamplers"
+        conv, is_resampling = re.subn(r"^resample\.1\.", f"{resampler}.0.conv.", rest)
+        name = f"{part}.{len(before)}.{conv if is_resampling else f'resnets.{block}.{rest}'}"
+    name = _replaced(name, _OURS)
+    if ".to_qkv." in name:
+        return tuple(name.replace(".to_qkv.", f".to_{letter}.") for letter in "qkv")
+    return (name,)
+
+
+def _replaced(name: str, patterns: Collection[tuple[str, str]]) -> str:
+    for pattern, replacement in patterns:
+        name = re.sub(pattern, replacement, name)
+    return name
+
+
+def from_wan(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """The weights of the 2-D network in the tensors of a file."""
+    weights: dict[str, torch.Tensor] = {}
+    for name, ours in our_names(tensors).items():
+        value = tensors[name]
+        if value.dim() == WEIGHT_DIMS:
+            value = value[:, :, -1].contiguous()  # so that the rest of the file is freed
+        elif name.endswith(".gamma"):  # (C, 1, 1, 1) or (C, 1, 1)
+            value = value.flatten()
+        if ours:
+            weights |= zip(ours, value.chunk(len(ours)), strict=False)
+    return weights
+
+
+def into_wan(
+    tensors: Mapping[str, torch.Tensor], weights: Mapping[str, torch.Tensor]
+) -> dict[str, torch.Tensor]:
+    """Copies of the tensors of a file with the 2-D network `weights` in them, the inverse of from_wan."""
+    result = {name: value.clone() for name, value in tensors.items()}
+    for name, ours in our_names(tensors).items():
+        if not ours:
+            continue
+        target = result[name]
+        target = target[:, :, -1] if target.dim() == WEIGHT_DIMS else target
+        target.copy_(torch.cat([weights[part] for part in ours]).reshape(target.shape))
+    return result

@@ -1,0 +1,149 @@
+"""RMS norm(+SiLU) on a GPU, in channels_last layout: one Triton kernel in each direction.
+
+A tile is some pixels (rows) with all of their channels (columns). Forward reads h once and writes once;
+backward reads h and grad_out once and writes once, and each program also writes its sums over pixels. All
+arithmetic is fp32, all offsets are 64 bits. The speed is not measured yet.
+
+Import this module only if Triton is installed. With TRITON_INTERPRET=1 it runs on CPU tensors.
+"""
+
+# Triton reads the annotations of kernels: only `constexpr` parameters have one.
+# mypy: disallow-incomplete-defs=False
+# ruff: noqa: N803 - constexpr parameters are uppercase, as in Triton's own kernels
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from vae.ops.gpu_blocks import NUM_WARPS, rms_blocks
+from vae.ops.library import launch
+from vae.ops.norm_torch import Norm
+from vae.ops.rms_norm_torch import MIN_LENGTH
+
+STAGES = tl.constexpr(3)  # two tiles of each tensor in flight: 64 KiB for two tensors in fp32
+
+
+@triton.jit
+def _tile(tile, pixels, channels, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
+    """Offsets of a tile, and which elements exist."""
+    pixel, channel = tile.to(tl.int64) * ROWS + tl.arange(0, ROWS), tl.arange(0, COLUMNS)
+    inside = (pixel < pixels)[:, None] & (channel < channels)[None, :]
+    return pixel[:, None] * channels + channel[None, :], inside
+
+
+@triton.jit
+def _load_unit(h, h_bias, offsets, inside, channels, root, least, COLUMNS: tl.constexpr):
+    """(h + h_bias) of a tile, scaled to mean square 1 over the channels, and the scale of each row."""
+    x = tl.load(h + offsets, mask=inside, other=0.0).to(tl.float32)
+    if h_bias is not None:
+        channel = tl.arange(0, COLUMNS)
+        bias = tl.load(h_bias + channel, mask=channel < channels, other=0.0).to(tl.float32)
+        x += tl.where(inside, bias[None, :], 0.0)
+    scale = root / tl.maximum(tl.sqrt(tl.sum(x * x, 1)), least)
+    return x * scale[:, None], scale
+
+
+@triton.jit
+def forward_kernel(
+    h,
+    h_bias,
+    out,
+    weight,
+    root,
+    least,
+    pixels,
+    channels,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    SILU: tl.constexpr,
+):
+    """out = unit * weight, then SiLU: one tile of each program."""
+    channel = tl.arange(0, COLUMNS)
+    w = tl.load(weight + channel, mask=channel < channels, other=0.0).to(tl.float32)
+    offsets, inside = _tile(tl.program_id(0), pixels, channels, ROWS, COLUMNS)
+    unit, _ = _load_unit(h, h_bias, offsets, inside, channels, root, least, COLUMNS)
+    values = unit * w[None, :]
+    if SILU:
+        values = values * tl.sigmoid(values)
+    tl.store(out + offsets, values.to(out.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def backward_kernel(
+    grad_out,
+    h,
+    h_bias,
+    grad_h,
+    weight,
+    sums,
+    root,
+    least,
+    pixels,
+    channels,
+    tiles_per_program,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    SILU: tl.constexpr,
+):
+    """grad_h = (grad * weight - unit * mean of grad * weight * unit over the channels) * scale.
+
+    A row of `sums`: this program's sums over pixels of grad * unit and, with h_bias, of grad_h.
+    """
+    program, channel = tl.program_id(0), tl.arange(0, COLUMNS)
+    has = channel < channels
+    w = tl.load(weight + channel, mask=has, other=0.0).to(tl.float32)
+    weight_sum = tl.zeros([ROWS, COLUMNS], tl.float32)
+    h_sum = tl.zeros([ROWS, COLUMNS], tl.float32)
+    for index in tl.range(0, tiles_per_program, num_stages=STAGES):
+        offsets, inside = _tile(program * tiles_per_program + index, pixels, channels, ROWS, COLUMNS)
+        unit, scale = _load_unit(h, h_bias, offsets, inside, channels, root, least, COLUMNS)
+        grad = tl.load(grad_out + offsets, mask=inside, other=0.0).to(tl.float32)
+        if SILU:
+            affine = unit * w[None, :]
+            gate = tl.sigmoid(affine)
+            grad = grad * gate * (1 + affine * (1 - gate))
+        product = grad * unit
+        weight_sum += product
+        mean = tl.sum(product * w[None, :], 1) / channels
+        result = (grad * w[None, :] - unit * mean[:, None]) * scale[:, None]
+        tl.store(grad_h + offsets, result.to(grad_h.dtype.element_ty), mask=inside)
+        if h_bias is not None:
+            h_sum += tl.where(inside, result, 0.0)
+    width = channels
+    if h_bias is not None:
+        width += channels
+    row = sums + program.to(tl.int64) * width + channel
+    tl.store(row, tl.sum(weight_sum, 0), mask=has)
+    if h_bias is not None:
+        tl.store(row + channels, tl.sum(h_sum, 0), mask=has)
+
+
+def rms_normalize(h: Tensor, norm: Norm) -> Tensor:
+    """Implements vae.ops.rms_norm.rms_normalize; h is dense in NHWC."""
+    assert h.is_contiguous(memory_format=torch.channels_last)
+    out, channels = torch.empty_like(h, dtype=norm.out_dtype), h.shape[1]
+    pixels = h.numel() // channels
+    blocks = rms_blocks(channels, pixels)
+    numbers = (channels**0.5, MIN_LENGTH, pixels, channels, blocks.rows, blocks.columns, norm.silu)
+    launch(forward_kernel, (blocks.tiles, 1, 1), NUM_WARPS, (h, norm.h_bias, out, norm.weight), numbers)
+    return out
+
+
+def rms_normalize_backward(
+    grad_out: Tensor, h: Tensor, norm: Norm, in_place: bool = False
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Implements vae.ops.rms_norm.rms_normalize_backward; grad_out has h's strides."""
+    assert h.is_contiguous(memory_format=torch.channels_last)
+    channels = h.shape[1]
+    pixels, h_bias = h.numel() // channels, norm.h_bias
+    blocks = rms_blocks(channels, pixels)
+    grad_h = grad_out if in_place else torch.empty_like(h)  # each program reads a tile before it writes it
+    width = channels if h_bias is None else 2 * channels
+    sums = h.new_empty(blocks.programs, width, dtype=torch.float32)
+    numbers = (channels**0.5, MIN_LENGTH, pixels, channels, blocks.tiles_per_program)
+    constants = (blocks.rows, blocks.columns, norm.silu)
+    tensors = (grad_out, h, h_bias, grad_h, norm.weight, sums)
+    launch(backward_kernel, (blocks.programs, 1, 1), NUM_WARPS, tensors, (*numbers, *constants))
+    total = sums.sum(0).to(norm.weight.dtype)
+    return grad_h, total[:channels], None if h_bias is None else total[channels:]
