@@ -15,7 +15,7 @@ from tests.harness.runs import ROOT
 from tests.harness.toy_networks import TERM_WEIGHTS
 from vae.config.flags import command_words
 from vae.config.recipes import RECIPES
-from vae.training.records.health import Gathered
+from vae.training.records.health import Gathered, ProcessNumbers
 from vae.training.validation.slices import slice_record
 
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -187,7 +187,7 @@ def test_every_metric_of_a_run_is_documented(tiny):
     written = {"train/loss_scale", *(f"{kind}/{name}" for kind in ("train", "memory") for name in measured)}
     written |= {f"data/{name}" for name in ("open_shards", "cache_hit_rate", "remote_mib_per_second")}
     written |= {f"validation/{name}" for name in slice_record({"a": 1.0}) if name != "worst_slice"}
-    two_processes = Gathered(1.0, [[1.0] * 13] * 2)
+    two_processes = Gathered(1.0, [ProcessNumbers(*[1.0] * 16)] * 2)
     written |= {f"trainer/{name}" for name in two_processes.processes()}
     for line in Path(given["output_dir"], "metrics.jsonl").read_text(encoding="utf-8").splitlines():
         record = json.loads(line)
