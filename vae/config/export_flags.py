@@ -24,7 +24,7 @@ class ExportConfig:
         MISSING, "checkpoint, diffusers folder or .safetensors file; several are averaged", metavar="PATH"
     )
     output: str = option(
-        MISSING, "folder (--format diffusers) or file (--format single) to write", metavar="PATH"
+        MISSING, "folder (--format diffusers) or file (--format single) to write", metavar="PATH", writes=True
     )
     format: str = option(
         "diffusers",

@@ -103,11 +103,11 @@ def _read_checkpoint(path: Path, flag: str, weights: str) -> VaeFile:
     except DamagedCheckpointError as error:
         raise UserError(f"{where}: {error}") from None
     config = content["config"]
-    scaling, shift = content.get("latent_scaling") or (None, None)
+    scaling, shift = content["latent_scaling"] or (None, None)
     ema = content["ema"] if weights == "ema" else None
     return VaeFile(
         kind="checkpoint",
-        shape={name: config[name] for name in _MODEL_KEYS if name in config},
+        shape={name: config[name] for name in _MODEL_KEYS},
         weights=ema if ema is not None else content["model"],
         dtype=torch.float32,
         scaling_factor=scaling,
@@ -115,7 +115,7 @@ def _read_checkpoint(path: Path, flag: str, weights: str) -> VaeFile:
         sample_size=content["stages"][-1]["image_size"],
         force_upcast=None,
         step=content["position"]["step"],
-        start=content.get("run", {}).get(START_KEY, ""),
+        start=content["run"]["start"],
     )
 
 
