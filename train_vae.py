@@ -26,10 +26,10 @@ def main(argv: list[str]) -> int:
         return train_folds(given, folds)
     from vae.training.precheck import check_command
 
-    check_command(given)  # finds mistakes before PyTorch is imported, which takes seconds
-    from vae.training.run import train
+    checked = check_command(given)  # finds mistakes before PyTorch is imported, which takes seconds
+    from vae.training.run import train_checked
 
-    return train(given)
+    return train_checked(checked)
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ from vae.config.export_flags import parse_export_flags
 from vae.config.flags import COMMON, build_parser, parse_flags
 from vae.config.flags_table import flags_markdown
 from vae.config.infer_flags import parse_infer_flags
-from vae.config.options import EARLIER_NAMES, ActionConfig, Config, all_options, build, flatten
+from vae.config.options import ActionConfig, Config, all_options, build, flatten
 from vae.config.prepare_flags import parse_prepare_flags
 from vae.system.errors import UsageError, UserError
 
@@ -136,13 +136,6 @@ def test_json_file_of_a_run_reproduces_its_config(json_file):
     found = parse_flags(["--config", json_file(plain)])
     found.pop("config")
     assert build(found) == Config()
-
-
-@pytest.mark.parametrize(("earlier", "name"), EARLIER_NAMES.items())
-def test_earlier_names_of_options_are_read(json_file, earlier, name):
-    assert parse_flags([f"--{earlier}", "7"]) == {name: 7}
-    assert parse_flags(["--config", json_file({earlier: 7})])[name] == 7
-    assert f"--{earlier}" not in build_parser(everything=True).format_help()
 
 
 def test_json_number_is_converted_to_the_option_type(json_file):

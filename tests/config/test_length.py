@@ -5,6 +5,7 @@ import json
 import pytest
 
 from vae.config.flags import parse_flags
+from vae.config.options import Config, flatten
 from vae.config.recipes import recipe_values
 from vae.config.resolve import resolve
 from vae.system.errors import UserError
@@ -27,7 +28,7 @@ def test_given_length_replaces_that_of_the_profile(name, value):
 
 
 def test_checkpoint_has_its_length():
-    checkpoint = {"num_epochs": 34, "adversarial_weight": 0.0}  # also one from before --train_minutes
+    checkpoint = {**flatten(Config()), "num_epochs": 34}
     config = resolve({}, checkpoint=checkpoint, profile=DEMO)
     assert (config.run.num_epochs, config.run.train_minutes) == (34, None)
     assert resolve({"train_minutes": 5.0}, checkpoint=checkpoint).run.train_minutes == 5

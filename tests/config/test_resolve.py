@@ -22,7 +22,7 @@ def checkpoint(**values) -> dict:
 def test_precedence(first):
     layers = [{"prefetch_factor": value} for value in SOURCES.values()]
     given, saved, profile, card = [{}] * first + layers[first:]
-    saved = {"adversarial_weight": 0.0, **saved} if saved else None
+    saved = checkpoint(**saved) if saved else None
     found = resolve(given, saved, profile, card)
     expected = [*SOURCES.values(), Config().data.prefetch_factor][first]
     assert found.data.prefetch_factor == expected
@@ -104,10 +104,6 @@ def test_build_inverts_flatten():
 
 
 # --- profiles -------------------------------------------------------------------------------------------
-
-
-def test_an_option_that_was_one_value_in_an_older_checkpoint_is_a_list_now():
-    assert resolve({}, {**flatten(Config()), "decoder_noise": 0.3}).loss.decoder_noise == (0.3,)
 
 
 @pytest.mark.parametrize("name", sorted({*RECIPES} - {"demo", "demo-gpu", "decoder"}))

@@ -8,9 +8,15 @@ import torch
 
 from tests.harness.runs import TINY
 from vae.config.options import build, flatten
+from vae.interop.checkpoint_content import WARM
 from vae.training.stages import Stage
 from vae.training.state import begin_state, checkpoint_content
 
+TOPOLOGY = {"processes": 1, "batch_size": 4, "accumulation_steps": 1, "streams": 0, "shuffle_shards": None}
+SAMPLES = {
+    **{"training": {"version": "0" * 64}, "validation": None, "transform": {}, "continues": None},
+    **{"seed": {"seed": 0, "rules": 1}, "topology": TOPOLOGY, "code": {"torch": "2", "revision": None}},
+}
 WITH_DISCRIMINATOR = {"adversarial_weight": 0.5, "disc_channels": 16, "disc_layers": 1}
 
 
@@ -32,4 +38,4 @@ def _checkpoint(options: tuple[tuple[str, Any], ...]) -> dict[str, Any]:
             parameter.grad = torch.randn_like(parameter)
         optimizer.step()
     state.stages = [Stage(0, 2, 32, 4)]
-    return checkpoint_content(state, flatten(config), "0" * 64)
+    return checkpoint_content(state, flatten(config), SAMPLES, WARM)

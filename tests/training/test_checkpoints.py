@@ -2,6 +2,7 @@
 
 import errno
 import os
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -33,7 +34,7 @@ LINE = Lineage("a")
 
 
 def put(folder: Path, name: str, step: int, line: Lineage = LINE) -> Path:
-    save_checkpoint(folder / name, checkpoint(step) | {"run": line.plain()})
+    save_checkpoint(folder / name, checkpoint(step) | {"run": asdict(line)})
     return folder / name
 
 
@@ -62,9 +63,9 @@ def test_newest_checkpoint_has_the_most_steps(three, tmp_path, capsys):
 def test_saved_checkpoint_is_not_read_until_its_file_changes(tmp_path, monkeypatch):
     """Pruning asks for the step of every checkpoint, after every save."""
     path, reads = tmp_path / "checkpoint_step_7.pt", []
-    read = store.read_unverified
-    monkeypatch.setattr(store, "read_unverified", lambda *args, **kw: reads.append(1) or read(*args, **kw))
-    assert store.save_verified(path, checkpoint(7) | {"run": LINE.plain()}) is None
+    read = store.read_archive
+    monkeypatch.setattr(store, "read_archive", lambda *args, **kw: reads.append(1) or read(*args, **kw))
+    assert store.save_verified(path, checkpoint(7) | {"run": asdict(LINE)}) is None
     assert (saved_step(path), store.is_on_line(path, LINE), len(reads)) == (7, True, 0)
     put(tmp_path, path.name, 8)
     assert (saved_step(path), len(reads)) == (8, 1)

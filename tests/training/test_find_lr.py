@@ -11,7 +11,7 @@ from tests.harness.training_runs import ONE_PROCESS, alive_of, assert_same
 from vae.config.flags import parse_flags
 from vae.training.run import train
 from vae.training.setup import prepare_run
-from vae.training.state import checkpoint_content
+from vae.training.state import snapshot
 from vae.training.trials.find_lr import NAME, Spread, find_learning_rate
 
 
@@ -63,9 +63,9 @@ def test_search_leaves_weights_moments_and_position_as_they_were(options, tiny, 
     latest = {"resume_from": "latest", "new_stage": True, "perceptual_weight": 0.0}
     run = prepare_run({**options, **latest, "find_lr_seeds": 1}, ONE_PROCESS)
     assert run.state.discriminator is None
-    states = [copy.deepcopy(checkpoint_content(run.state, {}, ""))]
+    states = [copy.deepcopy(snapshot(run.state))]
     find_learning_rate(run, run.plan(run.state.stage), alive_of(run))
-    states.append(copy.deepcopy(checkpoint_content(run.state, {}, "")))
+    states.append(copy.deepcopy(snapshot(run.state)))
     assert states[0]["optimizers"][0]["state"][0]["step"] == 6
     for state in states:  # every step sets its own learning rate
         state["optimizers"][0]["param_groups"][0].pop("lr")

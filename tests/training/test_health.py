@@ -21,7 +21,7 @@ def batch(images: int, **counts: float) -> Batch:
 def gathered(*processes: Health, seconds: float = 10.0, allreduces: tuple[float, ...] = (0.0,)) -> Gathered:
     """As several processes would."""
     rows = [
-        process.gathered(ONE_PROCESS, seconds, 0.1 * rank, allreduce).rows[0]
+        process.gathered(ONE_PROCESS, seconds, 0.1 * rank, allreduce).processes[0]
         for rank, (process, allreduce) in enumerate(zip(processes, allreduces, strict=True))
     ]
     return Gathered(seconds, rows)
@@ -51,7 +51,7 @@ def test_files_have_no_cache_and_no_shards():
     health.add(batch(4, disk_bytes=100, worker=0), 0.0)
     found = gathered(health)
     assert found.data().keys() == {"decode_ms", "load_ms", "disk_mib_per_second", "bad_share"}
-    assert found.processes() == {}
+    assert found.comparison() == {}
 
 
 def test_the_slowest_rank_waits_least_for_the_others():
@@ -61,7 +61,7 @@ def test_the_slowest_rank_waits_least_for_the_others():
         processes.append(Health())
         for _ in range(5):
             processes[-1].add(batch(1), sync_seconds)
-    found = gathered(*processes, allreduces=(0.4, 0.4, 0.0)).processes()
+    found = gathered(*processes, allreduces=(0.4, 0.4, 0.0)).comparison()
     assert found.pop("images_per_second_by_rank") == [1.0, 1.0, 0.526]
     assert found == {
         "skew_share": pytest.approx((0.5 + 0.5 + 0.05) / 3 - 0.05),

@@ -1,4 +1,4 @@
-"""The KL term: a weight means the same at every size and in older checkpoints; its effect is measured."""
+"""The KL term: a weight means the same at every size; its effect is measured."""
 
 import numpy as np
 import pytest
@@ -10,12 +10,10 @@ from tests.harness.training_runs import records
 from tests.training.test_fine_tuning import crops
 from vae.config.options import LossConfig
 from vae.images.psnr import psnr
-from vae.interop.checkpoint_file import load_checkpoint, save_checkpoint
 from vae.interop.vae_files import load_vae
 from vae.losses.kl import kl_per_pixel
 from vae.ops.noise import keyed_normal
 from vae.step import compute_gradients
-from vae.training.checkpoints.older import KL_UNIT
 from vae.training.run import train
 
 
@@ -44,23 +42,6 @@ def test_the_gradients_of_both_terms_keep_their_ratio_with_the_size_of_the_crop(
     ratios = [norms(size, kl) / norms(size, pixels) for size in (32, 128)]
     # a KL summed over the image would give a factor of 16; borders, which differ, take a part of small crops
     assert ratios[1] / ratios[0] == pytest.approx(1, abs=0.35)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("given", [{}, {"kl_weight": 1e-5}])
-def test_a_checkpoint_of_an_earlier_version_keeps_the_meaning_of_its_weight(options, tmp_path, capsys, given):
-    assert train(options) == 0
-    path = tmp_path / "run" / "checkpoint_epoch_1.pt"
-    content = load_checkpoint(path)
-    assert content.pop("kl_unit") == KL_UNIT
-    content["config"]["kl_weight"] = 2e-6
-    save_checkpoint(path, {name: value for name, value in content.items() if name != "format"})
-    capsys.readouterr()
-    assert train({"resume_from": str(path), "num_epochs": 1, "device": "cpu", **given}) == 0
-    printed, converted = capsys.readouterr().out, 2e-6 * 32**2
-    saved = load_checkpoint(tmp_path / "run" / "checkpoint_epoch_2.pt")
-    assert saved["config"]["kl_weight"] == given.get("kl_weight", pytest.approx(converted))
-    assert ("--kl_weight 2e-06 is of an earlier version" in printed) == (not given)
 
 
 def test_validations_record_the_noise_and_the_spread_of_the_latents(options, tmp_path, image_folder):

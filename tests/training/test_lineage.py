@@ -1,6 +1,7 @@
 """`latest` follows the run that began last, not the furthest checkpoint of a branch that was abandoned."""
 
 import shutil
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -26,7 +27,7 @@ def test_line_is_the_run_and_its_ancestors_up_to_where_they_were_left():
     assert third.contains(second.id, 12)
     assert not third.contains(second.id, 13)
     assert third.contains(third.id, 1000)
-    assert Lineage.from_plain(third.plain()) == third
+    assert Lineage.from_plain(asdict(third)) == third
 
 
 # ---- real runs: 4 steps per epoch, a checkpoint after each step ------------------------------------------

@@ -24,8 +24,8 @@ def test_one_warning_for_each_fall():
         *(False, False, False, True),  # more than 1 dB below 22
         *(False, False, True, False),  # risen and fallen again; then it stays below
     ]
-    assert history.smoke_best == measured(22.0)
-    warning = History(smoke_best=measured(22.0)).regression_warning(measured(math.nan), 1.5)
+    assert history.quick_best == measured(22.0)
+    warning = History(quick_best=measured(22.0)).regression_warning(measured(math.nan), 1.5)
     for token in ("--regression_psnr 1.5", "22.00 dB", "--learning_rate"):
         assert token in warning
 
@@ -57,7 +57,7 @@ def test_it_measures_beside_the_validation_set_and_changes_nothing(tiny, tmp_pat
     assert all(record["images_per_second"] > 0 for record in (*found, *everything))
     assert records(tmp_path / "without", "quick_validation") == []  # shorter than --quick_val_steps
     measured_too, plain = (last_checkpoint(tmp_path / name) for name in changes)
-    assert measured_too["history"]["smoke_best"]["psnr"] == max(record["psnr"] for record in found)
+    assert measured_too["history"]["quick_best"]["psnr"] == max(record["psnr"] for record in found)
     for part in ("model", "ema", "optimizers", "position"):
         assert_same(measured_too[part], plain[part], part)
     assert measured_too["history"]["best"] == plain["history"]["best"]

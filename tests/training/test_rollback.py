@@ -21,7 +21,7 @@ from vae.training.recovery.rollback import Rollback
 from vae.training.recovery.stability import NOT_FINITE
 from vae.training.run import train
 from vae.training.setup import prepare_run
-from vae.training.state import checkpoint_content
+from vae.training.state import snapshot
 
 FOREVER = 10_000
 # 4 steps per epoch, with a record of each and a checkpoint after each second one. Files are written at once,
@@ -234,7 +234,7 @@ def test_rollback_restores_everything_that_training_changed(given):
 
     def content() -> dict[str, Any]:
         keys = ("model", "ema", "discriminator", "position", "running_sq_norms", "history", "update")
-        found = copy.deepcopy(checkpoint_content(state, {}, ""))
+        found = copy.deepcopy(snapshot(state))
         return {key: found[key] for key in keys} | {"moments": [o["state"] for o in found["optimizers"]]}
 
     with loop.recorder, run.loader(loop.stepper.schedule, loop.alive) as loader:

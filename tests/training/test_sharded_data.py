@@ -14,8 +14,8 @@ from tests.harness.tars import write_webdataset
 from tests.harness.training_runs import assert_same, last_checkpoint, records
 from vae.shards.dataset_json import read_dataset
 from vae.system.errors import DataError, UserError
-from vae.training.checkpoints.older import keep_order
 from vae.training.run import train
+from vae.training.setup import _keep_order
 
 
 @pytest.fixture(scope="module")
@@ -122,13 +122,9 @@ def test_killed_process_and_its_restart_see_the_samples_of_an_undisturbed_run(ma
     assert seen == samples_in_order(many, steps=9, batch=8)
 
 
-def test_a_run_of_an_earlier_version_keeps_its_windows_of_four_shards():
-    content = {"config": {"data_streams": 64}, "contract": {"topology": {"processes": 2, "streams": 16}}}
-    keep_order(content)
-    assert content["config"]["shuffle_shards"] == content["contract"]["topology"]["shuffle_shards"] == 4 * 16
-    newer = {"config": {"data_streams": 64, "shuffle_shards": None}, "contract": None}
-    keep_order(newer)
-    assert newer["config"]["shuffle_shards"] is None
-    started = {"config": {"data_streams": None, "shuffle_shards": None}}
-    keep_order({**started, "contract": {"topology": {"streams": 480, "shuffle_shards": 480}}})
-    assert started["config"] == {"data_streams": 480, "shuffle_shards": 480}  # whatever the default is later
+def test_a_resumed_run_keeps_the_streams_that_its_data_decided():
+    """Whatever the default is later."""
+    content = {"config": {"data_streams": None, "shuffle_shards": None}}
+    content["contract"] = {"topology": {"streams": 480, "shuffle_shards": 480}}
+    _keep_order(content)
+    assert content["config"] == {"data_streams": 480, "shuffle_shards": 480}

@@ -41,6 +41,7 @@ class CheckConfig:
         Config().run.output_dir,
         "folder for the runs: checks that it is writable, local and large enough",
         metavar="DIR",
+        writes=True,
     )
     data_path: str | None = option(
         None,

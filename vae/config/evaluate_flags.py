@@ -44,7 +44,10 @@ class EvaluateConfig:
         metavar="PATH",
     )
     output_dir: str = option(
-        MISSING, "folder for report.html, the tables and sample images; created if missing", metavar="DIR"
+        MISSING,
+        "folder for report.html, the tables and sample images; created if missing",
+        metavar="DIR",
+        writes=True,
     )
     exclude: str | None = exclude_option()
     cache_dir: str | None = cache_dir_option()
@@ -164,7 +167,7 @@ class WatchConfig(EvaluateConfig):
     """The options with --watch, which replaces --vae and --output_dir."""
 
     vae: tuple[str, ...] = option((), "not with --watch")
-    output_dir: str = option("", "not with --watch")
+    output_dir: str = option("", "not with --watch", writes=True)
 
 
 EPILOG = """examples:

@@ -30,6 +30,7 @@ class ExportConfig:
         "folder for from_pretrained of diffusers; or a name that ends in .safetensors: one file with the "
         "parameter names of the original research code, for ComfyUI and other programs",
         metavar="PATH",
+        writes=True,
     )
     dtype: str = option("fp32", "precision of the stored weights", choices=("fp32", "fp16", "bf16"))
     weights: str = weights_option()

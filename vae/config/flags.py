@@ -10,10 +10,8 @@ from typing import Any
 
 from vae.config.options import (
     CONTRACT,
-    EARLIER_NAMES,
     ActionConfig,
     all_options,
-    current_names,
     section_title,
     sections,
 )
@@ -86,8 +84,6 @@ class _HelpFormatter(argparse.RawDescriptionHelpFormatter):
     def _format_action_invocation(self, action: argparse.Action) -> str:
         if isinstance(action, argparse.BooleanOptionalAction):
             return str(action.metavar)
-        if len(action.option_strings) > 1 and action.nargs is None:  # without its earlier name
-            return f"{action.option_strings[0]} {action.metavar}"
         return super()._format_action_invocation(action)
 
 
@@ -100,10 +96,8 @@ def _add(group: argparse._ActionsContainer, item: Field[Any], *, shown: bool = T
         action.metavar = f"--{item.name}" if item.default is False else f"--[no-]{item.name}"
         return
     choices = item.metadata["choices"]
-    earlier = [f"--{old}" for old, name in EARLIER_NAMES.items() if name == item.name]
     group.add_argument(
         f"--{item.name}",
-        *earlier,
         type=base_type(item),
         required=item.default is MISSING,
         choices=choices,
@@ -212,7 +206,7 @@ def read_json(path: Path) -> dict[str, Any]:
     loaded = read_object(path, "--config", '{"image_size": 1024}')
     options = all_options()
     values = {}
-    for name, value in current_names(loaded).items():
+    for name, value in loaded.items():
         if name == CONTRACT and isinstance(value, dict):  # no option: what a run recorded
             continue
         if name == "config":  # null in the config.json of a run

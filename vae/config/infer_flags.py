@@ -39,7 +39,10 @@ class InferConfig:
         metavar="PATH",
     )
     output_dir: str = option(
-        MISSING, "folder for the results, named after the inputs; created if missing", metavar="DIR"
+        MISSING,
+        "folder for the results, named after the inputs; created if missing",
+        metavar="DIR",
+        writes=True,
     )
     overwrite: bool = option(False, "replace existing results")
     steps: int = option(

@@ -3,20 +3,13 @@
 Flags, JSON files, checkpoints and docs/flags.md are all generated from these fields.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
-from typing import Any, get_type_hints
+from typing import Any, Literal, get_type_hints
 
 from vae.system.addresses import public_options
 
 MAX_PIXELS = 300_000_000  # per image file: 0.9 GB of decoded RGB
 CONTRACT = "contract"  # a key of config.json that is no option: see vae/training/provenance.py
-# Earlier names of options: still read from command lines, JSON files, checkpoints and journals of searches.
-EARLIER_NAMES = {
-    "smoke_images": "quick_val_images",
-    "smoke_steps": "quick_val_steps",
-    "guard_psnr": "regression_psnr",
-}
 NO_JITTER = (0.0, 0.0, 0.0, 0.0)  # --color_jitter of brightness, contrast, saturation and hue
 MAX_CHANNELS = 2**16  # of a layer: a hundred times the widest in use, and no tensor overflows its count
 MIN_VIEW = 16  # px of a smaller image of --equivariance_weight: LPIPS halves it four times
@@ -36,14 +29,25 @@ def option(
     auto: bool = False,
     unset: str | None = None,
     words: bool = False,
+    scope: Literal["result", "machine"] = "result",
+    inherited: bool = True,
+    writes: bool = False,
+    changes_samples: bool = False,
+    searched: bool | None = None,
 ) -> Any:
     """A dataclass field with its help text and valid values; `auto` also allows the text "auto".
 
     `unset` is what the default None means, as the help prints it. `words`: several make one text.
+
+    scope: "machine" if another value gives the same result, so that machines of one search may differ.
+    inherited: whether a resumed run takes the value from its checkpoint.
+    writes: it is a path that is written. changes_samples: it changes training crops.
+    searched: whether tune_vae.py may search it; None: only in the sections model, loss and optim.
     """
     limits = {"at_least": at_least, "at_most": at_most, "auto": auto, "words": words}
     texts = {"help": help, "choices": choices, "metavar": metavar, "unset": unset}
-    return field(default=default, metadata={**texts, **limits})
+    facts = {"scope": scope, "inherited": inherited, "writes": writes, "changes_samples": changes_samples}
+    return field(default=default, metadata={**texts, **limits, **facts, "searched": searched})
 
 
 def term_weight(
@@ -61,7 +65,13 @@ def term_weight(
 
 def device_option(purpose: str) -> Any:
     """--device of every script that computes."""
-    return option("auto", f"device {purpose}; auto: cuda if available", choices=("auto", "cuda", "cpu"))
+    return option(
+        "auto",
+        f"device {purpose}; auto: cuda if available",
+        choices=("auto", "cuda", "cpu"),
+        inherited=False,
+        scope="machine",
+    )
 
 
 def kernels_option() -> Any:
@@ -71,18 +81,24 @@ def kernels_option() -> Any:
         "our kernels on a GPU; auto: Triton, and PyTorch for each kernel that fails its test at the start; "
         "triton: an error if one fails; torch: never Triton, slower",
         choices=("auto", "triton", "torch"),
+        scope="machine",
     )
 
 
 def background_option() -> Any:
     """--background of every script that decodes images."""
-    return option("white", "colour behind transparent pixels: a colour name or #rrggbb", metavar="COLOR")
+    return option(
+        "white",
+        "colour behind transparent pixels: a colour name or #rrggbb",
+        metavar="COLOR",
+        changes_samples=True,
+    )
 
 
 def max_pixels_option(action: str) -> Any:
     """--max_pixels of every script that decodes images; `action`: what happens to larger ones."""
     help_text = f"{action} images with more pixels than this before decoding them"
-    return option(MAX_PIXELS, help_text, metavar="N", at_least=64)
+    return option(MAX_PIXELS, help_text, metavar="N", at_least=64, changes_samples=True)
 
 
 def cache_dir_option() -> Any:
@@ -93,6 +109,9 @@ def cache_dir_option() -> Any:
         "given, also for those on a shared disk",
         metavar="DIR",
         unset="vae-trainer in the user's cache folder, for remote datasets only",
+        inherited=False,
+        scope="machine",
+        writes=True,
     )
 
 
@@ -103,6 +122,8 @@ def cache_gib_option(without: str = "; 0: images are read one by one over the ne
         "maximum GiB of --cache_dir, less if the disk is smaller" + without,
         metavar="GIB",
         at_least=0,
+        inherited=False,
+        scope="machine",
     )
 
 
@@ -175,6 +196,9 @@ class ModelConfig:
         None,
         "start from an existing VAE: a checkpoint, diffusers folder or .safetensors file",
         metavar="PATH",
+        inherited=False,
+        scope="machine",
+        searched=False,
     )
 
     @property
@@ -199,6 +223,7 @@ class DataConfig:
         "a.json b.json, or with weights, a.json:0.7 b.json:0.3",
         metavar="PATH",
         words=True,
+        scope="machine",
     )
     fold: int | None = option(
         None,
@@ -209,6 +234,7 @@ class DataConfig:
         None,
         "folder of validation images, or a dataset.json, instead of --val_split",
         metavar="PATH",
+        scope="machine",
     )
     exclude: str | None = exclude_option()
     data_streams: int | None = option(
@@ -216,12 +242,14 @@ class DataConfig:
         "streams of a dataset of shards; shards are read once if the number of processes divides it",
         unset="1 to 6720, by the numbers of images and shards and their size",
         at_least=1,
+        scope="machine",
     )
     shuffle_shards: int | None = option(
         None,
         "shards of a dataset whose images are mixed at a time, in all streams; more need a larger cache",
         unset="256, or as many as fit into --cache_gib, and at least 1 per stream",
         at_least=1,
+        scope="machine",
     )
     cache_dir: str | None = cache_dir_option()
     cache_gib: float = cache_gib_option()
@@ -244,18 +272,24 @@ class DataConfig:
         "random",
         "training crop; resized: a region of random size and shape, scaled to --image_size",
         choices=("random", "center", "resized"),
+        changes_samples=True,
+        searched=True,
     )
     crop_scale: tuple[float, ...] = option(
         (0.25, 1.0),
         "area of the regions of --crop resized, as fractions of the image",
         at_least=0.01,
         at_most=1,
+        changes_samples=True,
+        searched=True,
     )
     crop_ratio: tuple[float, ...] = option(
         (0.75, 1.3333),
         "width / height of the regions of --crop resized",
         at_least=0.1,
         at_most=10,
+        changes_samples=True,
+        searched=True,
     )
     buckets: int = option(
         0,
@@ -264,16 +298,28 @@ class DataConfig:
         metavar="N",
         at_least=0,
         at_most=64,
+        changes_samples=True,
     )
-    horizontal_flip: bool = option(True, "mirror half of the training crops, at random")
-    rotate90: bool = option(False, "turn each training crop by 0, 90, 180 or 270 degrees, at random")
+    horizontal_flip: bool = option(
+        True, "mirror half of the training crops, at random", changes_samples=True, searched=True
+    )
+    rotate90: bool = option(
+        False,
+        "turn each training crop by 0, 90, 180 or 270 degrees, at random",
+        changes_samples=True,
+        searched=True,
+    )
     color_jitter: tuple[float, ...] = option(
         NO_JITTER,
         "largest random changes of brightness, contrast, saturation and hue, for example 0.2 0.2 0.2 0.02",
         at_least=0,
         at_most=1,
+        changes_samples=True,
+        searched=True,
     )
-    upscale: bool = option(False, "enlarge images smaller than --image_size instead of rejecting them")
+    upscale: bool = option(
+        False, "enlarge images smaller than --image_size instead of rejecting them", changes_samples=True
+    )
     background: str = background_option()
     max_pixels: int = max_pixels_option("reject")
     max_bad_fraction: float = option(
@@ -288,9 +334,11 @@ class DataConfig:
         metavar="N",
         auto=True,
         at_least=0,
+        inherited=False,
+        scope="machine",
     )
-    prefetch_factor: int = option(4, "batches that each worker decodes ahead", at_least=1)
-    persistent_workers: bool = option(True, "keep the worker processes between epochs")
+    prefetch_factor: int = option(4, "batches that each worker decodes ahead", at_least=1, scope="machine")
+    persistent_workers: bool = option(True, "keep the worker processes between epochs", scope="machine")
 
 
 @dataclass(frozen=True)
@@ -307,9 +355,14 @@ class LossConfig:
         "LPIPS network; random: vgg with random weights, without a download: try --perceptual_weight 3; "
         "dinov2-s: tokens of DINOv2 ViT-S/14 instead of LPIPS (Apache-2.0, 84 MiB)",
         choices=("vgg", "alex", "squeeze", "random", "dinov2-s"),
+        searched=False,
     )
     perceptual_weights: str | None = option(
-        None, "file with the weights of --perceptual_net, instead of a download", metavar="FILE"
+        None,
+        "file with the weights of --perceptual_net, instead of a download",
+        metavar="FILE",
+        scope="machine",
+        searched=False,
     )
     ssim_weight: float = term_weight(
         0.0,
@@ -431,15 +484,17 @@ class OptimConfig:
         "all",
         "networks to train; decoder: the encoder is frozen, so the latents stay the same",
         choices=("all", "decoder"),
+        searched=False,
     )
     max_nonfinite_steps: int = option(
-        50, "consecutive non-finite steps after which training counts as diverged", at_least=1
+        50, "consecutive non-finite steps after which training counts as diverged", at_least=1, searched=False
     )
     rollbacks: int = option(
         1,
         "how often a stage that diverges goes back to a good checkpoint, with half the learning rate, before "
         "exit code 76",
         at_least=0,
+        searched=False,
     )
 
 
@@ -456,7 +511,7 @@ class SpeedConfig:
         unset="see --mixed_precision",
     )
     enable_tf32: bool = option(True, "use TF32 for fp32 matrix products and convolutions on NVIDIA cards")
-    channels_last: bool = option(True, "use the NHWC memory layout, which our kernels need")
+    channels_last: bool = option(True, "use the NHWC memory layout, which our kernels need", scope="machine")
     use_torch_compile: bool = option(
         False, "compile the networks except LPIPS with torch.compile; no gain is known (docs/rtx5090.md)"
     )
@@ -464,6 +519,7 @@ class SpeedConfig:
         None,
         "start a step's kernels with one call (docs/memory.md)",
         unset="on below 1024 px, without --profile_steps and --buckets; on Windows from PyTorch 2.13 on",
+        scope="machine",
     )
     micro_batch_size: str = option(
         "auto",
@@ -471,12 +527,16 @@ class SpeedConfig:
         metavar="N",
         auto=True,
         at_least=1,
+        inherited=False,
+        scope="machine",
     )
     recompute: str = option(
         "auto",
         "what backward recomputes instead of storing, from fastest to least memory; auto: the fastest that "
         "fits (docs/memory.md)",
         choices=("auto", *RECOMPUTE),
+        inherited=False,
+        scope="machine",
     )
     gradient_dtype: str = option(
         "fp32",
@@ -488,11 +548,17 @@ class SpeedConfig:
         "fraction of the free device memory that a run may use, unless a fixed --micro_batch_size needs more",
         at_least=0.1,
         at_most=1,
+        inherited=False,
+        scope="machine",
     )
     device: str = device_option("to train on")
     kernels: str = kernels_option()
     profile_steps: int = option(
-        0, "write a torch profiler trace and table of this many steps; 0: off", at_least=0
+        0,
+        "write a torch profiler trace and table of this many steps; 0: off",
+        at_least=0,
+        inherited=False,
+        scope="machine",
     )
 
 
@@ -500,16 +566,35 @@ class SpeedConfig:
 class RunConfig:
     """Length of the run, batch size, and output files."""
 
-    config: str | None = option(None, "JSON file of options; flags override it", metavar="FILE")
-    profile: str | None = option(None, "named recipe; --list_profiles lists all of them", metavar="NAME")
-    output_dir: str = option("./outputs", "folder for all files of the run", metavar="DIR")
+    config: str | None = option(
+        None, "JSON file of options; flags override it", metavar="FILE", inherited=False, scope="machine"
+    )
+    profile: str | None = option(
+        None,
+        "named recipe; --list_profiles lists all of them",
+        metavar="NAME",
+        inherited=False,
+        scope="machine",
+    )
+    output_dir: str = option(
+        "./outputs",
+        "folder for all files of the run",
+        metavar="DIR",
+        inherited=False,
+        scope="machine",
+        writes=True,
+    )
     resume_from: str | None = option(
         None,
         "checkpoint to resume from; latest: the newest valid one in --output_dir",
         metavar="PATH|latest",
+        inherited=False,
+        scope="machine",
     )
-    new_stage: bool = option(False, "with --resume_from latest: start a new stage if the run is finished")
-    batch_size: int = option(4, "images per device and optimizer step", at_least=1)
+    new_stage: bool = option(
+        False, "with --resume_from latest: start a new stage if the run is finished", inherited=False
+    )
+    batch_size: int = option(4, "images per device and optimizer step", at_least=1, searched=True)
     global_batch_size: int | None = option(
         None,
         "images of all devices per optimizer step, with accumulation, instead of --batch_size; a run that "
@@ -517,7 +602,7 @@ class RunConfig:
         at_least=1,
     )
     accumulation_steps: int = option(
-        1, "batches whose gradients are accumulated before each optimizer step", at_least=1
+        1, "batches whose gradients are accumulated before each optimizer step", at_least=1, searched=True
     )
     num_epochs: int = option(100, "number of epochs in the stage", at_least=1, at_most=10**9)
     train_minutes: float | None = option(
@@ -530,31 +615,42 @@ class RunConfig:
     find_lr: bool = option(
         False,
         "find a learning rate instead of training, and print the command that trains with it",
+        inherited=False,
     )
-    find_lr_steps: int = option(200, "optimizer steps of --find_lr per seed", at_least=50)
+    find_lr_steps: int = option(200, "optimizer steps of --find_lr per seed", at_least=50, inherited=False)
     find_lr_seeds: int = option(
-        3, "how often --find_lr is repeated with other images, crops and noise", at_least=1
+        3, "how often --find_lr is repeated with other images, crops and noise", at_least=1, inherited=False
     )
     max_steps: int | None = option(
-        None, "stop when the whole run reaches this many optimizer steps", at_least=1
+        None, "stop when the whole run reaches this many optimizer steps", at_least=1, inherited=False
     )
     progressive: str | None = option(
-        None, "several stages in one command, as comma-separated SIZE:EPOCHS:BATCH", metavar="LIST"
+        None,
+        "several stages in one command, as comma-separated SIZE:EPOCHS:BATCH",
+        metavar="LIST",
+        inherited=False,
     )
-    checkpoint_freq: int = option(1, "epochs between checkpoints", at_least=1)
-    checkpoint_steps: int = option(0, "optimizer steps between extra checkpoints; 0: none", at_least=0)
+    checkpoint_freq: int = option(1, "epochs between checkpoints", at_least=1, scope="machine")
+    checkpoint_steps: int = option(
+        0, "optimizer steps between extra checkpoints; 0: none", at_least=0, scope="machine"
+    )
     keep_checkpoints: int = option(
-        3, "checkpoints to keep besides the best one and the last one of each stage", at_least=2
+        3,
+        "checkpoints to keep besides the best one and the last one of each stage",
+        at_least=2,
+        scope="machine",
     )
     background_save: bool = option(
-        True,
-        "write checkpoints while training goes on, from a copy in main memory",
+        True, "write checkpoints while training goes on, from a copy in main memory", scope="machine"
     )
-    save_samples_freq: int = option(100, "optimizer steps between sample grids; 0: none", at_least=0)
+    save_samples_freq: int = option(
+        100, "optimizer steps between sample grids; 0: none", at_least=0, scope="machine"
+    )
     sample_images: str | None = option(
         None,
         "folder of up to 8 images for the sample grids, instead of the first validation images",
         metavar="DIR",
+        scope="machine",
     )
     val_freq: int = option(
         1, "epochs between validations; the last epoch of a stage is always validated", at_least=1
@@ -571,19 +667,22 @@ class RunConfig:
         metavar="DB",
         at_least=0,
     )
-    log_freq: int = option(10, "optimizer steps between log records", at_least=1)
+    log_freq: int = option(10, "optimizer steps between log records", at_least=1, scope="machine")
     hourly_cost: float = option(
         0.0,
         "price of an hour of all machines of this run: records then have the cost so far and of 1,000 "
         "images; 0: none",
         metavar="PRICE",
         at_least=0,
+        inherited=False,
+        scope="machine",
     )
     wandb: bool = option(
         False,
         "also log to Weights & Biases (package wandb); WANDB_MODE=offline needs no account",
+        scope="machine",
     )
-    wandb_project: str = option("vae-trainer", "project of --wandb", metavar="NAME")
+    wandb_project: str = option("vae-trainer", "project of --wandb", metavar="NAME", scope="machine")
     early_stopping: int = option(
         0, "stop after this many validations without a higher PSNR; 0: off", at_least=0
     )
@@ -592,6 +691,8 @@ class RunConfig:
         "minutes without progress after which the run saves and exits; 0: off",
         metavar="MINUTES",
         at_least=0,
+        inherited=False,
+        scope="machine",
     )
     seed: int = option(
         0, "random seed of weights, image order, crops and noise", at_least=0, at_most=2**63 - 1
@@ -612,6 +713,7 @@ class ActionConfig:
         None,
         "write all options of this command to FILE, as JSON for --config, and exit",
         metavar="FILE",
+        writes=True,
     )
 
 
@@ -638,11 +740,6 @@ def section_title(section: type) -> str:
     return section.__doc__.strip()
 
 
-def current_names(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Option values by name, with the earlier names replaced."""
-    return {EARLIER_NAMES.get(name, name): value for name, value in values.items()}
-
-
 def all_options() -> dict[str, tuple[str, Any]]:
     """Map each option's name to its section in Config and its dataclass field."""
     options: dict[str, tuple[str, Any]] = {}
@@ -651,6 +748,11 @@ def all_options() -> dict[str, tuple[str, Any]]:
             assert item.name not in options, f"option {item.name} is declared twice"
             options[item.name] = (name, item)
     return options
+
+
+def names_where(fact: str, value: Any = True) -> list[str]:
+    """The options with this value in their declaration, such as "changes_samples"."""
+    return [name for name, (_, item) in all_options().items() if item.metadata[fact] == value]
 
 
 def flatten(config: Config) -> dict[str, Any]:
@@ -664,17 +766,12 @@ def flatten(config: Config) -> dict[str, Any]:
 
 
 def build(values: dict[str, Any]) -> Config:
-    """A Config from option values by name; missing options get their defaults.
-
-    An option that was one value in an earlier version, as in its checkpoints, is a list of one.
-    """
+    """A Config from option values by name; missing options get their defaults."""
     options = all_options()
     parts: dict[str, dict[str, Any]] = {name: {} for name in sections()}
     for name, value in values.items():
-        section, item = options[name]
+        section, _ = options[name]
         if isinstance(value, list):
             value = tuple(value)
-        if isinstance(item.default, tuple) and not isinstance(value, tuple):
-            value = (value,)
         parts[section][name] = value
     return Config(**{name: section(**parts[name]) for name, section in sections().items()})

@@ -92,7 +92,10 @@ class PreprocessConfig(ReadingConfig):
     """Convert raw image files to a training set with a manifest."""
 
     output_dir: str = option(
-        MISSING, "new or empty folder, or one that the same command has started to fill", metavar="DIR"
+        MISSING,
+        "new or empty folder, or one that the same command has started to fill",
+        metavar="DIR",
+        writes=True,
     )
     part: str | None = _part_option()
     target_size: tuple[int, ...] = option(
@@ -121,7 +124,7 @@ class PreprocessConfig(ReadingConfig):
 class ValidateConfig(ReadingConfig):
     """Decode every image file as the trainer does, and report the files that cannot be used."""
 
-    output_file: str = option("validation_report.json", "report as JSON", metavar="FILE")
+    output_file: str = option("validation_report.json", "report as JSON", metavar="FILE", writes=True)
     part: str | None = _part_option()
     csv: bool = option(True, "also write a table of all files beside the report")
     strict: bool = option(False, f"exit with {EXIT_DATA} if any file was rejected")
@@ -133,7 +136,9 @@ class ValidateConfig(ReadingConfig):
     )
     cache_dir: str | None = cache_dir_option()
     cache_gib: float = cache_gib_option("; it needs room for the largest shard")
-    quarantine_dir: str | None = option(None, "move rejected files to this folder", metavar="DIR")
+    quarantine_dir: str | None = option(
+        None, "move rejected files to this folder", metavar="DIR", writes=True
+    )
     undo_quarantine: bool = option(
         False, "move every file in --quarantine_dir back into --input_dir, and do nothing else"
     )
@@ -144,7 +149,10 @@ class ShardConfig(ReadingConfig):
     """Pack image files, unchanged, into a dataset of tar shards for training."""
 
     output_dir: str = option(
-        MISSING, "new or empty folder, or one that the same command has started to fill", metavar="DIR"
+        MISSING,
+        "new or empty folder, or one that the same command has started to fill",
+        metavar="DIR",
+        writes=True,
     )
     part: str | None = _part_option()
     shard_mb: int = option(80, "size of a shard in megabytes", metavar="MB", at_least=1)
@@ -181,7 +189,10 @@ class IndexConfig(RulesConfig):
         metavar="TARS",
     )
     output_dir: str = option(
-        MISSING, "new or empty folder, or one that the same command has started to fill", metavar="DIR"
+        MISSING,
+        "new or empty folder, or one that the same command has started to fill",
+        metavar="DIR",
+        writes=True,
     )
     where: str | None = option(
         None,
@@ -219,7 +230,10 @@ class AnalyzeConfig(ReadingConfig):
     """Measure a set of images; write the statistics as JSON and as an HTML page."""
 
     output_file: str = option(
-        "dataset_stats.json", "statistics as JSON; the HTML page is written beside it", metavar="FILE"
+        "dataset_stats.json",
+        "statistics as JSON; the HTML page is written beside it",
+        metavar="FILE",
+        writes=True,
     )
     part: str | None = _part_option()
 
@@ -229,10 +243,18 @@ class MergeConfig:
     """Join the parts of --part I/N."""
 
     output_dir: str | None = option(
-        None, "output folder of the parts of shard or preprocess", metavar="DIR", unset="see --output_file"
+        None,
+        "output folder of the parts of shard or preprocess",
+        metavar="DIR",
+        unset="see --output_file",
+        writes=True,
     )
     output_file: str | None = option(
-        None, "report whose parts validate or analyze has made", metavar="FILE", unset="see --output_dir"
+        None,
+        "report whose parts validate or analyze has made",
+        metavar="FILE",
+        unset="see --output_dir",
+        writes=True,
     )
     num_workers: str = option("auto", "processes; auto: one per usable core", metavar="N")
 
@@ -290,6 +312,7 @@ class DemoConfig:
         "./data/demo",
         "new or empty folder, or one that the same command has started to fill",
         metavar="DIR",
+        writes=True,
     )
     count: int = option(64, "number of images", metavar="N", at_least=1)
     target_size: int = option(256, "side of the images", metavar="PX", at_least=8)

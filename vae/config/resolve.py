@@ -4,19 +4,20 @@ import re
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
-from vae.config.options import MIN_IMAGE_SIZE, MIN_VIEW, Config, DataConfig, LossConfig, ModelConfig, build
+from vae.config.options import (
+    MIN_IMAGE_SIZE,
+    MIN_VIEW,
+    Config,
+    DataConfig,
+    LossConfig,
+    ModelConfig,
+    build,
+    names_where,
+)
 from vae.config.precision import exclude_precisions
 from vae.system.errors import UserError
 
-# Options that belong to one command; a resumed run does not inherit them from its checkpoint.
-PER_COMMAND = frozenset(
-    [
-        *("config", "profile", "output_dir", "resume_from", "new_stage", "progressive", "max_steps"),
-        *("profile_steps", "device", "num_workers", "micro_batch_size", "recompute", "vram_margin"),
-        *("init_from", "hang_minutes", "hourly_cost", "find_lr", "find_lr_steps", "find_lr_seeds"),
-        *("cache_dir", "cache_gib"),  # places of this machine: files there are removed
-    ]
-)
+PER_COMMAND = frozenset(names_where("inherited", False))
 # Options that --train_minutes would contradict; any of them replaces the --train_minutes of a profile.
 LENGTHS = ("num_epochs", "max_steps", "progressive")
 BATCHES = ("batch_size", "progressive")  # that --global_batch_size would contradict
@@ -120,10 +121,10 @@ def check_same_model(given: dict[str, Any], checkpoint: dict[str, Any]) -> None:
     if given.get("init_from"):
         raise UserError("--init_from and --resume_from exclude each other: give only one of them")
     discriminator = _DISCRIMINATOR_SHAPE if checkpoint["adversarial_weight"] > 0 else ()
-    shape = {name: checkpoint[name] for name in (*SHAPE, *discriminator) if name in checkpoint}
+    shape = {name: checkpoint[name] for name in (*SHAPE, *discriminator)}
     check_shape(given, shape, "--resume_from")
-    for name, default in (("train_part", "all"), ("optimizer", "adamw")):  # each has other moments
-        saved = checkpoint.get(name, default)
+    for name in ("train_part", "optimizer"):  # each has other moments
+        saved = checkpoint[name]
         if given.get(name, saved) != saved:
             raise UserError(
                 f"--{name} {given[name]} contradicts the checkpoint of --resume_from, which was trained with "

@@ -23,6 +23,7 @@ class TuneConfig:
         "folder of the search: journal, trials, best.json and report.html; created if missing; the same "
         "command continues the search in it, or joins one that runs",
         metavar="DIR",
+        writes=True,
     )
     config: str | None = option(
         None,

@@ -13,15 +13,6 @@ from vae.system.addresses import is_like_address
 from vae.system.errors import UserError
 
 MAX_WHOLE = 2**63 - 1  # what a tensor's shape, a seed or an index can be
-# Options with a path that is written.
-_WRITTEN = (
-    "output_dir",
-    "output",
-    "output_file",
-    "save_config",
-    "cache_dir",
-    "quarantine_dir",
-)
 _MAX_NAME = 100  # characters of a name that are compared and shown: one in a file from others may be huge
 
 
@@ -45,7 +36,7 @@ def is_list(item: Field[Any]) -> bool:
 def check(item: Field[Any], value: Any) -> None:
     """Raise UserError if `value` is not valid for the option."""
     limits = item.metadata
-    if item.name in _WRITTEN and isinstance(value, str) and is_like_address(value):
+    if limits["writes"] and isinstance(value, str) and is_like_address(value):
         raise UserError(
             f"--{item.name} {value} is an address: give a path on this machine, and copy the results later"
         )

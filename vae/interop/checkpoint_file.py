@@ -1,26 +1,26 @@
 """One checkpoint file: a crash at any moment leaves a valid one, and every load verifies and checks it.
 
-NAME.pt.sha256 beside NAME.pt contains its SHA-256 in the format of `sha256sum`. If that file is missing,
-`verify_checkpoint` uses the checksums inside the checkpoint, which is a zip archive.
+NAME.pt.sha256 beside NAME.pt contains its SHA-256 in the format of `sha256sum`. The checksums inside the
+checkpoint, which is a zip archive, are verified in any case.
 """
 
 import hashlib
 import os
-import zipfile
 from pathlib import Path
 from typing import IO, Any, BinaryIO, cast
 
 import torch
 
-from vae.config.options import current_names
-from vae.interop.checkpoint_archive import check_archive, check_bounded
-from vae.interop.checkpoint_schema import ContentError, check_content, shown
+from vae.config.options import Config, flatten
+from vae.interop.checkpoint_archive import ArchiveError, DamagedArchiveError, read_archive
+from vae.interop.checkpoint_content import ContentError, shown
+from vae.interop.checkpoint_schema import check_content
 from vae.interop.vae_path import check_checkpoint_path
 from vae.system.errors import UserError
 from vae.system.files import check_regular, sha256_of_file
 
 _MAX_RECORD_BYTES = 4096  # a SHA-256 and a file name
-CHECKPOINT_FORMAT = 3  # increase it when keys are renamed or removed: older files are then refused
+CHECKPOINT_FORMAT = 4  # increase it when keys are renamed or removed: older files are then refused
 
 
 class DamagedCheckpointError(UserError):
@@ -106,17 +106,6 @@ def _verify(path: Path) -> None:
             words = file.read(_MAX_RECORD_BYTES).decode("utf-8", "replace").split()
         if not words or sha256_of_file(path) != words[0]:
             raise DamagedCheckpointError(f"{path} is damaged: its SHA-256 is not the one in {record.name}")
-        return
-    try:
-        check_archive(path)  # reading compressed parts could take hours
-        with zipfile.ZipFile(path) as archive:
-            bad = archive.testzip()
-    except OSError:
-        raise
-    except Exception as error:  # damage in the archive's own fields raises many types
-        raise DamagedCheckpointError(f"{path} is truncated or not a checkpoint: {error}") from None
-    if bad:
-        raise DamagedCheckpointError(f"{path} is damaged: the checksum of its part {bad} is wrong")
 
 
 def load_checkpoint(path: Path, *, flag: str = "--resume_from") -> dict[str, Any]:
@@ -129,10 +118,13 @@ def load_checkpoint(path: Path, *, flag: str = "--resume_from") -> dict[str, Any
     check_checkpoint_path(path, flag)
     verify_checkpoint(path)
     try:
-        content = read_unverified(path)
-    except Exception as error:  # unpickling raises many exceptions; each means the same to the user
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-        raise ForeignFileError(f"{flag} {path} is not a checkpoint of this toolkit: {reason}") from None
+        content = read_archive(path)
+    except OSError as error:
+        raise DamagedCheckpointError(f"{path} cannot be read: {error.strerror or error}") from None
+    except DamagedArchiveError as error:
+        raise DamagedCheckpointError(f"{path} is damaged or not a checkpoint: {error}") from None
+    except ArchiveError as error:
+        raise ForeignFileError(f"{flag} {path} is not a checkpoint of this toolkit: {error}") from None
     if not isinstance(content, dict) or "format" not in content:
         raise ForeignFileError(
             f"{flag} {path} is not a checkpoint of this toolkit: --init_from reads weights of other programs"
@@ -142,25 +134,11 @@ def load_checkpoint(path: Path, *, flag: str = "--resume_from") -> dict[str, Any
             f"{flag} {path} has checkpoint format {shown(content['format'])}, but this version reads format "
             f"{CHECKPOINT_FORMAT}: use the version that wrote it, or train again"
         )
-    if isinstance(content.get("config"), dict):
-        content["config"] = current_names(content["config"])
     try:
         check_content(content)
     except ContentError as error:
         raise UserError(f"{flag} {path} cannot be used: {error}; use another checkpoint") from None
-    return content
-
-
-def read_unverified(path: Path, *, mmap: bool = False) -> Any:
-    """What is in the file, without verification: no code runs, and no more memory is used than it has bytes.
-
-    With `mmap` the tensors are not read. Raises many types of exceptions for a damaged or foreign file.
-    """
-    check_regular(path)
-    check_archive(path)
-    content = torch.load(path, map_location="cpu", weights_only=True, mmap=mmap)
-    check_bounded(content)
-    return content
+    return {**content, "config": {**flatten(Config()), **content["config"]}}
 
 
 def _flush(path: Path) -> None:

@@ -1,5 +1,6 @@
-"""The content of a checkpoint, checked before it is used: types, required keys, shapes, finite values."""
+"""The content of a checkpoint, checked before it is used: types, keys, shapes, finite values."""
 
+import math
 from collections.abc import Mapping, Sequence
 from itertools import islice
 from typing import Any
@@ -8,60 +9,17 @@ import torch
 
 from vae.config.options import Config, all_options, build
 from vae.config.values import check, from_json
+from vae.interop.checkpoint_content import CheckpointContent, ContentError, check_keys, shown
 from vae.interop.fitting import config_from_shapes, group_names
 from vae.model.autoencoder import AutoencoderKL, widths_fit
 from vae.model.discriminator import Discriminator
 from vae.optimizers import ADAMW_STATE, MUON_STATE, parameter_groups
 from vae.system.errors import UserError
 
-_LARGEST_COUNT = 2**53
-_MAX_SHOWN = 40  # characters of a value in a message
-
-# Required keys of a checkpoint and their types; more keys are allowed.
-CONTENT: dict[str, tuple[type, ...]] = {
-    "model": (dict,),
-    "ema": (dict, type(None)),
-    "discriminator": (dict, type(None)),
-    "optimizers": (list,),
-    "update": (dict,),
-    "fp16": (bool,),
-    "running_sq_norms": (torch.Tensor,),
-    "position": (dict,),
-    "history": (dict,),
-    "config": (dict,),
-    "stages": (list,),
-    "data_fingerprint": (str,),
-}
-# The fields of the dataclasses in vae/training that a checkpoint contains (a test compares them).
-POSITION = ("epoch", "images_in_epoch", "step", "images")
-STAGE = {"first_epoch": 0, "num_epochs": 1, "image_size": 1, "batch_size": 1}  # with their smallest values
-HISTORY: dict[str, tuple[type, ...]] = {
-    "best": (dict,),
-    "best_is_start": (bool,),
-    "best_checkpoint": (str, type(None)),
-    "best_checkpoint_psnr": (float, type(None)),
-    "without_gain": (int,),
-    "start_psnr": (float, type(None)),
-    "last_psnr": (float, type(None)),
-    "decrease_reported": (bool,),
-    "smoke_best": (dict,),
-    "smoke_has_fallen": (bool,),
-}
-UPDATE = ("loss_scale", "finite_steps", "nonfinite_streak", "nonfinite_total")
-_REQUIRED_OPTIONS = ("channels", "layers_per_block", "z_channels", "norm_groups", "adversarial_weight")
-
-
-class ContentError(ValueError):
-    """The content is not what train_vae.py saves; the message names the part."""
-
 
 def check_content(content: Mapping[str, Any]) -> None:
     """Raise ContentError, in one line, for the first part of a checkpoint that cannot be used."""
-    for key, types in CONTENT.items():
-        if key not in content:
-            raise ContentError(f"it lacks {key}")
-        if not isinstance(content[key], types):
-            raise ContentError(f"{key} is {shown(content[key])}")
+    check_keys("it", content, CheckpointContent)
     config = _config(content["config"])
     _check_progress(content)
     networks = _check_networks(content, config)
@@ -82,87 +40,21 @@ def _config(values: Mapping[str, Any]) -> Config:
             check(item, checked[name])
         except (UserError, TypeError):
             raise ContentError(f"its config has --{name} {shown(value)}") from None
-    for name in _REQUIRED_OPTIONS:
-        if name not in checked:
-            raise ContentError(f"its config lacks {name}")
     return build(checked)
 
 
-# ---- plain data ------------------------------------------------------------------------------------------
-
-
 def _check_progress(content: Mapping[str, Any]) -> None:
-    """Check the stages, the position and the history."""
+    """The values that types do not limit."""
     if not content["stages"]:
         raise ContentError("it has no stages")
-    for stage in content["stages"]:
-        _check_counts("a stage", stage, STAGE)
     first_epochs = [stage["first_epoch"] for stage in content["stages"]]
     ends = [0] + [stage["first_epoch"] + stage["num_epochs"] for stage in content["stages"]]
     if first_epochs != ends[:-1]:
         raise ContentError(f"its stages begin at epochs {shown(first_epochs)}, and end at {shown(ends[1:])}")
-    _check_counts("position", content["position"], dict.fromkeys(POSITION, 0))
-    _check_run(content.get("run", {"id": "", "ancestors": []}))
-    if not isinstance(content.get("contract"), dict | None):
-        raise ContentError(f"contract is {shown(content['contract'])}")
-    rollbacks = content.get("rollbacks", {})
-    if not isinstance(rollbacks, dict) or not all(map(_is_rollbacks, rollbacks, rollbacks.values())):
-        raise ContentError(f"rollbacks is {shown(rollbacks)}")
-    history = content["history"]
-    for name, value in history.items():
-        if name not in HISTORY or not isinstance(value, HISTORY[name]):
-            raise ContentError(f"its history has {shown(name)} {shown(value)}")
-    for best in ("best", "smoke_best"):
-        values = history.get(best, {}).items()
-        if not all(isinstance(k, str) and type(v) in (int, float) for k, v in values):
-            raise ContentError(f"its history has {best} {shown(history[best])}")
-    channels = content.get("latent_channels")
-    if not isinstance(channels, dict | None):
-        raise ContentError(f"latent_channels is {shown(channels)}")
-    scaling = content.get("latent_scaling")
-    if scaling is not None and not (
-        isinstance(scaling, list)
-        and len(scaling) == 2
-        and all(type(value) in (int, float) and abs(value) < float("inf") for value in scaling)
-    ):
-        raise ContentError(f"latent_scaling is {shown(scaling)}")
-
-
-def _check_run(run: Any) -> None:
-    """The identity of the run: see vae/training/provenance.py."""
-    ancestors = run.get("ancestors") if isinstance(run, dict) else None
-    names = {"id", "ancestors"}
-    if not isinstance(ancestors, list) or set(run) - {"start"} != names:
-        raise ContentError(f"run is {shown(run)}")
-    if not (isinstance(run["id"], str) and isinstance(run.get("start", ""), str)):
-        raise ContentError(f"run is {shown(run)}")
-    for one in ancestors:
-        if not (isinstance(one, list) and [type(part) for part in one] == [str, int]):
-            raise ContentError(f"its run has the ancestor {shown(one)}")
-
-
-def _is_rollbacks(first_epoch: Any, caps: Any) -> bool:
-    """Whether these are the shares of the learning rate after the rollbacks of a stage; NaN is none."""
-    if type(first_epoch) is not int or not isinstance(caps, list):
-        return False
-    return all(type(cap) is float and 0.0 <= cap <= 1.0 for cap in caps)
-
-
-def _check_counts(what: str, values: Any, smallest: Mapping[str, int]) -> None:
-    """`values` maps exactly these names to whole numbers of at least these sizes."""
-    if not isinstance(values, dict) or set(values) != set(smallest):
-        raise ContentError(f"{what} is {shown(values)}")
-    for name, least in smallest.items():
-        if type(values[name]) is not int or not least <= values[name] <= _LARGEST_COUNT:
-            raise ContentError(f"{what} has {name} {shown(values[name])}")
-
-
-def shown(value: Any) -> str:
-    """A value on one line, or the kind of a large one."""
-    if isinstance(value, dict | list | tuple | torch.Tensor):
-        return f"a {type(value).__name__}"
-    text = repr(value) if not isinstance(value, int) or abs(value) < 10**_MAX_SHOWN else "a huge number"
-    return text if len(text) <= _MAX_SHOWN else f"{text[:_MAX_SHOWN]}..."
+    if not all(0.0 <= cap <= 1.0 for caps in content["rollbacks"].values() for cap in caps):  # NaN is not
+        raise ContentError("rollbacks has a share of the learning rate outside of 0 to 1")
+    if not all(math.isfinite(value) for value in content["latent_scaling"] or ()):
+        raise ContentError("latent_scaling is not finite")
 
 
 # ---- tensors ---------------------------------------------------------------------------------------------
@@ -278,9 +170,10 @@ def _check_optimizer(
 
 
 def _check_running_values(content: Mapping[str, Any], config: Config) -> None:
-    tensors = _plain_tensors("update", content["update"])
-    _check_weights("update", tensors, dict.fromkeys(UPDATE, torch.zeros(())))
-    shapes = {"running_sq_norms": (2,), "running_moments": (3, config.model.z_channels)}
-    running = _plain_tensors("it", {name: content[name] for name in shapes if name in content})
-    for name, value in running.items():
-        _check_tensor(name, value, torch.zeros(shapes[name]))
+    update = {f"update: {name}": (value, torch.zeros(())) for name, value in content["update"].items()}
+    running = {
+        "running_sq_norms": (content["running_sq_norms"], torch.zeros(2)),
+        "running_moments": (content["running_moments"], torch.zeros(3, config.model.z_channels)),
+    }
+    for name, (value, expected) in {**update, **running}.items():
+        _check_tensor(name, value, expected)

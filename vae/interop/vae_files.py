@@ -116,12 +116,12 @@ def _read_checkpoint(path: Path, flag: str, weights: str) -> VaeFile:
     except DamagedCheckpointError as error:
         raise UserError(f"{where}: {error}") from None
     config = content["config"]
-    scaling, shift = content.get("latent_scaling") or (None, None)
+    scaling, shift = content["latent_scaling"] or (None, None)
     ema = content["ema"] if weights == "ema" else None
-    mean, std = _of_channels(content.get("latent_channels") or {}, config["z_channels"], where)
+    mean, std = _of_channels(content["latent_channels"] or {}, config["z_channels"], where)
     return VaeFile(
         kind="checkpoint",
-        shape={name: config[name] for name in _MODEL_KEYS if name in config},
+        shape={name: config[name] for name in _MODEL_KEYS},
         weights=ema if ema is not None else content["model"],
         dtype=torch.float32,
         scaling_factor=scaling,
@@ -131,8 +131,8 @@ def _read_checkpoint(path: Path, flag: str, weights: str) -> VaeFile:
         step=content["position"]["step"],
         latents_mean=mean,
         latents_std=std,
-        start=content.get("run", {}).get(START_KEY, ""),
-        encoder_trained=config.get("train_part", "all") == "all",
+        start=content["run"]["start"],
+        encoder_trained=config["train_part"] == "all",
     )
 
 

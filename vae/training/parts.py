@@ -101,7 +101,16 @@ class PreparedRun:
 
     def samples(self, retry: OomRetry, logbook: Logbook, alive: Liveness) -> SampleGrids:
         """What writes the sample grids."""
-        return SampleGrids(self.state, retry, logbook, alive, self.sample_images, self.validation_set)
+        return SampleGrids(
+            self.state,
+            self.networks,
+            self.dist,
+            retry,
+            logbook,
+            alive,
+            self.sample_images,
+            self.validation_set,
+        )
 
     def loop(
         self, plan: StagePlan, schedule: StageSchedule, saver: Saver, logbook: Logbook, alive: Liveness
@@ -110,8 +119,21 @@ class PreparedRun:
         config, state, retry = self.config, self.state, self.retry(plan)
         stepper, validator = self.stepper(schedule, retry), None
         if self.validation_set is not None:
-            validation = self.validation_set
-            validator = Validator(validation, state, retry, schedule, logbook, alive, config.run)
+            validator = Validator(
+                self.validation_set,
+                state,
+                self.networks,
+                self.dist,
+                retry,
+                schedule,
+                logbook,
+                alive,
+                config.run,
+            )
+        planned_bytes = min(plan.memory.total, plan.available)
+        recorder = Recorder(
+            state, schedule, self.networks.terms, retry, self.dist, logbook, config.run, planned_bytes
+        )
         folder = self.output_dir / "profile" / f"{state.stage.image_size}px"
         return TrainingLoop(
             options=config.run,
@@ -119,7 +141,7 @@ class PreparedRun:
             num_images=self.training_set.num_images,
             state=state,
             stepper=stepper,
-            recorder=Recorder(stepper, logbook, config.run, min(plan.memory.total, plan.available)),
+            recorder=recorder,
             validator=validator,
             samples=self.samples(retry, logbook, alive),
             saver=saver,

@@ -2,7 +2,7 @@
 
 import os
 from pathlib import Path
-from typing import Any
+from typing import Any, NewType
 
 from vae.config.options import Config
 from vae.config.recipes import recipe_values
@@ -27,13 +27,11 @@ from vae.training.output.run_folder import METRICS_NAME, checkpoint_paths, resum
 from vae.training.output.wandb_run import check_wandb_installed
 
 Given = dict[str, Any]  # option values by name, as the user gave them
+Checked = NewType("Checked", Given)  # by `check_command`
 
 
-def check_command(given: Given) -> None:
-    """Raise UserError for mistakes in the `given` options, as far as they are known without PyTorch.
-
-    train_vae.py calls this before it imports PyTorch, and every run calls it again.
-    """
+def check_command(given: Given) -> Checked:
+    """Raise UserError for mistakes in the `given` options, as far as they are known without PyTorch."""
     _check_options(given)
     resumed = given.get("resume_from")
     if given.get("init_from") and not resumed:  # giving both is another mistake
@@ -46,6 +44,7 @@ def check_command(given: Given) -> None:
         read_exclude_list(given["exclude"])
     if given.get("wandb"):
         check_wandb_installed()
+    return Checked(given)
 
 
 def _check_images(given: Given) -> None:

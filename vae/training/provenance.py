@@ -1,22 +1,19 @@
 """Where a run comes from: the runs before it, and what decides its samples. A resumed run says what differs.
 
-A checkpoint contains both as plain data. `run` is the lineage. `contract`, which config.json contains, too,
-has `training` and `validation` (version, number of images, and for a dataset of shards the rules by which
-its images were accepted), `transform` (from an image to a crop), `seed`, `topology` (how a step is divided),
-`code` (version and revision) and `continues` (run, step and checkpoint, or None).
+A checkpoint contains both as plain data: `Lineage` and `Samples` of vae/interop/checkpoint_content.py.
 """
 
-import secrets
 import subprocess
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 
-from vae.config.options import Config, DataConfig
+from vae.config.options import Config, DataConfig, names_where
+from vae.interop.checkpoint_content import Lineage
 from vae.sampling.mixture import MixtureOrder
 from vae.sampling.streams import StreamOrder
 from vae.shards.shard_images import ShardImages
@@ -30,11 +27,6 @@ from vae.training.validation.measure import ValidationSet
 
 RUN_NAME = "run.json"
 RULES = 1  # of the order of images and of their crops as functions of (seed, epoch, position)
-# Records from before the augmentations existed do not have them: then they had their defaults.
-TRANSFORM = (
-    *("crop", "horizontal_flip", "upscale", "background", "max_pixels"),
-    *("buckets", "crop_scale", "crop_ratio", "rotate90", "color_jitter"),
-)
 # Without these keys two records can be equal: they do not decide samples.
 NOT_COMPARED = {"path", "policy", "transforms", "parent", "exclude_keys", "exclude_matched"}
 NEW, EXACT, TOPOLOGY, DATA, ROLLBACK = "new", "exact", "other topology", "other data", "rollback"
@@ -44,60 +36,22 @@ SHOWN = 12  # characters of a version
 # ---- the runs before it ----------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Lineage:
-    """A run and its ancestors.
-
-    Every command that trains is a run of its own, and so is what follows a rollback. Its parent is the run
-    that it continues, with the step at which it does. Checkpoints that are neither its own nor those of an
-    ancestor up to this step belong to abandoned branches.
-    """
-
-    id: str
-    ancestors: tuple[tuple[str, int], ...] = ()  # id and the step at which it was left, oldest first
-    start: str = ""  # hash of the weights before the first step of the line; "": not known
-
-    @classmethod
-    def new(cls, ancestors: tuple[tuple[str, int], ...] = ()) -> "Lineage":
-        """A run with a random id."""
-        return cls(secrets.token_hex(8), ancestors)
-
-    def continued(self, step: int) -> "Lineage":
-        """A new run that continues this one after `step`."""
-        return replace(Lineage.new((*self.ancestors, (self.id, step))), start=self.start)
-
-    def contains(self, run_id: str, step: int) -> bool:
-        """Whether a checkpoint of this run and step is on the line."""
-        return run_id == self.id or any(run_id == one and step <= left for one, left in self.ancestors)
-
-    def plain(self) -> dict[str, Any]:
-        """The form in checkpoints and in RUN_NAME."""
-        ancestors = [list(ancestor) for ancestor in self.ancestors]
-        return {"id": self.id, "ancestors": ancestors, "start": self.start}
-
-    @classmethod
-    def from_plain(cls, plain: Mapping[str, Any]) -> "Lineage":
-        """The inverse of `plain`; raises KeyError, TypeError or ValueError for anything else."""
-        ancestors = tuple((str(one), int(left)) for one, left in plain["ancestors"])
-        return cls(str(plain["id"]), ancestors, str(plain.get("start", "")))
-
-
 def saved_lineage(content: Mapping[str, Any]) -> Lineage:
-    """The run that saved a checkpoint. One without an identity belongs to the run with the id ""."""
-    return Lineage.from_plain(content["run"]) if "run" in content else Lineage("")
+    """The run that saved a checkpoint."""
+    return Lineage.from_plain(content["run"])
 
 
 def write_last_run(folder: Path, lineage: Lineage, good: Path | None) -> None:
     """Store which run is the last one in the folder, and its checkpoint that is known to be good."""
     name = good.name if good is not None and good.parent == folder else None
-    write_json(folder / RUN_NAME, {**lineage.plain(), "good_checkpoint": name}, indent=2)
+    write_json(folder / RUN_NAME, {**asdict(lineage), "good_checkpoint": name}, indent=2)
 
 
 def read_last_run(folder: Path) -> tuple[Lineage | None, Path | None]:
     """The last run in the folder and its good checkpoint; None for what is unknown."""
     try:
-        plain = read_json(folder / RUN_NAME)
-        lineage, name = Lineage.from_plain(plain), plain.get("good_checkpoint")
+        plain = dict(read_json(folder / RUN_NAME))
+        name, lineage = plain.pop("good_checkpoint"), Lineage.from_plain(plain)
     except (OSError, ValueError, KeyError, TypeError):
         return None, None
     return lineage, folder / name if isinstance(name, str) and Path(name).name == name else None
@@ -118,8 +72,7 @@ class Provenance:
     """Where this run comes from, fixed from its preparation on; its lineage grows with each rollback."""
 
     samples: dict[str, Any]  # `contract` of a checkpoint
-    fingerprint: str  # of the training images
-    begun_from: str  # RANDOM, WARM or TRAINED of schedule.py: the weights of the first stage
+    begun_from: str  # RANDOM, WARM or TRAINED: the weights of the first stage
     resumed_from: Path | None  # the checkpoint
     resume: Resume
 
@@ -170,7 +123,7 @@ def samples_record(
 
 def _transform(data: DataConfig) -> dict[str, Any]:
     """The options that decide the crops; JSON has no tuples."""
-    values = {name: getattr(data, name) for name in TRANSFORM}
+    values = {name: getattr(data, name) for name in names_where("changes_samples")}
     return {name: list(value) if isinstance(value, tuple) else value for name, value in values.items()}
 
 
@@ -207,27 +160,19 @@ def code_revision() -> dict[str, str | None]:
     return {"torch": str(torch.__version__), "revision": revision}
 
 
-def compare(before: Mapping[str, Any] | None, now: Mapping[str, Any], same_data: bool) -> Resume:
-    """How a run with the samples `now` continues one with `before`.
-
-    A checkpoint from before this record existed has None: then only `same_data` is known, whether the order
-    of the images is the same.
-    """
-    if before is None:
-        return Resume(EXACT) if same_data else Resume(DATA, "training images")
+def compare(before: Mapping[str, Any], now: Mapping[str, Any]) -> Resume:
+    """How a run with the samples `now` continues one with `before`."""
     parts = ("training", "validation", "transform", "seed")
-    data = [line for part in parts for line in _differences(part, before.get(part), now[part])]
-    topology = _differences("", before.get("topology"), now["topology"])
+    data = [line for part in parts for line in _differences(part, before[part], now[part])]
+    topology = _differences("", before["topology"], now["topology"])
     kind = DATA if data else TOPOLOGY if topology else EXACT
     return Resume(kind, ", ".join([*data, *topology]))
 
 
-def _differences(part: str, before: Any, now: Mapping[str, Any] | None) -> list[str]:
+def _differences(part: str, before: Mapping[str, Any] | None, now: Mapping[str, Any] | None) -> list[str]:
     """One text for each value that differs; a part that only one of both has is one difference."""
-    if not isinstance(before, dict) or now is None:
+    if before is None or now is None:
         return [] if before is None and now is None else [f"{part} {_shown(before)} -> {_shown(now)}".strip()]
-    if part == "transform":
-        before = {**_transform(DataConfig()), **before}
     names = [name for name in now if name not in NOT_COMPARED and before.get(name) != now[name]]
     return [f"{part} {name} {_shown(before.get(name))} -> {_shown(now[name])}".strip() for name in names]
 

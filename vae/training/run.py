@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -27,7 +26,7 @@ from vae.training.output.logbook import Logbook
 from vae.training.output.run_folder import METRICS_NAME, resume_command
 from vae.training.output.wandb_run import WandbRun
 from vae.training.parts import PreparedRun
-from vae.training.precheck import contains_run, output_folder
+from vae.training.precheck import Checked, Given, check_command, contains_run, output_folder
 from vae.training.precision import search_plans
 from vae.training.records.cost import cost_text, recorded_cost
 from vae.training.records.stage_report import print_remarks, print_stage, record_memory
@@ -45,8 +44,13 @@ from vae.training.trials.stage_length import choose_length
 from vae.training.validation.measure import Metrics
 
 
-def train(given: dict[str, Any]) -> int:
+def train(given: Given) -> int:
     """Train with the `given` option values; returns the exit code, raises UserError for a user's mistake."""
+    return train_checked(check_command(given))
+
+
+def train_checked(given: Checked) -> int:
+    """The same for options that were checked before PyTorch was imported."""
     options = Config().run
     dist = Distributed.start(given.get("device", "auto"), given.get("hang_minutes", options.hang_minutes))
     console.configure(

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from vae.config.options import LossConfig, OptimConfig
+from vae.interop.checkpoint_content import RANDOM, TRAINED, WARM
 from vae.losses.adversarial import ramp
 from vae.training.stages import Position, StageSteps
 
@@ -15,7 +16,6 @@ MAX_PEAK = 1e-3  # narrower networks than 51 channels were not measured at more
 FULL_RATE_STEPS = 400
 TRAINED_SHARE = 0.5
 HARMFUL_FACTOR = 3.0  # times the rule: rates that ended below the start in the same measurement
-RANDOM, WARM, TRAINED = "random weights", "warm start", "trained VAE"  # what a stage begins with
 
 # Of the EMA weights from a warm start: benchmarks/LOG-recipe.md.
 START_STEPS, WINDOWS = 100, 4

@@ -38,7 +38,6 @@ from vae.system.errors import DataError, UserError
 from vae.system.gpus import CPU_SETTINGS, match_card
 from vae.system.host import GIB
 from vae.training.checkpoints.broadcast import from_main
-from vae.training.checkpoints.older import convert_kl_weight, keep_order
 from vae.training.checkpoints.store import is_on_line, load_named, load_newest, saved_step
 from vae.training.datasets import TrainingSet, find_images
 from vae.training.distributed import Distributed
@@ -48,7 +47,7 @@ from vae.training.joint_reading import with_aspects
 from vae.training.kernel_shapes import kernel_shapes
 from vae.training.output.run_folder import folders_of_runs, resume_command
 from vae.training.parts import PreparedRun
-from vae.training.precheck import Given, check_command
+from vae.training.precheck import Given
 from vae.training.precision import compile_in_place, compute_dtype, set_backends, why_not_compile
 from vae.training.provenance import (
     NEW,
@@ -79,8 +78,10 @@ Checkpoint = tuple[Path, dict[str, Any]]
 
 
 def prepare_run(given: Given, dist: Distributed) -> PreparedRun:
-    """Check everything and build the run; raises UserError, with nothing written, if something is wrong."""
-    check_command(given)
+    """Check everything that PyTorch is needed for, and build the run.
+
+    Raises UserError, with nothing written, if something is wrong.
+    """
     options = resolve_options(given, dist.device, dist)
     config, given, content = with_local_batch(options.config, dist.world_size), options.given, options.content
     stages, position = _stages(config, given, content)
@@ -126,7 +127,7 @@ def _provenance(
     processes: int,
 ) -> Provenance:
     """Where the run comes from. How it continues the one before it is printed."""
-    content, path, fingerprint = options.content, options.path, training_set.fingerprint()
+    content, path = options.content, options.path
     continues = None
     if content is not None:
         parent, step = saved_lineage(content).id, content["position"]["step"]
@@ -134,15 +135,14 @@ def _provenance(
     samples = samples_record(config, training_set, validation_set, stage, processes, continues)
     resume = Resume(NEW)
     if content is not None:
-        same_data = content["data_fingerprint"] == fingerprint
-        resume = compare(content.get("contract"), samples, same_data)
+        resume = compare(content["contract"], samples)
         print_resume(resume)
-    return Provenance(samples, fingerprint, _begun_from(config, content, options.source), path, resume)
+    return Provenance(samples, _begun_from(config, content, options.source), path, resume)
 
 
 def _begun_from(config: Config, content: dict[str, Any] | None, source: VaeFile | None) -> str:
     """The weights that the first stage of the run began with."""
-    if content is not None and content.get("begun_from") in (RANDOM, WARM, TRAINED):
+    if content is not None:
         return content["begun_from"]
     if source is not None:
         return TRAINED if source.has_decoder else WARM
@@ -158,7 +158,7 @@ def _continue(
         return
     restore(state, content)
     state.lineage = saved_lineage(content).continued(position.step)
-    if config.optim.learning_rate != content["config"].get("learning_rate"):
+    if config.optim.learning_rate != content["config"]["learning_rate"]:
         state.rollbacks = {}
 
 
@@ -197,8 +197,7 @@ def resolve_options(given: Given, device: torch.device, dist: Distributed | None
     if path is not None and wanted != "latest":
         given = {"output_dir": str(path.parent), **given}
     if content is not None:
-        convert_kl_weight(content, "kl_weight" in given)
-        keep_order(content)
+        _keep_order(content)
     config = _resolve(given, content, device)
     if content is None:
         check_encoder(config, given)
@@ -292,6 +291,14 @@ def _no_checkpoint_yet(folder: Path, folder_given: bool) -> None:
         f"--resume_from latest: {folder} contains no checkpoint yet, so a new run begins"
         + (f" (there are checkpoints in {shown})" if runs else "")
     )
+
+
+def _keep_order(content: dict[str, Any]) -> None:
+    """Add the --data_streams and --shuffle_shards that the data of the run decided: defaults may change."""
+    config = content["config"]
+    for name, of_run in (("data_streams", "streams"), ("shuffle_shards", "shuffle_shards")):
+        if config[name] is None:
+            config[name] = content["contract"]["topology"][of_run]
 
 
 def _resolve(given: Given, content: dict[str, Any] | None, device: torch.device) -> Config:

@@ -9,35 +9,12 @@ from typing import Any
 
 from vae.config.options import Config
 from vae.config.resolve import parse_progressive
+from vae.interop.checkpoint_content import Position, Stage
 from vae.sampling.order import steps_per_epoch
 from vae.system.console import counted
 from vae.system.errors import UserError
 
 PER_STAGE = ("decoder_noise", "latent_mask")  # options of the loss with one value for each stage
-
-
-@dataclass(frozen=True)
-class Stage:
-    """Epochs [first_epoch, end_epoch) at one image size (px) and batch size (images per device)."""
-
-    first_epoch: int
-    num_epochs: int
-    image_size: int
-    batch_size: int
-
-    @property
-    def end_epoch(self) -> int:
-        return self.first_epoch + self.num_epochs
-
-
-@dataclass
-class Position:
-    """The progress of a run. Images are counted as dataset indices over all processes, used or rejected."""
-
-    epoch: int = 0
-    images_in_epoch: int = 0
-    step: int = 0  # optimizer steps of the autoencoder, over the whole run
-    images: int = 0  # over the whole run
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,6 @@ from vae.model.autoencoder import AutoencoderKL
 from vae.model.discriminator import Discriminator
 from vae.model.initialization import initialize, initialize_decoder
 from vae.optimizers import build_optimizers
-from vae.training.checkpoints.older import KL_UNIT
 from vae.training.provenance import Lineage
 from vae.training.stages import Position, Stage, first_stages
 from vae.training.validation.history import History
@@ -135,9 +134,22 @@ def begin_state(
 
 
 def checkpoint_content(
-    state: TrainingState, config: dict[str, Any], fingerprint: str, samples: dict[str, Any] | None = None
+    state: TrainingState, config: dict[str, Any], samples: dict[str, Any], begun_from: str
 ) -> dict[str, Any]:
-    """The content of a checkpoint: plain data and tensors only, so that loading it runs no code."""
+    """The plain form of CheckpointContent: data and tensors only, so that loading it runs no code."""
+    return {
+        **snapshot(state),
+        "run": asdict(state.lineage),
+        "config": config,
+        "stages": [asdict(stage) for stage in state.stages],
+        "contract": samples,
+        "begun_from": begun_from,
+        "torch_version": str(torch.__version__),
+    }
+
+
+def snapshot(state: TrainingState) -> dict[str, Any]:
+    """What `restore` needs of a checkpoint. The tensors are those of the state, not copies."""
     ema, discriminator, constants = state.ema, state.discriminator, state.latent_constants
     return {
         "model": state.autoencoder.state_dict(),
@@ -150,21 +162,14 @@ def checkpoint_content(
         "latent_channels": channel_config(constants, were_in_config=True) if constants else None,
         "running_sq_norms": state.running_sq_norms,
         "running_moments": state.running_moments,
-        "run": state.lineage.plain(),
         "rollbacks": copy.deepcopy(state.rollbacks),
         "position": asdict(state.position),
         "history": asdict(state.history),
-        "config": config,
-        "stages": [asdict(stage) for stage in state.stages],
-        "data_fingerprint": fingerprint,
-        "contract": samples,
-        "kl_unit": KL_UNIT,
-        "torch_version": str(torch.__version__),
     }
 
 
 def restore(state: TrainingState, content: dict[str, Any]) -> None:
-    """Load the content of a checkpoint into a state of the same configuration, without stages and lineage."""
+    """Load a snapshot, which every checkpoint contains, into a state of the same configuration."""
     state.autoencoder.load_state_dict(content["model"])
     if state.ema is not None:
         state.ema.load_state_dict(content["ema"] or content["model"])
@@ -179,13 +184,12 @@ def restore(state: TrainingState, content: dict[str, Any]) -> None:
         if name in ("nonfinite_streak", "nonfinite_total") or (state.fp16 and content["fp16"]):
             setattr(state.update, name, value.to(device))  # a loss scale exists in fp16 only
     state.running_sq_norms = content["running_sq_norms"].to(device)
-    moments = content.get("running_moments", torch.zeros_like(state.running_moments))  # none: it is older
-    state.running_moments = moments.to(device)
-    channels = content.get("latent_channels") or {}  # none: it is older, or its file had none
+    state.running_moments = content["running_moments"].to(device)
+    channels = content["latent_channels"] or {}  # none: its file had none
     of_channels = (tuple(channels.get(name, ())) for name in ("latents_mean", "latents_std"))
-    scaling = content.get("latent_scaling")
+    scaling = content["latent_scaling"]
     state.latent_constants = LatentConstants(*scaling, *of_channels) if scaling else None
-    state.rollbacks = copy.deepcopy(content.get("rollbacks", {}))
+    state.rollbacks = copy.deepcopy(content["rollbacks"])
     state.position = Position(**content["position"])
     state.history = History(**content["history"])
     state.saved_step = state.validated_step = -1

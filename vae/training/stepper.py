@@ -115,15 +115,15 @@ class Stepper:
             kept = None if kept is None else torch.ones_like(noise[:, :1], dtype=torch.bool)
             turns = None if turns is None else torch.zeros(1, device=device)
         return StepInputs(
-            pixels,
-            noise,
-            share,
-            self.state.update.loss_scale,
-            factor,
-            self.state.running_moments if needs_statistics(loss) else None,
-            decoder_noise,
-            kept,
-            turns,
+            images=pixels,
+            noise=noise,
+            image_share=share,
+            loss_scale=self.state.update.loss_scale,
+            adversarial_factor=factor,
+            running_moments=self.state.running_moments if needs_statistics(loss) else None,
+            decoder_noise=decoder_noise,
+            kept=kept,
+            turns=turns,
         )
 
     def _decoder_noise(self, batch: Batch, shape: tuple[int, int, int]) -> torch.Tensor | None:

@@ -3,47 +3,22 @@
 import json
 import math
 from collections.abc import Mapping
-from dataclasses import fields
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from vae.config.flags import read_object
-from vae.config.options import (
-    Config,
-    LossConfig,
-    ModelConfig,
-    OptimConfig,
-    SpeedConfig,
-    all_options,
-    flatten,
-)
+from vae.config.options import Config, all_options, flatten
 from vae.config.values import base_type, check, from_json, is_list, nearest
 from vae.system import files
 from vae.system.errors import UserError
 from vae.training.schedule import full_rate
 
-# Options of the searched sections that must stay: they change the metric, the start or the networks that are
-# trained, or they matter only for runs that diverge.
-_KEPT = {
-    "init_from",
-    "perceptual_net",
-    "perceptual_weights",
-    "train_part",
-    "max_nonfinite_steps",
-    "rollbacks",
+_SEARCHED_SECTIONS = ("model", "loss", "optim")
+SEARCHABLE = {
+    name
+    for name, (section, item) in all_options().items()
+    if item.metadata["searched"] or (item.metadata["searched"] is None and section in _SEARCHED_SECTIONS)
 }
-_OF_MACHINE = {item.name for item in fields(SpeedConfig)} | {
-    *("num_workers", "prefetch_factor", "persistent_workers", "data_streams", "background_save", "cache_dir"),
-    *("cache_gib", "shuffle_shards"),
-}
-# Of the images, only what changes training crops: the rest decides which images are compared.
-_OF_CROPS = {"crop", "crop_scale", "crop_ratio", "horizontal_flip", "rotate90", "color_jitter"}
-_OF_RUN = {"batch_size", "accumulation_steps"}
-SEARCHABLE = (
-    {item.name for section in (ModelConfig, LossConfig, OptimConfig) for item in fields(section)} - _KEPT
-    | _OF_CROPS
-    | _OF_RUN
-)
 RANGE_KEYS = ("low", "high", "log", "step")
 
 
@@ -107,7 +82,7 @@ def _parse(path: Path, name: str, given: Any) -> Range | Choices:
     options = all_options()
     if name not in options:
         raise UserError(f"{where} is an unknown option{nearest(name, SEARCHABLE)}")
-    if name in _OF_MACHINE:
+    if options[name][1].metadata["scope"] == "machine":
         raise UserError(f"{where} belongs to the machine and is never searched: set it in --config")
     if name not in SEARCHABLE:
         raise UserError(

@@ -16,7 +16,7 @@ from typing import IO, Any, NamedTuple
 import optuna
 from optuna.trial import Trial, TrialState
 
-from vae.config.options import Config, current_names, flatten
+from vae.config.options import Config, flatten, names_where
 from vae.config.tune_flags import RANDOM_TRIALS, TuneConfig
 from vae.data.manifest import is_manifest
 from vae.images.folder import walk_images
@@ -125,17 +125,6 @@ def _suggest(trial: Trial, name: str, part: Range | Choices) -> Any:
     return trial.suggest_float(name, low, high, log=part.log, step=part.step)
 
 
-# Options that may differ between the machines of a search, or from one command to the next.
-_OF_MACHINE = {
-    *("data_path", "val_path", "output_dir", "config", "profile", "num_workers", "prefetch_factor", "device"),
-    *("persistent_workers", "data_streams", "background_save", "micro_batch_size", "recompute", "kernels"),
-    *("vram_margin", "cuda_graph", "channels_last", "profile_steps", "hang_minutes", "perceptual_weights"),
-    *("resume_from", "init_from", "sample_images", "wandb", "wandb_project", "save_samples_freq", "log_freq"),
-    "hourly_cost",
-    *("cache_dir", "cache_gib", "shuffle_shards", "keep_checkpoints", "checkpoint_freq", "checkpoint_steps"),
-}
-
-
 def identity_of(base: Config, space: Space, objectives: Sequence[str]) -> dict[str, Any]:
     """What trials must share to be comparable: data, space, objectives, and the options of the defaults."""
     paths = {"data_path": base.data.data_path, "val_path": base.data.val_path}
@@ -144,7 +133,8 @@ def identity_of(base: Config, space: Space, objectives: Sequence[str]) -> dict[s
         name: {"kind": type(part).__name__, **parse_json(json.dumps(part._asdict()))}
         for name, part in space.items()
     }
-    options = {name: value for name, value in flatten(base).items() if name not in _OF_MACHINE}
+    values = flatten(base)
+    options = {name: values[name] for name in names_where("scope", "result")}
     return {"images": images, "space": parts, "objective": list(objectives), "defaults": options}
 
 
@@ -169,9 +159,8 @@ def _check_same(folder: Path, known: Mapping[str, Any], now: Mapping[str, Any]) 
         raise UserError(
             f"{remedy} --objective, {' '.join(known['objective'])}: repeat it, or use another folder"
         )
-    # A search may be older than an option: it had the default.
-    for title, key, missing in (("space", "space", {}), ("--config", "defaults", flatten(Config()))):
-        before, after = ({**missing, **current_names(part)} for part in (known[key], now[key]))
+    for title, key in (("space", "space"), ("--config", "defaults")):
+        before, after = known[key], now[key]
         names = [name for name in {**before, **after} if before.get(name) != after.get(name)]
         if names:
             raise UserError(

@@ -6,7 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from vae.config.options import Config, flatten
-from vae.interop.checkpoint_schema import ContentError, check_content
+from vae.interop.checkpoint_content import ContentError
+from vae.interop.checkpoint_schema import check_content
 from vae.interop.promoted import read_promoted
 from vae.system import console
 from vae.system.errors import UserError
@@ -173,8 +174,7 @@ class Saver:
         next_stage = current_stage(state.stages, state.position.epoch) or stage
         topology = samples["topology"] | {"batch_size": next_stage.batch_size}
         samples = samples | {"topology": topology}
-        content = checkpoint_content(state, config, self.provenance.fingerprint, samples)
-        return {**content, "begun_from": self.provenance.begun_from}
+        return checkpoint_content(state, config, samples, self.provenance.begun_from)
 
     def start_checkpoint(self) -> str | None:
         """The checkpoint in the folder with the current weights, before a stage's first step."""

@@ -3,10 +3,10 @@
 from pathlib import Path
 from typing import Any
 
+from vae.interop.checkpoint_archive import read_archive
 from vae.interop.checkpoint_file import (
     DamagedCheckpointError,
     load_checkpoint,
-    read_unverified,
     record_path,
     save_checkpoint,
     verify_checkpoint,
@@ -54,10 +54,10 @@ def _origin(path: Path) -> tuple[str, int]:
     try:
         version, origin = _version(path), _origins.get(path)
         if origin is None or origin[0] != version:
-            origin = version, _origin_of(read_unverified(path, mmap=True))
+            origin = version, _origin_of(read_archive(path, with_tensors=False))
             _origins[path] = origin
         return origin[1]
-    except Exception:  # damage raises many types; load_checkpoint reports it
+    except (OSError, ValueError, KeyError, TypeError):  # load_checkpoint reports it
         return "", -1
 
 

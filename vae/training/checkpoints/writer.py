@@ -10,7 +10,8 @@ import torch
 
 from vae.config.options import Config
 from vae.device import is_out_of_memory
-from vae.interop.checkpoint_schema import ContentError, check_content
+from vae.interop.checkpoint_content import ContentError
+from vae.interop.checkpoint_schema import check_content
 from vae.memory.available import available_bytes
 from vae.memory.plan import checkpoint_bytes
 from vae.system import console

@@ -3,18 +3,38 @@
 import statistics
 from collections import Counter
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from vae.data.dataset import Batch
 from vae.training.distributed import Distributed
 
 MIB = 2**20
 _OPEN = "open_shards"  # a state, not a count
-# Of one process since the last record; their sums over all processes make the data record.
-_COUNTS = (
-    *("images", "rejected", "decode_seconds", "load_seconds"),
-    *("disk_bytes", "remote_bytes", "hits", "misses", _OPEN, "workers", "steps"),
-)
+
+
+class ProcessNumbers(NamedTuple):
+    """What one process has measured since the last record."""
+
+    data_wait_share: float  # of the time: waiting for batches
+    sync_share: float  # of the time: waiting for the other processes on the host
+    allreduce_share: float  # of the time: waiting for the sums of the gradients
+    own_seconds: float  # of a step, without these waits
+    out_of_memory: float  # how often memory ran out
+    # Counts, whose sums over all processes make the data record.
+    images: float = 0.0
+    rejected: float = 0.0
+    decode_seconds: float = 0.0
+    load_seconds: float = 0.0
+    disk_bytes: float = 0.0
+    remote_bytes: float = 0.0
+    hits: float = 0.0
+    misses: float = 0.0
+    open_shards: float = 0.0
+    workers: float = 0.0
+    steps: float = 0.0
+
+
+_COUNTS = tuple(ProcessNumbers._field_defaults)
 
 Values = dict[str, Any]  # numbers, and lists with a number of each rank
 
@@ -52,30 +72,27 @@ class Health:
         own = seconds / self.steps - self.sync_seconds / self.steps - allreduce
         states = {_OPEN: sum(self.open_shards.values()), "workers": len(self.open_shards)}
         counts = Counter(self.counts) + Counter({**states, "steps": self.steps})
-        row = [
-            wait_share,
-            self.sync_seconds / seconds,
-            allreduce * self.steps / seconds,
-            max(0.0, own),
-            out_of_memory,
-        ]
-        rows = dist.all_gather_scalars(*row, *(float(counts[name]) for name in _COUNTS))
-        return Gathered(seconds, rows)
+        numbers = ProcessNumbers(
+            data_wait_share=wait_share,
+            sync_share=self.sync_seconds / seconds,
+            allreduce_share=allreduce * self.steps / seconds,
+            own_seconds=max(0.0, own),
+            out_of_memory=out_of_memory,
+            **{name: float(counts[name]) for name in _COUNTS},
+        )
+        return Gathered(seconds, [ProcessNumbers(*row) for row in dist.all_gather_scalars(*numbers)])
 
 
 @dataclass(frozen=True)
 class Gathered:
-    """A row of numbers of each process."""
+    """The numbers of each process, by rank."""
 
     seconds: float
-    rows: list[list[float]]
+    processes: list[ProcessNumbers]
 
     def total(self) -> dict[str, float]:
         """The sums of _COUNTS over all processes."""
-        return dict(zip(_COUNTS, map(sum, zip(*self._counts(), strict=True)), strict=True))
-
-    def _counts(self) -> list[list[float]]:
-        return [row[-len(_COUNTS) :] for row in self.rows]
+        return {name: sum(getattr(process, name) for process in self.processes) for name in _COUNTS}
 
     def data(self) -> Values:
         """The record `data`: what reading and decoding the images of all processes cost."""
@@ -96,21 +113,22 @@ class Gathered:
 
     def out_of_memory(self) -> int:
         """How often memory ran out on all processes."""
-        return int(sum(row[4] for row in self.rows))
+        return int(sum(process.out_of_memory for process in self.processes))
 
-    def processes(self) -> dict[str, float | list[float]]:
+    def comparison(self) -> dict[str, float | list[float]]:
         """How several processes keep step; nothing for one.
 
         All wait for the slowest one. What even the process with the shortest waits waits for is the network.
         """
-        if len(self.rows) == 1:
+        if len(self.processes) == 1:
             return {}
-        for_images, syncs, reduces, own = list(zip(*self.rows, strict=True))[:4]
-        waits, slowest = [min(1.0, sum(pair)) for pair in zip(syncs, reduces, strict=True)], max(own)
-        counts = [dict(zip(_COUNTS, row, strict=True)) for row in self._counts()]
+        waits = [min(1.0, process.sync_share + process.allreduce_share) for process in self.processes]
+        own = [process.own_seconds for process in self.processes]
+        slowest = max(own)
         rates = [
-            count["images"] / (count["steps"] * seconds) if seconds else 0.0  # 0: not known, see `gathered`
-            for count, seconds in zip(counts, own, strict=True)
+            # 0: not known, see `gathered`
+            process.images / (process.steps * process.own_seconds) if process.own_seconds else 0.0
+            for process in self.processes
         ]
         return {
             "images_per_second_by_rank": [round(rate, 3) for rate in rates],
@@ -119,5 +137,5 @@ class Gathered:
             "slowest_to_median": slowest / max(1e-9, statistics.median(own)),
             "seconds_by_rank": [float(f"{seconds:.4g}") for seconds in own],
             "network_share": min(waits),
-            "largest_data_wait_share": max(for_images),
+            "largest_data_wait_share": max(process.data_wait_share for process in self.processes),
         }

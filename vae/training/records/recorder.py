@@ -9,8 +9,11 @@ from tqdm import tqdm
 from vae.config.options import RunConfig
 from vae.data.dataset import Batch
 from vae.losses.adversarial import adaptive_weight
+from vae.losses.terms import LossTerms
 from vae.system import console
 from vae.system.errors import DataError, HangError
+from vae.training.distributed import Distributed
+from vae.training.memory.oom_retry import OomRetry
 from vae.training.memory.stage_memory import low_memory_warning, memory_peaks
 from vae.training.output.logbook import Logbook
 from vae.training.output.run_folder import METRICS_NAME
@@ -20,7 +23,9 @@ from vae.training.records.duration import StageDuration, duration_line
 from vae.training.records.health import Gathered
 from vae.training.records.running_metrics import RunningMetrics, loss_record
 from vae.training.recovery.signals import LoadingStoppedError
-from vae.training.stepper import Stepper, Update
+from vae.training.schedule import StageSchedule
+from vae.training.state import TrainingState
+from vae.training.stepper import Update
 
 BUDGET_RECORD = 2  # the first one has what happens once: the start of processes, the search for kernels
 
@@ -36,12 +41,20 @@ class Recorder:
     """Collects what the steps of a stage measure. A context, within which the progress bar is shown."""
 
     def __init__(
-        self, stepper: Stepper, logbook: Logbook, options: RunConfig, planned_bytes: int = 0
+        self,
+        state: TrainingState,
+        schedule: StageSchedule,
+        terms: LossTerms,
+        retry: OomRetry,
+        dist: Distributed,
+        logbook: Logbook,
+        options: RunConfig,
+        planned_bytes: int = 0,
     ) -> None:
         """`planned_bytes`: GPU memory that the stage needs."""
-        self._stepper, self._logbook, self._options = stepper, logbook, options
-        self._planned_bytes = planned_bytes
-        self._state, self._steps, self._dist = stepper.state, stepper.schedule.steps, stepper.dist
+        self._state, self._terms, self._retry, self._dist = state, terms, retry, dist
+        self._steps, self._disc_max_weight = schedule.steps, schedule.loss.disc_max_weight
+        self._logbook, self._options, self._planned_bytes = logbook, options, planned_bytes
         self._metrics = RunningMetrics()
         self._duration = StageDuration()
         self._records = 0
@@ -100,7 +113,7 @@ class Recorder:
         means = metrics.all_reduced_means(dist)
         record = {
             "epoch": state.position.epoch + 1,  # the current epoch, counted from 1
-            **loss_record(means, self._stepper.retry.networks.terms),
+            **loss_record(means, self._terms),
             "learning_rate": state.optimizers[0].param_groups[0]["lr"],
             "gradient_norm": float(metrics.norms[0]),
             **metrics.speed(),
@@ -110,9 +123,9 @@ class Recorder:
         record |= self._cost.record(record["images_per_second"])
         if "adversarial" in means:
             record["disc_learning_rate"] = state.optimizers[1].param_groups[0]["lr"]
-            limit = self._stepper.schedule.loss.disc_max_weight
             reconstruction, adversarial = state.running_sq_norms
-            record["adversarial_ratio"] = float(adaptive_weight(reconstruction, adversarial, limit))
+            ratio = adaptive_weight(reconstruction, adversarial, self._disc_max_weight)
+            record["adversarial_ratio"] = float(ratio)
         if state.fp16:
             record["loss_scale"] = float(state.update.loss_scale)
         self._logbook.record("train", state.position.step, record)
@@ -127,12 +140,12 @@ class Recorder:
 
     def _write_health(self, wait_share: float) -> Gathered:
         """Write the records of the data and of the trainer: one exchange between the processes."""
-        metrics, retry, step = self._metrics, self._stepper.retry, self._state.position.step
+        metrics, retry, step = self._metrics, self._retry, self._state.position.step
         allreduce, exhausted = retry.gradient_sum.exposed_seconds(), retry.settings.out_of_memory
         gathered = metrics.health.gathered(self._dist, metrics.seconds(), wait_share, allreduce, exhausted)
         self._logbook.record("data", step, gathered.data())
         trainer = {"restarts": len(self._state.lineage.ancestors), "out_of_memory": gathered.out_of_memory()}
-        self._logbook.record("trainer", step, {**trainer, **gathered.processes()})
+        self._logbook.record("trainer", step, {**trainer, **gathered.comparison()})
         return gathered
 
     def _show_budget(self, gathered: Gathered, batch: Batch) -> None:
@@ -144,15 +157,15 @@ class Recorder:
             images.to(self._dist.device)
             self._dist.synchronize()
             copy_rate = world_size * images.numel() / (time.perf_counter() - started)
-        total, wait_share = gathered.total(), max(row[0] for row in gathered.rows)
+        total, wait_share = gathered.total(), max(one.data_wait_share for one in gathered.processes)
         parts = budget_parts(total, gathered.seconds, wait_share, images[:1].numel(), copy_rate)
         begin = f"budget  of {world_size} process{'es' * (world_size > 1)}, so that no step waits:"
         console.info("\n".join([begin, *(part.line() for part in parts)]))
 
     def _warn_of_low_memory(self) -> None:
         """Warn once if other programs take the memory of the plan, while its settings are used."""
-        state, retry = self._state, self._stepper.retry
-        if state.low_memory_reported or retry.settings.out_of_memory:
+        state = self._state
+        if state.low_memory_reported or self._retry.settings.out_of_memory:
             return
         if warning := low_memory_warning(self._dist.device, self._planned_bytes):
             state.low_memory_reported = True

@@ -18,7 +18,7 @@ from vae.training.checkpoints.store import is_on_line, list_checkpoints, positio
 from vae.training.output.logbook import Logbook
 from vae.training.provenance import ROLLBACK, Resume, saved_lineage
 from vae.training.stages import current_stage
-from vae.training.state import begin_state, checkpoint_content, restore
+from vae.training.state import begin_state, restore, snapshot
 
 
 def begin_run(saver: Saver, logbook: Logbook, resume: Resume) -> None:
@@ -115,8 +115,8 @@ class Rollback:
         state.stage = stage
 
     def _initial_content(self) -> dict[str, Any]:
-        """The content of a checkpoint before the first step, on the CPU."""
+        """The snapshot before the first step, on the CPU."""
         init_from = self._config.model.init_from
         source = read_vae(Path(init_from)) if init_from else None
         state = begin_state(self._config, torch.device("cpu"), self._state.fp16, source)
-        return checkpoint_content(state, {}, "")
+        return snapshot(state)

@@ -13,7 +13,7 @@ from vae.training.parts import PreparedRun
 from vae.training.recovery.liveness import Liveness
 from vae.training.recovery.signals import MEASURING
 from vae.training.schedule import StageSchedule
-from vae.training.state import checkpoint_content, restore
+from vae.training.state import restore, snapshot
 
 
 class Trial:
@@ -32,7 +32,7 @@ class Trial:
         """
         state, signals = self.stepper.state, self.alive.signals
         state.is_changing = True
-        before = HostCopy().of(checkpoint_content(state, {}, ""))  # the device may have no room for another
+        before = HostCopy().of(snapshot(state))  # the device may have no room for another
         set_recompute(state.autoencoder, self.stepper.retry.settings.recompute)
         with signals.answering(MEASURING), self._run.loader(self._schedule, self.alive) as loader:
             yield self._batches(loader)

@@ -1,28 +1,15 @@
 """The results of a run's validations: the best one, early stopping, and a warning if PSNR falls."""
 
 import math
-from dataclasses import dataclass, field
 
 from vae.config.options import OptimConfig
+from vae.interop.checkpoint_content import Validations
 
 SMALL_DECREASE_DB = 0.1  # below the start of a stage: no reason to change anything (docs/training.md)
 
 
-@dataclass
-class History:
-    """What the validations of a run have found so far."""
-
-    best: dict[str, float] = field(default_factory=dict)  # metrics of the best validation, with its epoch
-    best_is_start: bool = False  # of a stage: before its first step
-    best_checkpoint: str | None = None  # file name of the saved epoch, or of the start, with the best PSNR
-    best_checkpoint_psnr: float | None = None
-    without_gain: int = 0  # validations since the best one, for --early_stopping
-    start_psnr: float | None = None  # dB before the stage's first step
-    last_psnr: float | None = None  # dB of the stage's last validation
-    decrease_reported: bool = False  # in this stage
-    # of the quick validations; checkpoints have these names
-    smoke_best: dict[str, float] = field(default_factory=dict)
-    smoke_has_fallen: bool = False  # the last of them
+class History(Validations):
+    """The results, and what follows from them."""
 
     def begin_stage(self) -> None:
         """Forget what belongs to the previous stage."""
@@ -83,14 +70,14 @@ class History:
 
         The best one is replaced if it is of another image size or number of images.
         """
-        if any(self.smoke_best.get(name) != metrics[name] for name in ("image_size", "images")):
-            self.smoke_best, self.smoke_has_fallen = metrics, False
+        if any(self.quick_best.get(name) != metrics[name] for name in ("image_size", "images")):
+            self.quick_best, self.quick_has_fallen = metrics, False
             return None
-        fell_before, best = self.smoke_has_fallen, _psnr(self.smoke_best)
-        self.smoke_has_fallen = _psnr(metrics) < best - limit
+        fell_before, best = self.quick_has_fallen, _psnr(self.quick_best)
+        self.quick_has_fallen = _psnr(metrics) < best - limit
         if _psnr(metrics) > best:
-            self.smoke_best = metrics
-        if fell_before or not self.smoke_has_fallen:
+            self.quick_best = metrics
+        if fell_before or not self.quick_has_fallen:
             return None
         return (
             f"PSNR of the quick validation is {_psnr(metrics):.2f} dB, more than --regression_psnr {limit:g} "

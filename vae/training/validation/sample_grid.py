@@ -17,6 +17,7 @@ from vae.images.psnr import psnr
 from vae.model.autoencoder import AutoencoderKL
 from vae.step import Networks
 from vae.system import console
+from vae.training.distributed import Distributed
 from vae.training.memory.oom_retry import OomRetry
 from vae.training.output.logbook import Logbook
 from vae.training.recovery.liveness import Liveness
@@ -41,24 +42,27 @@ class SampleGrids:
     def __init__(
         self,
         state: TrainingState,
+        networks: Networks,
+        dist: Distributed,
         retry: OomRetry,
         logbook: Logbook,
         alive: Liveness,
         sample_images: dict[int, torch.Tensor],
         validation_set: ValidationSet | None,
     ) -> None:
-        self._state, self._retry, self._logbook, self._alive = state, retry, logbook, alive
+        self._state, self._networks, self._dist = state, networks, dist
+        self._retry, self._logbook, self._alive = retry, logbook, alive
         self._sample_images, self._validation_set = sample_images, validation_set
 
     def save(self) -> None:
         """Write a grid of the exported weights; if memory runs out, there is none."""
-        if not self._retry.dist.is_main:
+        if not self._dist.is_main:
             return
         state, retry = self._state, self._retry
         try:
             for images in self._images():
                 with retry.beside_graph():
-                    grid = sample_grid(state.eval_model, retry.networks, images.to(retry.dist.device))
+                    grid = sample_grid(state.eval_model, self._networks, images.to(self._dist.device))
                 self._logbook.image("samples", state.position.step, grid)
             return
         except (RuntimeError, MemoryError) as error:
@@ -77,7 +81,7 @@ class SampleGrids:
             yield self._sample_images[size]
         elif found is not None:
             shown = replace(found, count=min(found.count, GRID_IMAGES))
-            alone = replace(self._retry.dist, world_size=1)  # the images are not divided among processes
+            alone = replace(self._dist, world_size=1)  # the images are not divided among processes
             yield from (b.images for b in shown.batches(size, GRID_IMAGES, alone, self._alive.check))
 
 

@@ -11,8 +11,10 @@ from vae.data.dataset import Batch
 from vae.device import is_out_of_memory
 from vae.evaluation.sums import Sums
 from vae.ops.kernel_check import DTYPE_NAMES
+from vae.step import Networks
 from vae.system import console
 from vae.system.errors import DataError, UserError
+from vae.training.distributed import Distributed
 from vae.training.memory.oom_retry import OomRetry
 from vae.training.output.logbook import Logbook
 from vae.training.output.run_folder import resume_command
@@ -43,6 +45,8 @@ class Validator:
         self,
         images: ValidationSet,
         state: TrainingState,
+        networks: Networks,
+        dist: Distributed,
         retry: OomRetry,
         schedule: StageSchedule,
         logbook: Logbook,
@@ -51,14 +55,13 @@ class Validator:
     ) -> None:
         self.images = images
         self.baselines: dict[str, Metrics] = {}  # by name
-        self._state, self._retry, self._schedule = state, retry, schedule
+        self._state, self._networks, self._dist = state, networks, dist
+        self._retry, self._schedule = retry, schedule
         self._logbook, self._alive, self._options = logbook, alive, options
-        self._networks, self._dist = retry.networks, retry.dist
         self._batch_size: int | None = None  # if memory ran out with the micro-batch
         self._slices: Slices | None = None  # from the first validation on
-        self._crops: dict[
-            int, list[Batch]
-        ] = {}  # one image each, on the CPU: this process's share of so many
+        # One image each, on the CPU: this process's share of so many.
+        self._crops: dict[int, list[Batch]] = {}
 
     def measure_baselines(self) -> None:
         """Measure both baselines on all validation images, and write their records."""
