@@ -52,7 +52,6 @@ def test_permissions_follow_the_umask(tmp_path):
     before = os.umask(0o022)
     try:
         with atomic_path(path) as temporary:
-            temporary.unlink()
             os.close(os.open(temporary, os.O_CREAT | os.O_WRONLY, 0o600))  # as safetensors does
     finally:
         os.umask(before)

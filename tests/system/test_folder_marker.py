@@ -34,7 +34,7 @@ def test_folders_of_others_are_refused(tmp_path):
     with pytest.raises(UserError, match=r"did not write \(a.jpg\): give a new or an empty folder"):
         claim_folder(tmp_path / "photos", "train")
     assert os.listdir(tmp_path / "photos") == ["a.jpg"]
-    with pytest.raises(UserError, match="--out .*is a file"):
+    with pytest.raises(UserError, match=r"--out .*is a file"):
         claim_folder(tmp_path / "photos" / "a.jpg", "train", "--out")
 
 
@@ -43,7 +43,7 @@ def test_a_damaged_marker_makes_no_folder_ours(tmp_path, content):
     (tmp_path / MARKER_NAME).write_text(content)
     assert read_marker(tmp_path) is None
     (tmp_path / "a.jpg").touch()
-    with pytest.raises(UserError, match="a.jpg"):
+    with pytest.raises(UserError, match=r"a\.jpg"):
         claim_folder(tmp_path, "train")
     (tmp_path / "a.jpg").unlink()
     assert claim_folder(tmp_path, "train") == read_marker(tmp_path)  # a killed claim left it

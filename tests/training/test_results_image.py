@@ -132,7 +132,7 @@ def test_failure_to_draw_is_reported_once_and_ends_nothing(tiny, tmp_path, capsy
     assert out.count(f"WARNING: {folder / RESULTS_NAME} cannot be written") == 1
     assert f"curves  {folder}" not in out
     assert (folder / "vae" / "config.json").exists()
-    assert not list(folder.glob("*.tmp"))
+    assert not list(folder.glob(".vae-scratch-*"))
 
 
 def test_missing_matplotlib_is_a_warning(tmp_path, capsys, monkeypatch):

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from vae.checks.facts import Folder
 from vae.system.addresses import is_remote, public_text
-from vae.system.files import nearest_existing
+from vae.system.files import nearest_existing, read_text
 
 VGG_FILE = "vgg16-397923af.pth"  # torchvision's VGG16_Weights.IMAGENET1K_V1, the trunk of LPIPS
 
@@ -41,8 +41,8 @@ def _file_system(path: Path) -> str | None:
     if sys.platform == "win32":
         return windows_drive(path)
     try:
-        mounts = Path("/proc/mounts").read_text(encoding="utf-8", errors="surrogateescape")
-    except OSError:
+        mounts = read_text("/proc/mounts")
+    except (OSError, ValueError):
         return None
     return kind_of_mount(mounts, str(path.resolve()))
 

@@ -8,6 +8,8 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
+from vae.system.files import open_regular
+
 _MAX_MEMBERS = 100_000  # one per tensor: the default model with AdamW and EMA has about 1,600
 _MAX_PICKLE_BYTES = (
     64 * 2**20
@@ -34,7 +36,7 @@ def check_archive(path: Path) -> None:
 
     Reads its list of members and its pickle, which is not executed. Raises OSError if it cannot be read.
     """
-    with path.open("rb") as file:
+    with open_regular(path) as file:
         if file.read(len(_MAGIC)) != _MAGIC:
             raise ArchiveError("it is not a zip archive")
         try:

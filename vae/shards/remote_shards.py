@@ -20,6 +20,7 @@ from vae.shards.shard_images import ShardImages
 from vae.shards.store import StoreFile, TooLargeError, download, read_file, read_range
 from vae.system import console
 from vae.system.errors import DataError, UserError
+from vae.system.files import open_regular
 
 ROOM_SECONDS = 300.0  # until other processes need their shards no more
 FIRST_READS = 32  # of a shard that is not there: it may take as long as a gigabyte takes
@@ -139,7 +140,7 @@ class RemoteShards:
             if path is None:
                 break
             try:
-                with open(path, "rb") as file:
+                with open_regular(path) as file:
                     file.seek(offset)
                     data = file.read(size)
             except OSError:
@@ -156,7 +157,7 @@ class RemoteShards:
                 f"({shard.bytes / 1e6:.0f} MB) does not fit into the cache: raise --cache_gib, or give a "
                 "--cache_dir on another disk"
             )
-        with open(path, "rb") as file:
+        with open_regular(path) as file:
             file.seek(offset)
             return file.read(size)
 

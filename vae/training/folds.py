@@ -29,11 +29,12 @@ from vae.images.pixels import to_float
 from vae.interop.vae_files import load_vae
 from vae.system import child_process, console
 from vae.system.errors import EXIT_SAVED_RESUMABLE, UserError
-from vae.system.files import read_json, read_json_lines, write_csv_rows, write_json
+from vae.system.files import open_appending, read_json, read_json_lines, write_csv_rows, write_json
+from vae.system.folder_marker import check_folder, claim_folder
 from vae.system.host import usable_cores
 from vae.system.script import ROOT
-from vae.training.output.run_folder import METRICS_NAME, checkpoint_paths
-from vae.training.precheck import Given, check_command, contains_run, output_folder
+from vae.training.output.run_folder import METRICS_NAME, checkpoint_paths, contains_run
+from vae.training.precheck import Given, check_command, output_folder
 
 REPORT_NAME = "folds.json"
 IMAGES_NAME = "folds.csv"
@@ -55,6 +56,11 @@ class Fold:
         """The output folder of its run."""
         return Path(self.given["output_dir"])
 
+    @property
+    def output(self) -> Path:
+        """What the run prints, if others run at the same time."""
+        return self.folder.with_suffix(".txt")
+
     def command(self) -> list[str]:
         """The command of the run, which continues it if it was begun."""
         given = {name: value for name, value in self.given.items() if value is not None}
@@ -68,9 +74,10 @@ class Fold:
 def train_folds(given: Given, wanted: Sequence[str]) -> int:
     """Train these folds of the manifest, and print their results as one table; returns the exit code."""
     folds = find_folds(given, wanted)
+    check_folder(output_folder(given), "folds")
     for fold in folds:
         check_command({**fold.given, "resume_from": "latest"} if contains_run(fold.folder) else fold.given)
-    output_folder(given).mkdir(parents=True, exist_ok=True)
+    claim_folder(output_folder(given), "folds")
     code = _train(folds, _cards(given))
     if code == 0:
         report(output_folder(given), [fold.number for fold in folds])
@@ -163,11 +170,10 @@ def _start(fold: Fold, card: str | None, at_once: int, files: ExitStack) -> subp
     if card is not None:
         environment["CUDA_VISIBLE_DEVICES"] = card
     if at_once > 1:
-        fold.folder.mkdir(parents=True, exist_ok=True)
-        output = files.enter_context((fold.folder / "output.txt").open("ab"))
+        output = files.enter_context(open_appending(fold.output))
         if fold.given.get("num_workers", "auto") == "auto":
             command += ["--num_workers", str(max(1, (usable_cores() - 2) // at_once))]
-    where = f" on card {card}, output in {fold.folder / 'output.txt'}" if output else ""
+    where = f" on card {card}, output in {fold.output}" if output else ""
     console.info(f"fold {fold.number}: {fold.folder}{where}")
     return child_process.start(command, env=environment, stdout=output, stderr=output)
 

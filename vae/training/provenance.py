@@ -30,6 +30,7 @@ from vae.training.stages import Stage
 from vae.training.validation.measure import ValidationSet
 
 RUN_NAME = "run.json"
+EXPORTED = "exported"  # key: the SHA-256 of the checkpoint whose weights the run has exported at its end
 RULES = 1  # of the order of images and of their crops as functions of (seed, epoch, position)
 # Records from before the augmentations existed do not have them: then they had their defaults.
 TRANSFORM = (
@@ -67,6 +68,10 @@ class Lineage:
         """A new run that continues this one after `step`."""
         return replace(Lineage.new((*self.ancestors, (self.id, step))), start=self.start)
 
+    def is_of(self, run_id: str) -> bool:
+        """Whether this run, or one of its ancestors, has this id."""
+        return run_id in (self.id, *(one for one, _ in self.ancestors))
+
     def contains(self, run_id: str, step: int) -> bool:
         """Whether a checkpoint of this run and step is on the line."""
         return run_id == self.id or any(run_id == one and step <= left for one, left in self.ancestors)
@@ -79,7 +84,9 @@ class Lineage:
     @classmethod
     def from_plain(cls, plain: Mapping[str, Any]) -> "Lineage":
         """The inverse of `plain`; raises KeyError, TypeError or ValueError for anything else."""
-        ancestors = tuple((str(one), int(left)) for one, left in plain["ancestors"])
+        ancestors = tuple((str(one), left) for one, left in plain["ancestors"])
+        if not all(type(left) is int for _, left in ancestors):
+            raise TypeError("a step is not a whole number")
         return cls(str(plain["id"]), ancestors, str(plain.get("start", "")))
 
 
@@ -92,6 +99,15 @@ def write_last_run(folder: Path, lineage: Lineage, good: Path | None) -> None:
     """Store which run is the last one in the folder, and its checkpoint that is known to be good."""
     name = good.name if good is not None and good.parent == folder else None
     write_json(folder / RUN_NAME, {**lineage.plain(), "good_checkpoint": name}, indent=2)
+
+
+def note_exported(folder: Path, digest: str) -> None:
+    """Store that the last run in the folder has exported its weights, from a checkpoint with this SHA-256."""
+    try:
+        plain = read_json(folder / RUN_NAME)
+    except (OSError, ValueError):
+        plain = {}
+    write_json(folder / RUN_NAME, {**plain, EXPORTED: digest}, indent=2)
 
 
 def read_last_run(folder: Path) -> tuple[Lineage | None, Path | None]:

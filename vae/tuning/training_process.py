@@ -13,7 +13,7 @@ from vae.config.flags import command_words
 from vae.system import child_process, console
 from vae.system.addresses import public_options
 from vae.system.errors import EXIT_CONFIG, EXIT_NON_FINITE, EXIT_SAVED_RESUMABLE
-from vae.system.files import read_json_lines, write_json
+from vae.system.files import open_appending, open_regular, read_json_lines, write_json
 from vae.system.script import ROOT
 from vae.training.output.folder_lock import LOCK_NAME
 from vae.training.output.run_folder import METRICS_NAME, checkpoint_paths
@@ -97,7 +97,7 @@ def _start(folder: Path, options: dict[str, Any], card: int | None) -> subproces
     recorded = public_options(options)
     words += command_words({name: value for name, value in options.items() if value != recorded[name]})
     env = dict(os.environ) if card is None else {**os.environ, "CUDA_VISIBLE_DEVICES": str(card)}
-    with (folder / LOG_NAME).open("ab") as log:
+    with open_appending(folder / LOG_NAME) as log:
         words += ["--resume_from", "latest"]
         return child_process.start(words, env=env, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
 
@@ -151,6 +151,8 @@ def _outcome(code: int, stopped: bool, folder: Path) -> Ended | None:
 
 def _last_line(log: Path) -> str:
     """The error line of the run: the last one that it printed."""
-    data = log.read_bytes()[-_LAST_BYTES:].decode("utf-8", "replace")
-    lines = [line.strip() for line in data.splitlines() if line.strip()]
+    with open_regular(log) as file:
+        file.seek(max(0, file.seek(0, os.SEEK_END) - _LAST_BYTES))
+        text = file.read(_LAST_BYTES).decode("utf-8", "replace")
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
     return console.printable(lines[-1].removeprefix("train_vae.py: ")) if lines else "it printed nothing"
