@@ -1,12 +1,13 @@
 #!/usr/bin/env python3
 """Measure and compare VAEs on a folder of images: `python evaluate_vae.py --help`."""
 
-from vae.config.evaluate_flags import parse_evaluate_flags
 from vae.system.script import run_script
 
 
 def main(argv: list[str]) -> int:
     """Parse the flags and run the comparison; returns the exit code."""
+    from vae.config.evaluate_flags import parse_evaluate_flags
+
     config = parse_evaluate_flags(argv)
     from vae.evaluation.precheck import check_command
 

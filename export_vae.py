@@ -1,12 +1,13 @@
 #!/usr/bin/env python3
 """Write a trained VAE for other programs: `python export_vae.py --help`."""
 
-from vae.config.export_flags import parse_export_flags
 from vae.system.script import run_script
 
 
 def main(argv: list[str]) -> int:
     """Export as the flags in `argv` specify; returns the exit code."""
+    from vae.config.export_flags import parse_export_flags
+
     config = parse_export_flags(argv)
     from vae.interop.precheck import check_command
 

@@ -1,12 +1,13 @@
 #!/usr/bin/env python3
 """Reconstruct, encode and decode images with a trained VAE: `python infer_vae.py --help`."""
 
-from vae.config.infer_flags import parse_infer_flags
 from vae.system.script import run_script
 
 
 def main(argv: list[str]) -> int:
     """Parse the flags and run the command; returns the exit code."""
+    from vae.config.infer_flags import parse_infer_flags
+
     config = parse_infer_flags(argv)
     from vae.inference.tasks import plan_tasks
 

@@ -1,14 +1,15 @@
 #!/usr/bin/env python3
 """Train a high-resolution image VAE on a folder of images: `python train_vae.py --help`."""
 
-from vae.config.flags import parse_flags
-from vae.config.recipes import profile_table
-from vae.system import console
 from vae.system.script import run_script
 
 
 def main(argv: list[str]) -> int:
     """Parse the flags and train; returns the exit code."""
+    from vae.config.flags import parse_flags
+    from vae.config.recipes import profile_table
+    from vae.system import console
+
     given = parse_flags(argv)
     if given.pop("list_profiles", False):
         console.info(profile_table())

@@ -1,12 +1,13 @@
 #!/usr/bin/env python3
 """Search for the settings of train_vae.py on your own images: `python tune_vae.py --help`."""
 
-from vae.config.tune_flags import parse_tune_flags
 from vae.system.script import run_script
 
 
 def main(argv: list[str]) -> int:
     """Parse the flags and search; returns the exit code."""
+    from vae.config.tune_flags import parse_tune_flags
+
     config = parse_tune_flags(argv)
     from vae.tuning.precheck import check_command
 
