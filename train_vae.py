@@ -1,8 +1,6 @@
 #!/usr/bin/env python3
 """Train a high-resolution image VAE on a folder of images: `python train_vae.py --help`."""
 
-from vae.system.script import run_script
-
 
 def main(argv: list[str]) -> int:
     """Parse the flags and train; returns the exit code."""
@@ -34,4 +32,10 @@ def main(argv: list[str]) -> int:
 
 
 if __name__ == "__main__":
+    import signal
+
+    if signal.getsignal(signal.SIGINT) != signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)  # no traceback of an import
+    from vae.system.script import run_script
+
     run_script("train_vae.py", main)

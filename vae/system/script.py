@@ -31,7 +31,7 @@ def run_script(name: str, main: Callable[[list[str]], int], stopped: str = "stop
     limit_spinning()
     set_gpu_memory_variables()
     interrupt = partial(_interrupt, stopped)
-    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # not ignored
+    if signal.getsignal(signal.SIGINT) != signal.SIG_IGN:
         signal.signal(signal.SIGINT, interrupt)
     signal.signal(signal.SIGTERM, interrupt)  # the same clean end as Ctrl-C
     hangup = getattr(signal, "SIGHUP", None)  # the terminal was closed; Windows has none, nohup ignores it
@@ -48,7 +48,7 @@ def run_script(name: str, main: Callable[[list[str]], int], stopped: str = "stop
 
 
 def _interrupt(stopped: str, _number: int, frame: FrameType | None) -> None:
-    """Raise KeyboardInterrupt, but end the process within an import: it could become any other error there."""
+    """Raise KeyboardInterrupt; but end the process within an import, which could turn it into any error."""
     while frame is not None:
         if frame.f_code.co_filename.startswith("<frozen importlib"):
             console.error_from_signal_handler(stopped)
