@@ -56,8 +56,8 @@ def is_complete(venv: Path, build: str | None, test: bool, locked: bool = False)
 def create(venv: Path) -> None:
     """Create the environment, or recreate a damaged one; raises ValueError if the folder is not ours."""
     claim_folder(venv, "setup", "--venv")
-    if runs(venv, "import pip._internal.cli.main"):
-        return
+    if (venv / "pyvenv.cfg").is_file() and runs(venv, "import pip._internal.cli.main"):
+        return  # without that file, its Python would use the pip of the system
     console.info(f"Creating the environment {venv} with Python {sys.version.split()[0]}.")
     for path in venv.iterdir():  # not with --clear, which would remove the marker
         if path.name != MARKER_NAME:

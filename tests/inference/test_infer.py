@@ -240,9 +240,9 @@ def test_a_name_that_is_too_long_does_not_stop_the_others(command, odd_image, tm
         shutil.copy(odd_image, folder / f"{name}.png")
     assert command("reconstruct", "--input", folder) == 0
     assert command("variations", "--input", folder, "--count", "1", "--output_dir", tmp_path / "more") == 77
-    (line,) = capsys.readouterr().err.splitlines()
+    (line,) = [line for line in capsys.readouterr().err.splitlines() if "cannot be written" in line]
     assert "aaa" in line
-    assert "cannot be written: File name too long" in line
+    assert "File name too long" in line
     names = [path.name for path in (tmp_path / "more").glob("*.png")]
     assert sorted(names) == [f"{'b' * 246}_00.png", "z_00.png"]
 

@@ -254,6 +254,7 @@ def test_life_of_an_environment(project, tmp_path):
     # Killed while it was created: the rest of it is ours, but no other folder with such a name.
     shutil.rmtree(next(venv.glob("lib/python*/site-packages/pip")))
     (venv / "pyvenv.cfg").unlink()
+    stamp.rename(venv / ".setup-begun.json")
     assert "Creating the environment" in setup("--yes")
     users = project.folder / ".venv-mine"
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", users], check=True)

@@ -1,6 +1,7 @@
 """A command of evaluate_vae.py, from top to bottom: check everything, measure each VAE, write the results."""
 
 import platform
+import re
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -103,7 +104,7 @@ def _remove_earlier(folder: Path) -> None:
     except (OSError, ValueError, KeyError, TypeError):
         names = set()
     for name in names:
-        if Path(name).parent == Path("samples"):
+        if re.fullmatch(r"samples/\w+\.png", str(name)):
             (folder / name).unlink(missing_ok=True)
     (folder / RESULTS_NAME).unlink(missing_ok=True)
 
