@@ -247,7 +247,7 @@ def _without_repeated_keys(where: str, pairs: list[tuple[str, Any]]) -> dict[str
     values: dict[str, Any] = {}
     for name, value in pairs:
         earlier = values.setdefault(name, value)
-        if value != earlier:
+        if value is not earlier and value != earlier:  # NaN differs from itself
             raise UserError(
                 f'{where} contains the key "{name}" twice, with {json.dumps(earlier)} and '
                 f"{json.dumps(value)}: remove one of them"
