@@ -54,6 +54,10 @@ def main(argv):
 
 
 if __name__ == "__main__":
+    import signal
+
+    if signal.getsignal(signal.SIGINT) != signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)  # no traceback of an import
     from vae.system.script import run_script
 
     run_script("check_compatibility.py", main)

@@ -1,12 +1,11 @@
 #!/usr/bin/env python3
 """Measure and compare VAEs on a folder of images: `python evaluate_vae.py --help`."""
 
-from vae.config.evaluate_flags import parse_evaluate_flags
-from vae.system.script import run_script
-
 
 def main(argv: list[str]) -> int:
     """Parse the flags and run the comparison; returns the exit code."""
+    from vae.config.evaluate_flags import parse_evaluate_flags
+
     config = parse_evaluate_flags(argv)
     from vae.evaluation.precheck import check_command
 
@@ -22,4 +21,10 @@ def main(argv: list[str]) -> int:
 
 
 if __name__ == "__main__":
+    import signal
+
+    if signal.getsignal(signal.SIGINT) != signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)  # no traceback of an import
+    from vae.system.script import run_script
+
     run_script("evaluate_vae.py", main, stopped="stopped: no results")

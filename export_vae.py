@@ -1,12 +1,11 @@
 #!/usr/bin/env python3
 """Write a trained VAE for other programs: `python export_vae.py --help`."""
 
-from vae.config.export_flags import parse_export_flags
-from vae.system.script import run_script
-
 
 def main(argv: list[str]) -> int:
     """Export as the flags in `argv` specify; returns the exit code."""
+    from vae.config.export_flags import parse_export_flags
+
     config = parse_export_flags(argv)
     from vae.interop.precheck import check_command
 
@@ -18,4 +17,10 @@ def main(argv: list[str]) -> int:
 
 
 if __name__ == "__main__":
+    import signal
+
+    if signal.getsignal(signal.SIGINT) != signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)  # no traceback of an import
+    from vae.system.script import run_script
+
     run_script("export_vae.py", main, stopped="stopped: nothing was written")

@@ -1,12 +1,11 @@
 #!/usr/bin/env python3
 """Reconstruct, encode and decode images with a trained VAE: `python infer_vae.py --help`."""
 
-from vae.config.infer_flags import parse_infer_flags
-from vae.system.script import run_script
-
 
 def main(argv: list[str]) -> int:
     """Parse the flags and run the command; returns the exit code."""
+    from vae.config.infer_flags import parse_infer_flags
+
     config = parse_infer_flags(argv)
     from vae.inference.tasks import plan_tasks
 
@@ -17,6 +16,12 @@ def main(argv: list[str]) -> int:
 
 
 if __name__ == "__main__":
+    import signal
+
+    if signal.getsignal(signal.SIGINT) != signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)  # no traceback of an import
+    from vae.system.script import run_script
+
     run_script(
         "infer_vae.py", main, stopped="stopped: finished files are complete, the current one is missing"
     )

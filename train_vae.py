@@ -1,14 +1,13 @@
 #!/usr/bin/env python3
 """Train a high-resolution image VAE on a folder of images: `python train_vae.py --help`."""
 
-from vae.config.flags import parse_flags
-from vae.config.recipes import profile_table
-from vae.system import console
-from vae.system.script import run_script
-
 
 def main(argv: list[str]) -> int:
     """Parse the flags and train; returns the exit code."""
+    from vae.config.flags import parse_flags
+    from vae.config.recipes import profile_table
+    from vae.system import console
+
     given = parse_flags(argv)
     if given.pop("list_profiles", False):
         console.info(profile_table())
@@ -33,4 +32,10 @@ def main(argv: list[str]) -> int:
 
 
 if __name__ == "__main__":
+    import signal
+
+    if signal.getsignal(signal.SIGINT) != signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)  # no traceback of an import
+    from vae.system.script import run_script
+
     run_script("train_vae.py", main)

@@ -1,12 +1,11 @@
 #!/usr/bin/env python3
 """Search for the settings of train_vae.py on your own images: `python tune_vae.py --help`."""
 
-from vae.config.tune_flags import parse_tune_flags
-from vae.system.script import run_script
-
 
 def main(argv: list[str]) -> int:
     """Parse the flags and search; returns the exit code."""
+    from vae.config.tune_flags import parse_tune_flags
+
     config = parse_tune_flags(argv)
     from vae.tuning.precheck import check_command
 
@@ -23,4 +22,10 @@ def main(argv: list[str]) -> int:
 
 
 if __name__ == "__main__":
+    import signal
+
+    if signal.getsignal(signal.SIGINT) != signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)  # no traceback of an import
+    from vae.system.script import run_script
+
     run_script("tune_vae.py", main, stopped="stopped: the same command continues the search")

@@ -90,9 +90,9 @@ class Campaign:
             if point is None:  # it ended before
                 break
             found[point] += 1
-            found["left a temporary file"] += bool([*folder.glob("*.tmp")])
+            found["left a temporary file"] += bool([*folder.glob(".vae-scratch-*")])
         assert_same(self.finish(given, processes), expected, f"result of {given}")
-        assert not [*folder.glob("*.tmp")], [*folder.glob("*.tmp")]
+        assert not [*folder.glob(".vae-scratch-*")], [*folder.glob(".vae-scratch-*")]
         return found
 
     def _kill(self, given: dict[str, Any], processes: int, where: str, draw: random.Random) -> str | None:

@@ -4,6 +4,7 @@ The stamp is written last, so an interrupted run continues with the missing step
 """
 
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -27,7 +28,8 @@ from launchers.stamp import (
 from launchers.torch_index import torch_source
 from vae.checks.cuda_builds import BUILDS, triton_for_windows
 from vae.system import console
-from vae.system.files import write_json
+from vae.system.files import read_text, replace_text, write_json
+from vae.system.folder_marker import MARKER_NAME, claim_folder
 from vae.system.script import SETUP
 
 WINDOWS = os.name == "nt"
@@ -52,15 +54,15 @@ def is_complete(venv: Path, build: str | None, test: bool, locked: bool = False)
 
 
 def create(venv: Path) -> None:
-    """Create the environment, or recreate a damaged one; raises ValueError if the folder is not one."""
-    if runs(venv, "import pip._internal.cli.main"):
-        return
-    # If it was interrupted early, pyvenv.cfg is missing, but the name starts like the default.
-    ours = venv.name.startswith(".venv") or (venv / "pyvenv.cfg").exists()
-    if venv.exists() and not ours and (not venv.is_dir() or any(venv.iterdir())):
-        raise ValueError(f"--venv {venv} exists and is not an environment: use a new folder")
+    """Create the environment, or recreate a damaged one; raises ValueError if the folder is not ours."""
+    claim_folder(venv, "setup", "--venv")
+    if (venv / "pyvenv.cfg").is_file() and runs(venv, "import pip._internal.cli.main"):
+        return  # without that file, its Python would use the pip of the system
     console.info(f"Creating the environment {venv} with Python {sys.version.split()[0]}.")
-    command = [sys.executable, "-m", "venv", "--clear", str(venv)]
+    for path in venv.iterdir():  # not with --clear, which would remove the marker
+        if path.name != MARKER_NAME:
+            shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
+    command = [sys.executable, "-m", "venv", str(venv)]
     if run_command(command, stdout=subprocess.DEVNULL) != 0:
         raise ValueError(f"Python could not create the environment {venv} (see its message above)")
 
@@ -137,10 +139,10 @@ def _locked_versions(venv: Path) -> Path:
 
     As constraints, they make pip fail if a build of torch needs another version, instead of exchanging it.
     """
-    lines = (ROOT / LOCK).read_text(encoding="utf-8").splitlines()
+    lines = read_text(ROOT / LOCK).splitlines()
     pinned = [line.partition(" --hash=")[0].removesuffix(" \\") for line in lines if line[:1].isalnum()]
     path = venv / "locked-versions.txt"
-    path.write_text("\n".join(pinned) + "\n", encoding="utf-8")
+    replace_text(path, "\n".join(pinned) + "\n")
     return path
 
 

@@ -15,7 +15,7 @@ from jinja2 import Environment, FunctionLoader, StrictUndefined
 from markupsafe import Markup
 
 from vae.system.console import printable
-from vae.system.files import atomic_path
+from vae.system.files import replace_text
 
 
 def write_page(path: Path, template_name: str, **values: object) -> None:
@@ -24,9 +24,7 @@ def write_page(path: Path, template_name: str, **values: object) -> None:
     A value may be an iterator of large parts, for example images. An undefined value raises UndefinedError.
     Line ends are "\\n" on every system, because the policy's hashes depend on them.
     """
-    with atomic_path(path) as temporary, temporary.open("w", encoding="utf-8", newline="\n") as file:
-        for part in _environment().get_template(template_name).generate(**values):
-            file.write(part)
+    replace_text(path, _environment().get_template(template_name).generate(**values))
 
 
 def data_uri(content: bytes, mime_type: str) -> Markup:

@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 import evaluate_vae
 from tests.harness.checkpoints import checkpoint
@@ -16,15 +17,18 @@ from tests.harness.runs import ROOT
 from tests.harness.waiting import wait_until
 from vae.evaluation import watch
 from vae.interop.checkpoint_file import save_checkpoint
+from vae.interop.diffusers_folder import save_diffusers_folder
+from vae.interop.vae_files import CHECKPOINT_KEY
 from vae.system.errors import UserError
-from vae.system.files import sha256_of_file
+from vae.system.files import sha256_of_file, write_json
+from vae.system.folder_marker import MARKER_NAME, claim_folder
 
 
 @pytest.fixture
 def run(tmp_path) -> Path:
     """A run of three checkpoints; the second one is the best: one colour, where the others have noise."""
     folder = tmp_path / "run"
-    folder.mkdir()
+    claim_folder(folder, "train")
     for step, scale in ((1, 1.0), (2, 0.0), (3, 0.5)):
         content = checkpoint(step)
         for weights in (content["model"], content["ema"]):
@@ -43,8 +47,9 @@ def words(run, image_folder, monkeypatch) -> list[str]:
 
 
 def finish(run: Path) -> None:
-    (run / "vae").mkdir()
-    (run / "vae" / "config.json").write_text("{}")
+    """As if the run had exported a checkpoint with this SHA-256."""
+    save_diffusers_folder(run / "vae", {"weight": torch.zeros(1)}, {}, {CHECKPOINT_KEY: "abc"})
+    write_json(run / "run.json", {"exported": "abc"})
 
 
 def test_best_checkpoint_is_promoted_and_nothing_else_is_written(run, words, capsys):
@@ -104,6 +109,31 @@ def test_new_checkpoints_are_seen_until_ctrl_c(run, words, tmp_path):
     finally:
         process.kill()
     assert process.returncode == 0
+
+
+@pytest.mark.parametrize("exported", [None, "of an earlier stage"])
+def test_a_run_is_finished_when_it_has_exported_its_last_checkpoint(run, exported):
+    finish(run)
+    assert watch._is_finished(run)
+    write_json(run / "run.json", {"exported": exported} if exported else {})
+    for path in (run / "vae").iterdir():  # newer than everything else: as after a copy
+        path.touch()
+    assert not watch._is_finished(run)
+
+
+@pytest.mark.parametrize("content", ["{}", '{"checkpoint": "mine"}', "mine", None])
+def test_a_promoted_file_of_others_is_not_replaced(run, words, content):
+    path = run / "promoted.json"
+    path.mkdir() if content is None else path.write_text(content)
+    with pytest.raises(UserError, match=r"would replace .*promoted\.json, which it has not"):
+        evaluate_vae.main(words)
+    assert content is None or path.read_text() == content
+
+
+def test_only_the_folder_of_a_run_is_marked(run, words):
+    (run / MARKER_NAME).unlink()
+    with pytest.raises(UserError, match=r"--watch .*run contains files that this command did not write"):
+        evaluate_vae.main(words)
 
 
 @pytest.mark.parametrize(

@@ -38,20 +38,22 @@ from vae.training.state import TrainingState
 
 VARIABLE = "VAE_TEST_FAULTS"  # read by faulty_train.py only
 
+SCRATCH = r"\.vae-scratch-\w+"  # folders of files that are not complete yet
+
 # Operations on files by the name of a point: an event and the path of its file. Each point is *before* its
 # operation, so the point after it is the next one.
 FILE_POINTS = {
-    "save.open": ("open", r"checkpoint_\w+\.pt\.tmp$"),
-    "save.write": ("write", r"checkpoint_\w+\.pt\.tmp$"),  # as many as the file has parts
-    "save.flush": ("fsync", r"checkpoint_\w+\.pt\.tmp$"),
-    "save.record": ("open", r"checkpoint_\w+\.pt\.sha256\.tmp$"),
-    "save.flush_record": ("fsync", r"checkpoint_\w+\.pt\.sha256\.tmp$"),
+    "save.open": ("open", rf"{SCRATCH}/checkpoint_\w+\.pt$"),
+    "save.write": ("write", rf"{SCRATCH}/checkpoint_\w+\.pt$"),  # as many as the file has parts
+    "save.flush": ("fsync", rf"{SCRATCH}/checkpoint_\w+\.pt$"),
+    "save.record": ("open", rf"{SCRATCH}/checkpoint_\w+\.pt\.sha256$"),
+    "save.flush_record": ("fsync", rf"{SCRATCH}/checkpoint_\w+\.pt\.sha256$"),
     "save.remove_old_record": ("remove", r"checkpoint_\w+\.pt\.sha256$"),
-    "save.rename": ("rename", r"checkpoint_\w+\.pt\.tmp$"),
-    "save.rename_record": ("rename", r"checkpoint_\w+\.pt\.sha256\.tmp$"),
-    "save.flush_folder": ("fsync", r"(?<!\.tmp)$"),
-    "save.verify": ("open", r"checkpoint_\w+\.pt$"),
-    "save.prune": ("remove", r"checkpoint_\w+\.pt$"),
+    "save.rename": ("rename", rf"{SCRATCH}/checkpoint_\w+\.pt$"),
+    "save.rename_record": ("rename", rf"{SCRATCH}/checkpoint_\w+\.pt\.sha256$"),
+    "save.flush_folder": ("fsync", r"/(?!\.vae)[^/.]*$"),  # the only flushed path without a point
+    "save.verify": ("open", rf"^(?!.*{SCRATCH}).*checkpoint_\w+\.pt$"),
+    "save.prune": ("remove", rf"^(?!.*{SCRATCH}).*checkpoint_\w+\.pt$"),
 }
 SAVE_POINTS = tuple(FILE_POINTS)
 POINTS = (*SAVE_POINTS, "step", "update", "train_pass", "eval_pass")

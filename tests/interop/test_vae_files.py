@@ -13,6 +13,7 @@ from tests.harness.checkpoints import checkpoint as checkpoint_content
 from tests.harness.vae_families import FAMILIES, SMALL, diffusers_model, image, research_model, save_research
 from vae.config.options import build
 from vae.interop.checkpoint_file import save_checkpoint
+from vae.interop.fitting import group_names
 from vae.interop.vae_files import load_vae
 from vae.interop.vae_path import WEIGHTS_NAME
 from vae.model.autoencoder import AutoencoderKL
@@ -337,3 +338,29 @@ def test_small_file_cannot_cause_a_large_allocation(name, tmp_path):
     width = "encoder.down.1.block.0.conv1.weight"
     save_file({**tensors, width: torch.zeros(3_200_000, 1, 1, 1)}, tmp_path / "wide.safetensors")
     assert "has another shape of" in error_of(tmp_path / "wide.safetensors")
+
+
+@pytest.mark.parametrize(
+    ("name", "dtype"),
+    [
+        ("encoder.conv_in.weight", torch.int64),
+        (f"encoder.down.{'9' * 5000}.block.0.conv1.weight", torch.float32),
+        (f"encoder.down_blocks.0.resnets.{'9' * 5000}.conv1.weight", torch.float32),
+        (f"decoder.up.{'9' * 5000}.block.0.conv1.weight", torch.float32),
+    ],
+)
+def test_a_single_strange_tensor_is_one_line(tmp_path, name, dtype):
+    save_file({name: torch.zeros(2, dtype=dtype)}, tmp_path / "model.safetensors")
+    assert error_of(tmp_path / "model.safetensors").startswith(f"--vae {tmp_path}")
+
+
+@pytest.mark.skipif(os.name == "nt", reason="Windows has no such pipes")
+def test_a_pipe_is_no_vae(tmp_path):
+    os.mkfifo(tmp_path / "model.safetensors")
+    assert "is neither a file nor a folder" in error_of(tmp_path / "model.safetensors")
+
+
+def test_many_unknown_names_are_grouped_in_linear_time(tmp_path):
+    names = {f"encoder.n{number}.weight": None for number in range(20_000)}
+    assert group_names(names, names) == "encoder.* (20000)"
+    assert group_names(names, {**names, "encoder.known.weight": None}).endswith("and 19997 more")

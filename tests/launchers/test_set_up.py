@@ -104,7 +104,7 @@ def test_every_locale_works(project, locale):
     )
     assert done.returncode == 1
     # Earlier lines may be warnings of bash about a locale that is not installed.
-    assert "--venv launchers exists" in done.stderr.splitlines()[-1]
+    assert "--venv launchers contains files that" in done.stderr.splitlines()[-1]
     assert "Traceback" not in done.stderr
 
 
@@ -250,6 +250,17 @@ def test_life_of_an_environment(project, tmp_path):
     assert "Creating the environment" not in setup("--yes")
     assert stamp.exists()
     assert not (venv / ".setup-begun.json").exists()
+
+    # Killed while it was created: the rest of it is ours, but no other folder with such a name.
+    shutil.rmtree(next(venv.glob("lib/python*/site-packages/pip")))
+    (venv / "pyvenv.cfg").unlink()
+    stamp.rename(venv / ".setup-begun.json")
+    assert "Creating the environment" in setup("--yes")
+    users = project.folder / ".venv-mine"
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", users], check=True)
+    before = sorted(users.rglob("*"))
+    setup("--yes", "--venv", ".venv-mine", expect="1")
+    assert sorted(users.rglob("*")) == before
 
     # Changed requirements are installed by the set-up and by a launcher.
     with (project.folder / "requirements.txt").open("a") as requirements:

@@ -24,6 +24,8 @@ from vae.images.pixels import to_float, to_uint8
 from vae.images.psnr import psnr
 from vae.inference.codec import reconstruct
 from vae.interop.vae_files import load_vae
+from vae.system.files import replace_text, write_json
+from vae.system.folder_marker import claim_folder
 
 OUTPUTS = {"report.html", "results.json", "results.csv", "per_image.csv", "samples"}
 EVIL = "<script>alert(1)</script>.png".replace("/", "\u2215")  # a file name cannot contain a slash
@@ -223,10 +225,17 @@ def test_several_datasets_are_compared_one_by_one_and_on_average(flags, folder, 
 
 
 def test_overwrite_replaces_results_and_old_samples(flags, tmp_path):
-    (tmp_path / "out" / "samples").mkdir(parents=True)
-    old = tmp_path / "out" / "samples" / "07_original.png"
-    old.write_bytes(b"old")
-    (tmp_path / "out" / "notes.txt").write_text("mine")
+    """Those that the earlier results name, and no others with such a name."""
+    claim_folder(tmp_path / "out", "evaluate")
+    old, mine = (tmp_path / "out" / "samples" / name for name in ("07_original.png", "08_original.png"))
+    outside = tmp_path / "letter.txt"
+    named = [f"samples/{old.name}", "../letter.txt", "samples/../../letter.txt", str(outside)]
+    sample = {"original": named[0], "recon": named[1], "error": named[2], "latents": [named[3]]}
+    write_json(tmp_path / "out" / "results.json", {"vaes": [{"samples": [sample]}]})
+    for path in (old, mine, outside, tmp_path / "out" / "notes.txt"):
+        replace_text(path, "mine")
+    code, _, errors = run_command(flags, "--no-codecs")
+    assert (code, "--overwrite" in errors) == (78, True)
     flags.update({"--vae": flags["--vae"][:1], "--equivariance_images": 0})
     assert run_command(flags, "--overwrite", "--no-codecs", "--diffusability")[0] == 0
     results = json.loads((tmp_path / "out" / "results.json").read_text())
@@ -234,7 +243,9 @@ def test_overwrite_replaces_results_and_old_samples(flags, tmp_path):
     assert "Latents for diffusion" in (tmp_path / "out" / "report.html").read_text()
     assert [row["kind"] for row in results["vaes"]] == ["diffusers"]
     assert not old.exists()
-    assert {path.name for path in (tmp_path / "out").iterdir()} == {*OUTPUTS, "notes.txt"}
+    assert mine.exists()
+    assert outside.exists()
+    assert {path.name for path in (tmp_path / "out").glob("[!.]*")} == {*OUTPUTS, "notes.txt"}
 
 
 @pytest.mark.parametrize("step", ["write_samples", "write_results_csv", "write_report"])
@@ -248,7 +259,7 @@ def test_a_cancelled_comparison_does_not_block_the_next(flags, tmp_path, monkeyp
         assert run_command(flags, "--no-codecs")[0] != 0
     assert (tmp_path / "out" / "samples").exists()
     assert run_command(flags, "--no-codecs")[0] == 0
-    assert {path.name for path in (tmp_path / "out").iterdir()} == OUTPUTS
+    assert {path.name for path in (tmp_path / "out").glob("[!.]*")} == OUTPUTS
     code, _, errors = run_command(flags, "--no-codecs")  # a complete one is not replaced
     assert code == 78
     assert "--overwrite" in errors

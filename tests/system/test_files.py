@@ -5,20 +5,27 @@ import hashlib
 import io
 import os
 import re
+from pathlib import Path
 
 import pytest
 
 from tests.harness.runs import ROOT
 from vae.system.files import (
+    NotRegularError,
     atomic_path,
     csv_cell,
     csv_text,
     nearest_existing,
+    open_appending,
+    open_new,
+    open_regular,
     parse_json,
     read_json,
     read_json_lines,
+    remove_temporary,
     sha256_of_file,
     why_not_writable,
+    write_json,
 )
 
 
@@ -52,11 +59,64 @@ def test_permissions_follow_the_umask(tmp_path):
     before = os.umask(0o022)
     try:
         with atomic_path(path) as temporary:
-            temporary.unlink()
             os.close(os.open(temporary, os.O_CREAT | os.O_WRONLY, 0o600))  # as safetensors does
     finally:
         os.umask(before)
     assert path.stat().st_mode & 0o777 == 0o644
+
+
+needs_links = pytest.mark.skipif(os.name == "nt", reason="links need special permissions")
+
+
+@needs_links
+def test_pipes_and_devices_are_not_opened(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "link").symlink_to(tmp_path / "pipe")
+    for path in (tmp_path / "pipe", tmp_path / "link", tmp_path, "/dev/zero", "/dev/stdin"):
+        with pytest.raises(OSError, match="it is not a regular file"):
+            open_regular(path)
+    for path in (tmp_path / "pipe", tmp_path):
+        with pytest.raises(NotRegularError):
+            open_appending(path)
+
+
+@needs_links
+def test_nothing_is_written_through_a_link(tmp_path):
+    letter = tmp_path / "letter.txt"
+    letter.write_text("dear")
+    (tmp_path / "second").hardlink_to(letter)
+    (tmp_path / "link").symlink_to(letter)
+    (tmp_path / "broken").symlink_to(tmp_path / "new")
+    for name in ("second", "link", "broken"):
+        with pytest.raises(NotRegularError):
+            open_appending(tmp_path / name)
+        with pytest.raises(FileExistsError):
+            open_new(tmp_path / name)
+        write_json(tmp_path / name, 1)
+        assert read_json(tmp_path / name) == 1
+        assert not (tmp_path / name).is_symlink()
+    assert letter.read_text() == "dear"
+    assert not (tmp_path / "new").exists()
+
+
+def test_the_longest_name_can_be_written(tmp_path):
+    write_json(tmp_path / ("n" * 255), 1)
+
+
+def test_files_of_killed_processes_are_removed_and_no_others(tmp_path):
+    def leave(*names: str) -> Path:
+        folder = tmp_path / f".vae-scratch-{len(list(tmp_path.iterdir())):016x}"
+        folder.mkdir()
+        for name in names:
+            (folder / name).touch()
+        return folder
+
+    ours = [leave(".scratch", "a.pt"), leave(".scratch"), leave()]
+    users = [leave("letter.txt"), tmp_path / "a.tmp"]
+    users[1].touch()
+    remove_temporary(tmp_path)
+    assert not any(path.exists() for path in ours)
+    assert all(path.exists() for path in users)
 
 
 @pytest.mark.parametrize("size", [0, 3, 2**20, 2**20 + 1])

@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 import torch
 
-import vae.system.files
 from tests.harness.checkpoints import checkpoint
 from tests.harness.faults import Fault, run_forked
 from tests.harness.training_runs import assert_same
@@ -53,7 +52,6 @@ def three(tmp_path) -> list[Path]:
 
 
 def test_newest_checkpoint_has_the_most_steps(three, tmp_path, capsys):
-    (tmp_path / "checkpoint_epoch_9.pt.tmp").write_bytes(b"incomplete")
     (tmp_path / "checkpoint_epoch_nine.pt").write_bytes(b"another file")
     assert list_checkpoints(tmp_path) == three[::-1]
     assert load_newest(tmp_path)[0] == three[2]
@@ -85,15 +83,14 @@ def test_damaged_newest_checkpoint_is_skipped_and_reported(three, tmp_path, caps
 def test_read_error_does_not_end_the_search(three, tmp_path, monkeypatch, capsys, unreadable):
     """A bad sector under the newest checkpoint or its SHA-256: the next older one is taken."""
     bad = record_path(three[2]) if unreadable == "record" else three[2]
-    path_open, plain_open = Path.open, open
+    plain_open = os.open
 
     def refuse(path, *arguments, **settings):
         if os.fspath(path) == str(bad):
             raise OSError(errno.EIO, "Input/output error", str(path))
-        return (plain_open if isinstance(path, str) else path_open)(path, *arguments, **settings)
+        return plain_open(path, *arguments, **settings)
 
-    monkeypatch.setattr(Path, "open", refuse)
-    monkeypatch.setattr(vae.system.files, "open", lambda path, mode: refuse(str(path), mode), raising=False)
+    monkeypatch.setattr(os, "open", refuse)
     assert load_newest(tmp_path)[0] == three[1]
     (line,) = capsys.readouterr().out.splitlines()
     assert "skipped" in line
@@ -178,14 +175,6 @@ def test_abandoned_checkpoints_do_not_count_and_go_when_they_are_passed(tmp_path
     removed = prune(tmp_path, 3, apart=set(), needed=set(), step=50, line=b)
     assert {path.name for path in removed} == {f"checkpoint_step_{n}.pt" for n in (10, 30, 40)}
     assert remaining(tmp_path) == {f"checkpoint_step_{n}.pt" for n in (20, 35, 50, 60, 70, 80)}
-
-
-def test_prune_removes_files_of_a_killed_save(tmp_path):
-    put(tmp_path, "checkpoint_epoch_1.pt", 10)
-    (tmp_path / "checkpoint_step_7.pt.tmp").write_bytes(b"incomplete")
-    (tmp_path / "checkpoint_step_7.pt.sha256.tmp").write_bytes(b"incomplete")
-    prune(tmp_path, 2, apart=set(), needed=set(), step=10, line=LINE)
-    assert remaining(tmp_path) == {"checkpoint_epoch_1.pt"}
 
 
 # ---- real runs ----------------------------------------------------------------------------------------

@@ -18,6 +18,7 @@ from vae.config.flags import command_words
 from vae.interop.checkpoint_file import load_checkpoint
 from vae.system import lock_file
 from vae.system.errors import EXIT_CONFIG, UserError
+from vae.system.folder_marker import MARKER_NAME, claim_folder
 from vae.training.output.folder_lock import LOCK_NAME, FolderLock
 from vae.training.run import train
 
@@ -60,56 +61,49 @@ def lock_in_another_process(folder: Path) -> str:
     return found.stdout.strip() or found.stderr.strip().splitlines()[-1]
 
 
-@pytest.mark.skipif(os.name == "nt", reason="links need special permissions")
-@pytest.mark.parametrize(
-    "name",
-    [
-        ".lock",
-        "checkpoint_epoch_3.pt.tmp",
-        "checkpoint_epoch_3.pt.sha256.tmp",
-        "metrics.jsonl",
-        "vae/config.json",
-    ],
-)
-@pytest.mark.parametrize("folder", [False, True])
-def test_nothing_is_written_through_a_link(tmp_path, name, folder):
-    """Into a folder that came from others, at a file or at the folder of files."""
-    outside, run = tmp_path / "outside", tmp_path / "run"
-    outside.mkdir()
-    (outside / "letter.txt").write_text("dear")
-    link = run / name
-    link.parent.mkdir(parents=True)
-    link.symlink_to(outside if folder else outside / "letter.txt")
-    with FolderLock() as lock, pytest.raises(UserError, match=f"contains the link {name}, and a run could"):
-        lock.acquire(run)
-    assert [path.name for path in outside.iterdir()] == ["letter.txt"]
-    assert (outside / "letter.txt").read_text() == "dear"
+needs_links = pytest.mark.skipif(os.name == "nt", reason="links need special permissions")
 
 
-@pytest.mark.skipif(os.name == "nt", reason="Windows does not report hard links")
-@pytest.mark.parametrize("name", [".lock", "metrics.jsonl", "checkpoint_epoch_3.pt.tmp", "hang_stacks_0.txt"])
-def test_nothing_is_written_to_a_second_name_of_a_file(tmp_path, name):
-    """A hard link: a checkpoint may have one, because it is only replaced as a whole."""
-    letter, run = tmp_path / "letter.txt", tmp_path / "run"
-    run.mkdir()
-    letter.write_text("dear")
-    os.link(letter, run / "checkpoint_epoch_3.pt")
-    with FolderLock() as lock:
-        lock.acquire(run)
-    os.unlink(run / ".lock")
-    os.link(letter, run / name)
-    with FolderLock() as lock, pytest.raises(UserError, match=f"contains the link {name}"):
-        lock.acquire(run)
+@pytest.fixture
+def letter(tmp_path) -> Path:
+    """A file outside of the folder of a run, which no run may change."""
+    (tmp_path / "outside").mkdir()
+    path = tmp_path / "outside" / "letter.txt"
+    path.write_text("dear")
+    return path
+
+
+@needs_links
+def test_nothing_is_written_through_a_link(tiny, tmp_path, letter):
+    """At the names of files that a run writes, in its own folder."""
+    run = tmp_path / "run"
+    claim_folder(run, "train")
+    for name in ("config.json", "split.json", "run.json", "rejected_images.txt"):
+        (run / name).symlink_to(letter)
+    (run / "results.png").hardlink_to(letter)
+    assert train({**tiny, "max_steps": 1}) == 0
     assert letter.read_text() == "dear"
+    assert [path.name for path in letter.parent.iterdir()] == ["letter.txt"]
 
 
-def test_lock_that_is_a_folder_is_named(tmp_path):
-    (tmp_path / ".lock").mkdir()
-    with (
-        FolderLock() as lock,
-        pytest.raises(UserError, match=r"\.lock is not a regular file"),
-    ):
+@needs_links
+@pytest.mark.parametrize("name", ["vae", "samples", "logs"])
+def test_a_folder_with_a_link_to_another_one_is_refused(tiny, tmp_path, letter, name):
+    claim_folder(tmp_path / "run", "train")
+    (tmp_path / "run" / name).symlink_to(letter.parent)
+    with pytest.raises(UserError, match=f"contains the link {name} to another folder"):
+        train({**tiny, "max_steps": 1})
+    assert [path.name for path in letter.parent.iterdir()] == ["letter.txt"]
+
+
+@needs_links
+@pytest.mark.parametrize("kind", ["symlink_to", "hardlink_to", "folder"])
+def test_lock_that_is_no_file_of_its_own_is_named(tmp_path, letter, kind):
+    path = tmp_path / ".lock"
+    path.mkdir() if kind == "folder" else getattr(path, kind)(letter)
+    with FolderLock() as lock, pytest.raises(UserError, match=r"\.lock: .*remove it"):
         lock.acquire(tmp_path)
+    assert letter.read_text() == "dear"
 
 
 def test_lock_names_the_process_that_holds_it(tmp_path):
@@ -145,12 +139,20 @@ def test_lock_dies_with_its_process_though_a_child_lives_on(tmp_path):
 
 
 def test_lock_removes_temporary_files_of_runs_that_were_killed(tmp_path):
-    left = tmp_path / ".run.json.4711.tmp"
-    left.touch()
-    (tmp_path / "notes.tmp").touch()  # a file of the user
+    for folder in (tmp_path, tmp_path / "vae"):
+        left = folder / ".vae-scratch-0123456789abcdef"
+        left.mkdir(parents=True)
+        (left / ".scratch").touch()
+        (left / "checkpoint_epoch_1.pt").touch()
+    (tmp_path / "notes.tmp").touch()  # these are of the user
+    (tmp_path / ".vae-scratch-mine").mkdir()
+    (tmp_path / ".vae-scratch-mine" / "notes.txt").touch()
     with FolderLock() as lock:
         lock.acquire(tmp_path)
-    assert sorted(path.name for path in tmp_path.iterdir()) == [LOCK_NAME, "notes.tmp"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        LOCK_NAME, ".vae-scratch-mine", "notes.tmp", "vae",
+    ]  # fmt: skip
+    assert not list((tmp_path / "vae").iterdir())
 
 
 def test_file_system_without_locks_is_reported(tmp_path, monkeypatch, capsys):
@@ -189,12 +191,12 @@ def test_second_run_is_refused_before_it_reads_or_writes(tiny, tmp_path):
 
 
 def test_folder_that_a_starting_run_has_locked_is_refused(tiny, tmp_path):
-    """It contains nothing but the lock yet."""
+    """It contains nothing but the lock and the marker yet."""
     folder = tmp_path / "run"
-    folder.mkdir()
+    claim_folder(folder, "train")
     with Holder(folder), pytest.raises(UserError, match="is in use by process"):
         train(tiny)
-    assert [path.name for path in folder.iterdir()] == [LOCK_NAME]
+    assert sorted(path.name for path in folder.iterdir()) == [LOCK_NAME, MARKER_NAME]
 
 
 @pytest.mark.slow
@@ -236,7 +238,7 @@ def test_a_folder_that_is_moved_or_removed_while_training(tiny, tmp_path, remove
     with pytest.raises(UserError, match=expected):
         train({**tiny, "num_epochs": 10_000, "log_freq": 1, "val_freq": 10_000, "checkpoint_freq": 10_000})
     thread.join()
-    assert not old.exists()
+    assert not old.exists(), list(old.rglob("*"))
     if not removed:
         (checkpoint,) = new.glob("checkpoint_*.pt")
         content = load_checkpoint(checkpoint)

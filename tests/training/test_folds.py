@@ -19,9 +19,11 @@ from vae.config.flags import command_words
 from vae.system import child_process
 from vae.system.errors import EXIT_SAVED_RESUMABLE, UserError
 from vae.system.files import read_json, sha256_of_file
+from vae.system.folder_marker import claim_folder
 from vae.training import child_runs
 from vae.training import folds as folds_module
 from vae.training.folds import find_folds, spread
+from vae.training.precheck import output_folder
 
 
 @pytest.fixture
@@ -159,6 +161,7 @@ def test_one_process_each_on_several_cards(given, monkeypatch, started):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,6")
     assert folds_module._cards({**given, "device": "cpu"}) == [None]
     cards = folds_module._cards({**given, "device": "auto"})
+    claim_folder(output_folder(given), "folds")
     assert folds_module._train(find_folds(given, ["all"]), cards) == 0
     assert sorted(commands) == [("0", "4"), ("1", "6"), ("2", "4"), ("3", "6")]
 
@@ -173,7 +176,7 @@ def test_first_failure_ends_the_command_with_its_code(given, capfd, started):
 def test_weights_of_the_start_are_not_given_again(given):
     fold = find_folds({**given, "init_from": "first/vae"}, ["2"])[0]
     assert "--init_from" in fold.words()
-    fold.folder.mkdir(parents=True)
+    claim_folder(fold.folder, "train")
     (fold.folder / "checkpoint_epoch_1.pt").touch()
     assert "--init_from" not in fold.words()
     assert fold.words()[-2:] == ["--resume_from", "latest"]

@@ -18,6 +18,7 @@ from tests.harness.training_runs import assert_same_result, last_checkpoint, rec
 from tests.harness.waiting import wait_until
 from tests.harness.workers import notice_deaths_at_once
 from vae.system.errors import EXIT_DATA, EXIT_FAILED, EXIT_SAVED_RESUMABLE, HangError
+from vae.system.folder_marker import claim_folder
 from vae.training.recovery import signals, watchdog
 from vae.training.recovery.signals import LoadingStoppedError
 from vae.training.run import train
@@ -145,6 +146,7 @@ def test_stop_signal_in_a_hanging_last_validation_exports_when_resumed(given, tm
 
 def test_progress_is_no_hang(tmp_path, monkeypatch):
     monkeypatch.setattr(watchdog, "CHECK_SECONDS", 0.05)
+    claim_folder(tmp_path, "train")
     with watchdog.Watchdog(1 / 60, tmp_path) as watched:
         for _ in range(30):
             watched.beat()

@@ -15,7 +15,10 @@ from vae.config.options import build
 from vae.interop.checkpoint_file import load_checkpoint, save_checkpoint
 from vae.interop.diffusers_folder import save_diffusers_folder
 from vae.interop.latent_statistics import LatentConstants
+from vae.interop.vae_files import RUN_KEY
 from vae.system.errors import NonFiniteError, UserError
+from vae.system.files import write_json
+from vae.system.folder_marker import MARKER_NAME
 from vae.training import export
 from vae.training.export import Export
 from vae.training.run import train
@@ -26,6 +29,8 @@ from vae.training.validation.history import History
 # With the default decay, the EMA weights of a later stage remember a good start.
 RUINOUS = {"image_size": 40, "num_epochs": 1, "learning_rate": 0.2, "warmup_epochs": 0.0, "max_steps": 4}
 RUINOUS |= {"ema_decay": 0.1}
+
+RUN = "0123456789abcdef"  # id of a run
 
 
 @pytest.fixture
@@ -114,7 +119,7 @@ def test_values_that_are_not_finite_are_not_exported(finished, tmp_path, what):
     else:
         run.state.eval_model.decoder.conv_out.bias.data.fill_(math.inf)
     with pytest.raises(NonFiniteError, match=r"vae is not written, .*--learning_rate") as caught:
-        Export(run.config, run.state, peak=0.1).write(LatentConstants(scaling))
+        Export(run.config, run.state, peak=0.1).write(LatentConstants(scaling), tmp_path / "none.pt")
     assert "\n" not in str(caught.value)
     assert content_of(tmp_path / "run" / "vae") == before
     assert kept_folders(tmp_path / "run") == []
@@ -125,20 +130,31 @@ def keep(folder: Path, adversarial_weight: float) -> None:
     config = build({**TINY, "adversarial_weight": adversarial_weight, "output_dir": str(folder)})
     state = begin_state(config, torch.device("cpu"), fp16=False)
     state.history = History(start_psnr=30.0, last_psnr=20.0)
-    Export(config, state, peak=0.1).write(LatentConstants())
+    checkpoint = folder / "checkpoint_epoch_1.pt"
+    checkpoint.touch()
+    write_json(folder / MARKER_NAME, {"command": "train", "id": RUN})
+    Export(config, state, peak=0.1).write(LatentConstants(), checkpoint)
 
 
 @pytest.mark.parametrize(("first_epoch", "kept"), [("0", []), ("1", ["vae_before"])])
 def test_worse_export_of_the_same_stage_is_not_kept(tmp_path, first_epoch, kept):
     weights = {"weight": torch.zeros(1)}
-    save_diffusers_folder(tmp_path / "vae", weights, {}, {export.WORSE_KEY: first_epoch})
+    save_diffusers_folder(tmp_path / "vae", weights, {}, {export.WORSE_KEY: first_epoch, RUN_KEY: RUN})
     keep(tmp_path, 0.0)
     assert kept_folders(tmp_path) == kept
 
 
+@pytest.mark.parametrize("metadata", [{}, {RUN_KEY: "another run"}])
+def test_a_vae_of_others_in_the_place_of_the_export_is_kept(tmp_path, metadata, capsys):
+    save_diffusers_folder(tmp_path / "vae", {"weight": torch.ones(1)}, {}, metadata)
+    before = content_of(tmp_path / "vae")
+    keep(tmp_path, 0.0)
+    assert content_of(tmp_path / "vae_before") == before
+    assert "vae is not of this run, so it is kept in" in capsys.readouterr().out
+
+
 def test_adversarial_loss_is_no_warning(tmp_path, capsys):
-    (tmp_path / "vae").mkdir()
-    (tmp_path / "vae" / "config.json").touch()
+    save_diffusers_folder(tmp_path / "vae", {"weight": torch.zeros(1)}, {}, {RUN_KEY: RUN})
     keep(tmp_path, 0.5)
     printed = capsys.readouterr().out
     assert "20.00 dB, and 30.00 dB" in printed

@@ -24,4 +24,4 @@ def test_run_that_is_killed_at_every_point_of_a_save_equals_an_undisturbed_one(t
         assert run_forked(given, fault, log=log) == [-9], log.read_text()
     assert run_forked(given, log=log) == [0], log.read_text()
     assert_same_result(tmp_path / "run", tmp_path / "undisturbed")
-    assert not [*(tmp_path / "run").glob("*.tmp")]
+    assert not [*(tmp_path / "run").glob(".vae-scratch-*")]

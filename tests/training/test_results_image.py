@@ -9,6 +9,7 @@ from PIL import Image, ImageColor
 
 from tests.harness.training_runs import records, train_short
 from vae.charts import BLUE, GREEN, GREY, ORANGE
+from vae.system.folder_marker import claim_folder
 from vae.training.output import results_image
 from vae.training.output.logbook import Logbook
 from vae.training.output.results_image import HEIGHT, RESULTS_NAME, WIDTH, draw_results
@@ -126,13 +127,14 @@ def test_run_without_validation_draws_its_loss(tiny, tmp_path):
 
 def test_failure_to_draw_is_reported_once_and_ends_nothing(tiny, tmp_path, capsys):
     folder = tmp_path / "run"
+    claim_folder(folder, "train")
     (folder / RESULTS_NAME / "in the way").mkdir(parents=True)  # a folder cannot be replaced by a file
     assert train({**tiny, "output_dir": str(folder)}) == 0
     out = capsys.readouterr().out
     assert out.count(f"WARNING: {folder / RESULTS_NAME} cannot be written") == 1
     assert f"curves  {folder}" not in out
     assert (folder / "vae" / "config.json").exists()
-    assert not list(folder.glob("*.tmp"))
+    assert not list(folder.glob(".vae-scratch-*"))
 
 
 def test_missing_matplotlib_is_a_warning(tmp_path, capsys, monkeypatch):

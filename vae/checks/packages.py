@@ -6,13 +6,14 @@ import sys
 from pathlib import Path
 
 from vae.checks.facts import Requirement, TorchFiles
+from vae.system.files import read_text
 
 _LINE = re.compile(r"([A-Za-z0-9._-]+)\s*([^;]*)(?:; python_version (<|>=) \"(\d+)\.(\d+)\")?")
 
 
 def read_requirements(project: Path) -> list[tuple[str, str]]:
     """(package, specifier) of every line of requirements.txt that applies to this version of Python."""
-    text = (project / "requirements.txt").read_text(encoding="utf-8")
+    text = read_text(project / "requirements.txt")
     lines = (line.split("#")[0].strip() for line in text.splitlines())
     return [(match[1], match[2]) for match in map(_LINE.fullmatch, lines) if match and _applies(match)]
 
@@ -53,7 +54,7 @@ def _version_file(package: str) -> dict[str, str]:
     """The strings that a package's version.py assigns; the package itself is not imported."""
     for folder in sys.path:
         try:
-            text = Path(folder or ".", package, "version.py").read_text(encoding="utf-8")
+            text = read_text(Path(folder or ".", package, "version.py"))
         except (OSError, ValueError):
             continue
         return dict(re.findall(r"^(\w+)(?:\s*:[^=]+)?\s*=\s*['\"]([^'\"]+)['\"]", text, re.MULTILINE))

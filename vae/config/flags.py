@@ -238,11 +238,12 @@ def read_object(path: Path, flag: str, example: str, otherwise: str = "") -> dic
 
 def _without_repeated_keys(where: str, pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     """The pairs of a JSON object as a dict; JSON would silently use the last of several values."""
-    for index, (name, value) in enumerate(pairs):
-        for other, earlier in pairs[:index]:
-            if name == other and value != earlier:
-                raise UserError(
-                    f'{where} contains the key "{name}" twice, with {json.dumps(earlier)} and '
-                    f"{json.dumps(value)}: remove one of them"
-                )
-    return dict(pairs)
+    values: dict[str, Any] = {}
+    for name, value in pairs:
+        earlier = values.setdefault(name, value)
+        if value is not earlier and value != earlier:  # NaN differs from itself
+            raise UserError(
+                f'{where} contains the key "{name}" twice, with {json.dumps(earlier)} and '
+                f"{json.dumps(value)}: remove one of them"
+            )
+    return values

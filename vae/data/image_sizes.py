@@ -15,7 +15,7 @@ from vae.images.formats import BadImageError
 from vae.progress import track
 from vae.shards.mixture import MixtureImages
 from vae.shards.shard_images import ShardImages
-from vae.system.files import atomic_path, check_regular
+from vae.system.files import atomic_path, open_new, open_regular
 
 ASPECTS_NAME = "image_aspects.npz"  # in the folder of a run
 SAMPLE = 2**20  # images of a dataset of shards, at least: a share of 10 % is known to 0.03 % (one sigma)
@@ -51,15 +51,14 @@ def manifest_sizes(path: str, names: Sequence[str]) -> dict[str, Size]:
 
 def save_aspects(path: Path, fingerprint: str, aspects: np.ndarray) -> None:
     """Store the aspects of the images with this fingerprint."""
-    with atomic_path(path) as temporary, temporary.open("wb") as file:
+    with atomic_path(path) as temporary, open_new(temporary) as file:
         np.savez(file, fingerprint=np.array(fingerprint), aspects=aspects)
 
 
 def load_aspects(path: Path, fingerprint: str) -> np.ndarray | None:
     """What `save_aspects` has stored for the images with this fingerprint; None if there is nothing."""
     try:
-        check_regular(path)
-        with np.load(path, allow_pickle=False) as stored:
+        with open_regular(path) as file, np.load(file, allow_pickle=False) as stored:
             aspects = stored["aspects"]
             is_same = str(stored["fingerprint"]) == fingerprint and aspects.dtype == np.float32
     except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile):

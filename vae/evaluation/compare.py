@@ -1,6 +1,7 @@
 """A command of evaluate_vae.py, from top to bottom: check everything, measure each VAE, write the results."""
 
 import platform
+import re
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -30,7 +31,7 @@ from vae.evaluation.measure import (
     classic_codec,
     measure,
 )
-from vae.evaluation.precheck import UNFINISHED, check_command
+from vae.evaluation.precheck import COMMAND, RESULTS_NAME, check_command
 from vae.evaluation.protocols import rules_of
 from vae.evaluation.report.page import write_report
 from vae.evaluation.results import PER_IMAGE, Protocol, Results, VaeResult, as_json
@@ -44,7 +45,8 @@ from vae.progress import track
 from vae.system import console
 from vae.system.addresses import public_text
 from vae.system.errors import UserError
-from vae.system.files import write_json
+from vae.system.files import read_json, write_json
+from vae.system.folder_marker import claim_folder
 
 
 @dataclass
@@ -71,8 +73,8 @@ def compare(config: EvaluateConfig) -> Results:
     sizes = tuple(sorted(config.sizes, key=lambda size: (size == WHOLE, size)))
     for row in rows:
         _measure_row(config, row, image_set, sizes, metrics)
-    output_dir.mkdir(parents=True, exist_ok=True)
-    (output_dir / UNFINISHED).touch()  # if this run is cancelled, the next one may write here
+    claim_folder(output_dir, COMMAND)
+    _remove_earlier(output_dir)
     _write_sample_files(config, rows, image_set, device, output_dir / "samples")
     results = Results(
         _protocol(config, len(image_set.names), sizes, device, net),
@@ -82,11 +84,10 @@ def compare(config: EvaluateConfig) -> Results:
         unusable,
     )
     _explain_missing(config, results, device)
-    write_json(output_dir / "results.json", as_json(results, output_dir), indent=1)
     write_results_csv(results, output_dir / "results.csv")
     write_per_image_csv(results, output_dir / "per_image.csv")
     write_report(results, output_dir / "report.html")
-    (output_dir / UNFINISHED).unlink()
+    write_json(output_dir / RESULTS_NAME, as_json(results, output_dir), indent=1)
     console.info(terminal_text(results))
     if net == "random":
         console.warning(
@@ -94,6 +95,19 @@ def compare(config: EvaluateConfig) -> Results:
         )
     console.info(f"\nresults are in {console.printable(config.output_dir)}")
     return results
+
+
+def _remove_earlier(folder: Path) -> None:
+    """Remove the results that --overwrite replaces, with the samples that they name."""
+    try:
+        samples = [sample for vae in read_json(folder / RESULTS_NAME)["vaes"] for sample in vae["samples"]]
+        names = {name for s in samples for name in (s["original"], s["recon"], s["error"], *s["latents"])}
+    except (OSError, ValueError, KeyError, TypeError):
+        names = set()
+    for name in names:
+        if re.fullmatch(r"samples/\w+\.png", str(name)):
+            (folder / name).unlink(missing_ok=True)
+    (folder / RESULTS_NAME).unlink(missing_ok=True)
 
 
 def open_metrics(config: EvaluateConfig) -> tuple[Metrics, str | None, dict[str, str]]:
@@ -244,8 +258,6 @@ def _write_sample_files(
     """Choose the sample images, and write their reconstructions by every row."""
     networks = [row.result.sizes[-1] for row in rows if isinstance(row.source, LoadedVae)]
     chosen = choose(networks, config.samples)
-    for old in folder.glob("[0-9][0-9]_*.png"):  # from the comparison that --overwrite replaces
-        old.unlink()
     write_originals(chosen, image_set, networks[0].size, folder)
     for position, row in enumerate(track(rows, "samples", len(rows), "row", keep=False)):
         with on_device(config, row, device) as codec:

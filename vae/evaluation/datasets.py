@@ -5,13 +5,14 @@ from pathlib import Path, PurePath
 
 from vae.config.evaluate_flags import EvaluateConfig
 from vae.evaluation.compare import compare, short_names
-from vae.evaluation.precheck import check_command, weighted_paths
+from vae.evaluation.precheck import COMMAND, RESULTS_NAME, check_command, weighted_paths
 from vae.evaluation.report.tables import quality_tables
 from vae.evaluation.results import PER_IMAGE, Results, SizeResult, VaeResult, as_json
 from vae.evaluation.summary import aligned, write_results_csv
 from vae.system import console
 from vae.system.addresses import public_text
 from vae.system.files import write_json
+from vae.system.folder_marker import claim_folder
 
 MEAN = "mean"
 
@@ -22,6 +23,7 @@ def compare_all(config: EvaluateConfig) -> Results:
     if len(datasets) == 1:
         return compare(replace(config, data_path=(datasets[0][0],)))
     check_command(config)
+    claim_folder(Path(config.output_dir), COMMAND)
     names = short_names([_folder(path) for path, _ in datasets], "--data_path")
     found: dict[str, Results] = {}
     for name, (path, _) in zip(names, datasets, strict=True):
@@ -30,8 +32,8 @@ def compare_all(config: EvaluateConfig) -> Results:
         found[name] = compare(replace(config, data_path=(path,), output_dir=str(folder)))
     results = _joined(found, [weight for _, weight in datasets])
     folder = Path(config.output_dir)
-    write_json(folder / "results.json", as_json(results, folder), indent=1)
     write_results_csv(results, folder / "results.csv")
+    write_json(folder / RESULTS_NAME, as_json(results, folder), indent=1)
     for table in quality_tables(results):
         console.info("\n".join(["", *aligned(table)]))
     console.info(f"\nresults of all datasets are in {console.printable(config.output_dir)}")

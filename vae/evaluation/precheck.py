@@ -1,21 +1,24 @@
 """Checks of a command of evaluate_vae.py that need no PyTorch, so that mistakes are reported at once."""
 
 import importlib.util
+import os
 from pathlib import Path
 
 from vae.config.evaluate_flags import EvaluateConfig
 from vae.data.exclude_list import hash_of_list
 from vae.images.decoding import parse_background
 from vae.images.folder import check_images
+from vae.interop.promoted import PROMOTED_NAME, read_promoted
 from vae.interop.vae_path import locate_vae
 from vae.shards.dataset_json import is_dataset, read_dataset
 from vae.shards.mixture import parse_mixture
 from vae.system.errors import UserError
-from vae.system.files import why_not_writable
+from vae.system.folder_marker import check_folder
 
+RUN_COMMAND = "train"  # in the marker of the folder of a run
 RFID_PACKAGES = {"torchmetrics": "torchmetrics", "torch_fidelity": "torch-fidelity"}  # module, package
-OUTPUTS = ("report.html", "results.json", "results.csv", "per_image.csv", "samples")
-UNFINISHED = ".unfinished"  # in the output folder while a comparison writes into it
+COMMAND = "evaluate"  # in the marker of the output folder
+RESULTS_NAME = "results.json"  # written last
 
 
 def check_command(config: EvaluateConfig) -> None:
@@ -54,16 +57,19 @@ def check_rfid_packages() -> None:
 def _check_watched(folder: Path, promote: bool) -> None:
     if not folder.is_dir():
         raise UserError(f"--watch {folder} is not a folder: give the --output_dir of a run that has begun")
-    if promote and (problem := why_not_writable(folder)):
-        raise UserError(f"--watch {folder} {problem}")
+    if not promote:
+        return
+    if check_folder(folder, RUN_COMMAND, "--watch") is None:
+        raise UserError(f"--watch {folder} is empty: --promote needs the folder of a run that has begun")
+    if os.path.lexists(folder / PROMOTED_NAME) and not read_promoted(folder):
+        raise UserError(
+            f"--promote would replace {folder / PROMOTED_NAME}, which it has not written: move it elsewhere"
+        )
 
 
 def _check_output(output_dir: Path, overwrite: bool) -> None:
-    if problem := why_not_writable(output_dir):
-        raise UserError(f"--output_dir {output_dir} {problem}")
-    existing = [name for name in OUTPUTS if (output_dir / name).exists()]
-    if existing and not overwrite and not (output_dir / UNFINISHED).exists():
+    if check_folder(output_dir, COMMAND) and (output_dir / RESULTS_NAME).exists() and not overwrite:
         raise UserError(
-            f"--output_dir {output_dir} contains {existing[0]} of an earlier comparison: add --overwrite, or "
-            "give another folder"
+            f"--output_dir {output_dir} contains an earlier comparison: add --overwrite, or give another "
+            "folder"
         )

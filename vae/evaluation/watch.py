@@ -15,15 +15,16 @@ from vae.evaluation.image_set import ImageSet, find_images
 from vae.evaluation.measure import Metrics, measure
 from vae.evaluation.results import VaeResult
 from vae.interop.promoted import PROMOTED_NAME, read_promoted
-from vae.interop.vae_files import load_vae
+from vae.interop.safetensors_file import stored_metadata
+from vae.interop.vae_files import CHECKPOINT_KEY, load_vae
+from vae.interop.vae_path import WEIGHTS_NAME
 from vae.system import console
 from vae.system.addresses import public_text
 from vae.system.errors import UserError
-from vae.system.files import sha256_of_file, write_json
+from vae.system.files import read_json, sha256_of_file, write_json
 
 POLL_SECONDS = 10.0  # until the folder is looked at again
-EXPORTED = Path("vae", "config.json")  # what a run writes last
-BEGUN = "run.json"  # what it writes first (vae.training.provenance)
+RUN_NAME = "run.json"  # what a run writes first and last (vae.training.provenance)
 
 _Version = tuple[int, int, int]
 
@@ -69,11 +70,12 @@ def _versions(folder: Path) -> dict[Path, _Version]:
 
 
 def _is_finished(folder: Path) -> bool:
-    """Whether the run has exported its weights, its last act, after it began and after each save."""
-    exported = _version(folder / EXPORTED)
-    begun = _version(folder / BEGUN)
-    earlier = [*_versions(folder).values(), *([begun] if begun else [])]
-    return exported is not None and all(exported[0] >= version[0] for version in earlier)
+    """Whether the last run has exported its weights: it then notes the SHA-256 of their checkpoint."""
+    try:
+        exported = read_json(folder / RUN_NAME)["exported"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return False
+    return stored_metadata(folder / "vae" / WEIGHTS_NAME).get(CHECKPOINT_KEY) == exported
 
 
 def _evaluate(

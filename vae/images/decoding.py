@@ -29,7 +29,7 @@ from vae.images.formats import (
 )
 from vae.images.strict_jpeg import decode_strictly
 from vae.system.errors import UserError
-from vae.system.files import check_regular
+from vae.system.files import open_regular
 
 NEW_SUBFILE_TYPE = 254  # TIFF 6.0 tag
 ORIENTATION = 0x0112  # EXIF 2.32 tag
@@ -74,8 +74,7 @@ def read_image(
     """Like decode_image, with format and flags; `first_frame` accepts files with several frames or pages."""
     backdrop = parse_background(background)
     try:
-        check_regular(path)
-        with open(path, "rb") as file, warnings.catch_warnings():
+        with open_regular(path) as file, warnings.catch_warnings():
             warnings.simplefilter("ignore")  # about broken metadata, which does not affect the pixels
             before = os.fstat(file.fileno())
             try:
@@ -98,8 +97,7 @@ def read_image(
 
 def upright_size(path: str | os.PathLike[str], max_pixels: int = MAX_PIXELS) -> tuple[int, int]:
     """Width and height of an image after its EXIF rotation, from its header; BadImageError or OSError."""
-    check_regular(path)
-    with open(path, "rb") as file:
+    with open_regular(path) as file:
         return _read_header(file, max_pixels, first_frame=True, check=False)[1]
 
 

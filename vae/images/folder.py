@@ -10,6 +10,7 @@ from vae.images.formats import EXTENSIONS_OF, PLUGINS, BadImageError, sniff_form
 from vae.system import console
 from vae.system.addresses import address_problem, is_remote
 from vae.system.errors import DataError, UserError
+from vae.system.files import open_regular
 
 EXTENSIONS = (
     ".jpg", ".jpeg", ".jpe", ".jfif", ".mpo", ".png", ".apng", ".webp", ".bmp", ".tif", ".tiff", ".avif",
@@ -184,7 +185,7 @@ def _classify(entry: os.DirEntry[str], extensions: tuple[str, ...]) -> str | Non
 
 def _has_image_signature(path: str) -> bool:
     try:
-        with open(path, "rb") as file:
+        with open_regular(path) as file:
             sniff_format(file, max_pixels=2**62)
     except (OSError, BadImageError):
         return False

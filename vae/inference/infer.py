@@ -1,5 +1,8 @@
 """A command of infer_vae.py, from top to bottom: load the VAE, then process the tasks one by one."""
 
+import os
+from pathlib import Path
+
 import torch
 
 from vae.config.infer_flags import InferConfig
@@ -8,17 +11,19 @@ from vae.images.formats import BadImageError
 from vae.inference.image_files import read_image, write_png
 from vae.inference.latent_file import BadLatentsError, load_latents, save_latents
 from vae.inference.session import Session, open_session
-from vae.inference.tasks import Task
+from vae.inference.tasks import COMMAND, Task
 from vae.ops.noise import keyed_normal
 from vae.progress import track
 from vae.system import console
 from vae.system.errors import EXIT_DATA
+from vae.system.folder_marker import claim_folder
 
 
 def infer(config: InferConfig, tasks: list[Task]) -> int:
     """Do the tasks of `plan_tasks(config)`; returns the exit code. A bad file does not stop the others."""
     session = open_session(config)
     console.info(session.headline)
+    claim_folder(Path(config.output_dir), COMMAND)
     failed = 0
     for task in track(tasks, config.mode, len(tasks), "file"):
         reason = _attempt(session, task)
@@ -35,6 +40,8 @@ def infer(config: InferConfig, tasks: list[Task]) -> int:
 
 def _attempt(session: Session, task: Task) -> str | None:
     """Do one task; returns the reason if it cannot be done."""
+    if reason := _unusable_name(task):
+        return reason
     try:
         _WORK[session.config.mode](session, task)
     except (BadImageError, BadLatentsError) as error:
@@ -50,6 +57,18 @@ def _attempt(session: Session, task: Task) -> str | None:
         console.info(f"{task.name} {problem}: computes in tiles from here on")
         return _attempt(session, task)
     return f"out_of_memory: {problem}: {_smaller_setting(session)}"
+
+
+def _unusable_name(task: Task) -> str | None:
+    """Why the file system has no files with the names of the results: one is too long."""
+    for output in task.outputs:
+        try:
+            os.lstat(output)
+        except FileNotFoundError:
+            continue
+        except OSError as error:
+            return f"{output.name} cannot be written: {error.strerror}"
+    return None
 
 
 def _smaller_setting(session: Session) -> str:

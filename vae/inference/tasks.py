@@ -15,8 +15,9 @@ from vae.interop.vae_path import locate_vae
 from vae.system import console
 from vae.system.addresses import is_remote
 from vae.system.errors import DataError, UserError
-from vae.system.files import why_not_writable
+from vae.system.folder_marker import check_folder
 
+COMMAND = "infer"  # in the marker of the output folder
 LATENTS = ".safetensors"
 # What a mode reads, and what it does not read; the other modes read images and latents.
 _IMAGES = "reads images: use --mode decode for latent files"
@@ -47,8 +48,7 @@ def plan_tasks(config: InferConfig) -> list[Task]:
     parse_background(config.background)
     locate_vae(Path(config.vae), "--vae")
     output_dir = Path(config.output_dir)
-    if problem := why_not_writable(output_dir):
-        raise UserError(f"--output_dir {output_dir} {problem}")
+    check_folder(output_dir, COMMAND)
     inputs = [pair for given in config.input for pair in _list(given, config.mode, output_dir)]
     if config.mode == "interpolate":
         tasks = [_interpolation(config, inputs, output_dir)]
@@ -142,7 +142,7 @@ def _check_outputs(tasks: list[Task], overwrite: bool) -> None:
                     "run them separately with different --output_dir"
                 )
             writer[key] = task.name
-    existing = [output for task in tasks for output in task.outputs if output.exists()]
+    existing = [output for task in tasks for output in task.outputs if os.path.lexists(output)]
     if existing and not overwrite:
         more = f" (and {len(existing) - 1} more)" if len(existing) > 1 else ""
         raise UserError(f"{existing[0]} exists{more}: add --overwrite, or give another --output_dir")

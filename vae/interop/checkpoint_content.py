@@ -81,6 +81,10 @@ class Lineage:
         """A new run that continues this one after `step`."""
         return replace(Lineage.new((*self.ancestors, (self.id, step))), start=self.start)
 
+    def is_of(self, run_id: str) -> bool:
+        """Whether this run, or one of its ancestors, has this id."""
+        return run_id in (self.id, *(one for one, _ in self.ancestors))
+
     def contains(self, run_id: str, step: int) -> bool:
         """Whether a checkpoint of this run and step is on the line."""
         return run_id == self.id or any(run_id == one and step <= left for one, left in self.ancestors)

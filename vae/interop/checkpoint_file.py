@@ -17,7 +17,16 @@ from vae.interop.checkpoint_content import ContentError, shown
 from vae.interop.checkpoint_schema import check_content
 from vae.interop.vae_path import check_checkpoint_path
 from vae.system.errors import UserError
-from vae.system.files import check_regular, sha256_of_file
+from vae.system.files import (
+    check_regular,
+    flush_file,
+    flush_folder,
+    open_new,
+    open_new_text,
+    open_regular,
+    scratch_folder,
+    sha256_of_file,
+)
 
 _MAX_RECORD_BYTES = 4096  # a SHA-256 and a file name
 CHECKPOINT_FORMAT = 4  # increase it when keys are renamed or removed: older files are then refused
@@ -36,20 +45,16 @@ def save_checkpoint(path: Path, content: dict[str, Any]) -> None:
 
     Raises OSError if it cannot be written; an older file at `path` is then unchanged.
     """
-    temporary = path.with_name(path.name + ".tmp")
-    record = record_path(path)
-    temporary_record = record.with_name(record.name + ".tmp")
-    try:
+    with scratch_folder(path.parent) as scratch:
+        temporary, record = scratch / path.name, record_path(path)
         digest = _write(temporary, {"format": CHECKPOINT_FORMAT, **content})
-        temporary_record.write_text(f"{digest}  {path.name}\n", encoding="utf-8")
-        _flush(temporary_record)
+        with open_new_text(scratch / record.name) as file:
+            file.write(f"{digest}  {path.name}\n")
+        flush_file(scratch / record.name)
         record.unlink(missing_ok=True)  # the old SHA-256 would mark the new file as damaged
         os.replace(temporary, path)
-        os.replace(temporary_record, record)
-        _flush_folder(path.parent)
-    finally:
-        temporary.unlink(missing_ok=True)
-        temporary_record.unlink(missing_ok=True)
+        os.replace(scratch / record.name, record)
+        flush_folder(path.parent)
 
 
 class _HashedFile:
@@ -70,7 +75,7 @@ class _HashedFile:
 def _write(path: Path, content: dict[str, Any]) -> str:
     """Write and flush `content`; returns the SHA-256 of the written bytes."""
     try:
-        with path.open("wb") as file:
+        with open_new(path) as file:
             hashed = _HashedFile(file)
             torch.save(content, cast(IO[bytes], hashed))  # calls only write and flush
             file.flush()
@@ -85,6 +90,21 @@ def record_path(path: Path) -> Path:
     return path.with_name(path.name + ".sha256")
 
 
+def checkpoint_digest(path: Path) -> str:
+    """The SHA-256 of a verified checkpoint; OSError if it cannot be read."""
+    return _recorded_digest(path) or sha256_of_file(path)
+
+
+def _recorded_digest(path: Path) -> str | None:
+    """The SHA-256 in the file beside the checkpoint; None without such a file, "" if that is empty."""
+    record = record_path(path)
+    if not record.exists():
+        return None
+    with open_regular(record) as file:
+        words = file.read(_MAX_RECORD_BYTES).decode("utf-8", "replace").split()
+    return words[0] if words else ""
+
+
 def verify_checkpoint(path: Path) -> None:
     """Raise DamagedCheckpointError if the file at `path` differs from what was saved, or cannot be read."""
     try:
@@ -96,16 +116,13 @@ def verify_checkpoint(path: Path) -> None:
 
 
 def _verify(path: Path) -> None:
-    record = record_path(path)
     check_regular(path)
     if path.stat().st_size == 0:
         raise DamagedCheckpointError(f"{path} is empty")
-    if record.exists():
-        check_regular(record)
-        with record.open("rb") as file:
-            words = file.read(_MAX_RECORD_BYTES).decode("utf-8", "replace").split()
-        if not words or sha256_of_file(path) != words[0]:
-            raise DamagedCheckpointError(f"{path} is damaged: its SHA-256 is not the one in {record.name}")
+    recorded = _recorded_digest(path)
+    if recorded is not None and sha256_of_file(path) != recorded:
+        name = record_path(path).name
+        raise DamagedCheckpointError(f"{path} is damaged: its SHA-256 is not the one in {name}")
 
 
 def load_checkpoint(path: Path, *, flag: str = "--resume_from") -> dict[str, Any]:
@@ -139,18 +156,3 @@ def load_checkpoint(path: Path, *, flag: str = "--resume_from") -> dict[str, Any
     except ContentError as error:
         raise UserError(f"{flag} {path} cannot be used: {error}; use another checkpoint") from None
     return {**content, "config": {**flatten(Config()), **content["config"]}}
-
-
-def _flush(path: Path) -> None:
-    with path.open("rb+") as file:
-        os.fsync(file.fileno())
-
-
-def _flush_folder(folder: Path) -> None:
-    if os.name == "nt":  # Windows flushes names together with their files and cannot open a folder
-        return
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

@@ -9,6 +9,7 @@ import re
 
 import torch
 
+BLOCK = r"\d{1,9}"  # pattern of the number of a block: a forged one could have thousands of digits
 _ATTENTION = {"norm": "group_norm", "q": "to_q", "k": "to_k", "v": "to_v", "proj_out": "to_out.0"}
 _ATTENTION_BACK = {ours: theirs for theirs, ours in _ATTENTION.items()}
 _LINEARS = ("to_q.weight", "to_k.weight", "to_v.weight", "to_out.0.weight")
@@ -27,7 +28,7 @@ def from_compvis(name: str, levels: int) -> str:
     )
     name = re.sub(r"^encoder\.down\.(\d+)\.block\.", r"encoder.down_blocks.\1.resnets.", name)
     name = re.sub(r"^encoder\.down\.(\d+)\.downsample\.", r"encoder.down_blocks.\1.downsamplers.0.", name)
-    up = re.match(r"decoder\.up\.(\d+)\.(block|upsample)\.", name)
+    up = re.match(rf"decoder\.up\.({BLOCK})\.(block|upsample)\.", name)
     if up:
         inner = "resnets" if up[2] == "block" else "upsamplers.0"
         name = f"decoder.up_blocks.{levels - 1 - int(up[1])}.{inner}.{name[up.end() :]}"

@@ -2,17 +2,21 @@
 
 import itertools
 import re
+from collections import Counter
 from collections.abc import Collection
+from itertools import chain
 from typing import Any
 
 import torch
 
 from vae.config.options import ModelConfig
+from vae.interop.compvis_names import BLOCK
 from vae.model.autoencoder import AutoencoderKL
 from vae.system.errors import UserError
 
 _MAX_GROUPS_SHOWN = 3
 _UP_BLOCK = re.compile(r"decoder\.up_blocks\.(\d{1,9})\.resnets\.(\d{1,9})\.conv1\.weight")
+_MAX_CHARS, _MAX_PARTS = 256, 16  # of a parameter name
 
 
 def config_from_shapes(weights: dict[str, torch.Tensor], where: str) -> dict[str, Any]:
@@ -20,7 +24,8 @@ def config_from_shapes(weights: dict[str, torch.Tensor], where: str) -> dict[str
 
     The number of norm groups is missing, because it does not follow from any tensor.
     """
-    down = [re.match(r"encoder\.down_blocks\.(\d+)\.resnets\.(\d+)\.conv1\.weight", name) for name in weights]
+    pattern = re.compile(rf"encoder\.down_blocks\.({BLOCK})\.resnets\.({BLOCK})\.conv1\.weight")
+    down = map(pattern.fullmatch, weights)
     blocks = [(int(m[1]), int(m[2])) for m in down if m]
     if not blocks or "encoder.conv_out.weight" not in weights:
         if any(name.startswith("decoder.") for name in weights) and not blocks:
@@ -31,8 +36,9 @@ def config_from_shapes(weights: dict[str, torch.Tensor], where: str) -> dict[str
         )
     levels, per_level = 1 + max(level for level, _ in blocks), 1 + max(block for _, block in blocks)
     if levels * per_level != len(blocks):
+        known = set(blocks)
         grid = ((level, block) for level in range(levels) for block in range(per_level))
-        level, block = next(pair for pair in grid if pair not in blocks)
+        level, block = next(pair for pair in grid if pair not in known)
         raise UserError(f"{where} lacks encoder.down_blocks.{level}.resnets.{block}.conv1.weight")
     conv_names = [f"encoder.down_blocks.{level}.resnets.0.conv1.weight" for level in range(levels)]
     for name in (*conv_names, "encoder.conv_out.weight"):
@@ -111,23 +117,22 @@ def load_weights(model: AutoencoderKL, weights: dict[str, torch.Tensor]) -> None
 
 def group_names(names: Collection[str], among: Collection[str]) -> str:
     """`names` in one line; a prefix with all its names of `among` is printed as `prefix.* (count)`."""
-    remaining = set(names)
-    shown = []
+    named, all_names = (Counter(chain.from_iterable(map(_prefixes, part))) for part in (names, among))
+    complete = {prefix for prefix, count in named.items() if count == all_names[prefix] > 1}
+    shown: list[str] = []
     for name in sorted(names):
-        if name not in remaining:
-            continue
-        parts = name.split(".")
-        for depth in range(1, len(parts)):
-            prefix = ".".join(parts[:depth]) + "."
-            group = {other for other in among if other.startswith(prefix)}
-            if len(group) > 1 and group <= remaining:
-                shown.append(f"{prefix}* ({len(group)})")
-                remaining -= group
-                break
-        else:
-            shown.append(name)
+        prefix = next((one for one in _prefixes(name) if one in complete), None)
+        text = name if prefix is None else f"{prefix}* ({named[prefix]})"
+        if text not in shown[-1:]:
+            shown.append(text)
     more = f" and {len(shown) - _MAX_GROUPS_SHOWN} more" if len(shown) > _MAX_GROUPS_SHOWN else ""
     return ", ".join(shown[:_MAX_GROUPS_SHOWN]) + more
+
+
+def _prefixes(name: str) -> list[str]:
+    """The beginnings of a name that end with a point, the shortest first; not those of a forged one."""
+    parts = name[:_MAX_CHARS].split(".", _MAX_PARTS)
+    return [".".join(parts[:depth]) + "." for depth in range(1, len(parts))]
 
 
 def _likely_cause(

@@ -1,5 +1,6 @@
 """Checks of a command of export_vae.py that need no PyTorch, so that mistakes are reported at once."""
 
+import os
 from pathlib import Path
 
 from vae.config.export_flags import ExportConfig
@@ -8,6 +9,7 @@ from vae.images.folder import check_images
 from vae.interop.vae_path import WEIGHTS_NAME, locate_vae
 from vae.system.errors import UserError
 from vae.system.files import why_not_writable
+from vae.system.folder_marker import check_folder
 
 
 def check_command(config: ExportConfig) -> None:
@@ -31,8 +33,11 @@ def _check_output(output: Path, config: ExportConfig) -> None:
     if not config.is_single and output.exists() and not output.is_dir():
         raise UserError(f"--output {output} is a file: give a folder, or a file that ends in .safetensors")
     targets = [output] if config.is_single else [output / WEIGHTS_NAME, output / "config.json"]
-    if any(path.exists() for path in targets) and not config.overwrite:
+    if any(map(os.path.lexists, targets)) and not config.overwrite:
         raise UserError(f"--output {output} exists: give another path, or add --overwrite to replace it")
+    if not config.is_single and not targets[0].exists():
+        check_folder(output, "export", "--output")
+        return
     folder = output.parent if config.is_single else output
     if problem := why_not_writable(folder):
         raise UserError(f"--output {output}: {folder} {problem}")

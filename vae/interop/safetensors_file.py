@@ -11,11 +11,11 @@ from safetensors.torch import save_file
 
 from vae.config.export_flags import PUBLISHED_SCALING
 from vae.device import DTYPES
-from vae.interop.compvis_names import current_name, from_compvis, is_compvis
+from vae.interop.compvis_names import BLOCK, current_name, from_compvis, is_compvis
 from vae.interop.wan_names import from_wan, is_wan
 from vae.model.autoencoder import AutoencoderKL
 from vae.system.errors import UserError
-from vae.system.files import atomic_path, parse_json
+from vae.system.files import atomic_path, open_rewriting, parse_json, regular_path
 
 READABLE = {"F64", "F32", "F16", "BF16"}
 _PREFIXES = ("first_stage_model.", "vae.")  # of VAE names in a file with several networks
@@ -58,7 +58,8 @@ class VaeTensors:
 def read_safetensors(path: Path, where: str) -> VaeTensors:
     """Read the VAE from the file at `path`; a UserError starts with `where` (flag and path)."""
     tensors, names, prefix, metadata = _read(path, where)
-    dtype = next(value.dtype for value in tensors.values() if value.is_floating_point())
+    floats = (value.dtype for value in tensors.values() if value.is_floating_point())
+    dtype = next(floats, torch.float32)  # without any, its shapes do not fit either
     other_names = [name for name in names if not prefix or not name.startswith(prefix)]
     scaling = next(
         (s for start, s in _SCALING_BY_OTHER_NETWORK if any(n.startswith(start) for n in other_names)), None
@@ -79,7 +80,7 @@ def read_tensors(path: Path, where: str) -> tuple[dict[str, torch.Tensor], dict[
 def _read(path: Path, where: str) -> tuple[dict[str, torch.Tensor], list[str], str, dict[str, str]]:
     """Tensors of the VAE by their names without prefix, all names in the file, the prefix, the metadata."""
     try:
-        with safe_open(path, framework="pt") as file:
+        with safe_open(regular_path(path), framework="pt") as file:
             names = list(file.keys())
             chosen, prefix = _vae_names(names, where)
             kinds = {name: file.get_slice(name).get_dtype() for name in chosen.values()}
@@ -93,9 +94,18 @@ def _read(path: Path, where: str) -> tuple[dict[str, torch.Tensor], list[str], s
 def _diffusers_names(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     """The tensors of an AutoencoderKL, with current or first names of diffusers or those of CompVis."""
     levels = 1 + max(
-        (int(m[1]) for m in (re.match(r"encoder\.down\.(\d+)\.", n) for n in tensors) if m), default=0
+        (int(m[1]) for m in (re.match(rf"encoder\.down\.({BLOCK})\.", n) for n in tensors) if m), default=0
     )
     return {current_name(from_compvis(name, levels)): value for name, value in tensors.items()}
+
+
+def stored_metadata(path: Path) -> dict[str, str]:
+    """The metadata of a safetensors file; empty if it has none or cannot be read."""
+    try:
+        with safe_open(regular_path(path), framework="pt") as file:
+            return file.metadata() or {}
+    except (OSError, SafetensorError):
+        return {}
 
 
 def stored_weights(model: AutoencoderKL, dtype: str) -> dict[str, torch.Tensor]:
@@ -129,7 +139,7 @@ def write_safetensors(path: Path, tensors: dict[str, torch.Tensor], metadata: di
 
 def _sort_metadata(path: Path) -> None:
     """Sort the metadata in the header: safetensors writes it in a random order."""
-    with path.open("r+b") as file:
+    with open_rewriting(path) as file:
         size = int.from_bytes(file.read(8), "little")
         header = parse_json(file.read(size).decode())
         header["__metadata__"] = dict(sorted(header["__metadata__"].items()))

@@ -18,7 +18,10 @@ from vae.model.autoencoder import AutoencoderKL, widths_fit
 from vae.system.errors import UserError
 
 CONFIG_KEY = "vae_config"  # metadata key of single files from export_vae.py: config.json as text
-START_KEY = "start"  # metadata key of files from train_vae.py: the hash in VaeFile.start
+# Metadata keys of files from train_vae.py.
+START_KEY = "start"  # the hash in VaeFile.start
+CHECKPOINT_KEY = "checkpoint_sha256"  # of the checkpoint with the same weights
+RUN_KEY = "run"  # the id in the marker of the run's folder
 _MODEL_KEYS = (
     *("family", "channels", "layers_per_block", "decoder_channels", "decoder_layers_per_block"),
     *("mid_attention", "z_channels", "norm_groups", "use_quant_conv", "latent_norm"),

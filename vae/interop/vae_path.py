@@ -31,8 +31,10 @@ def locate_vae(path: Path, flag: str) -> VaePath:
         return VaePath("checkpoint", path)
     if path.is_dir():
         return _in_folder(path, where)
-    if not path.exists():
+    if not os.path.exists(path):
         raise UserError(f"{where}: there is no such file or folder")
+    if not path.is_file():
+        raise UserError(f"{where} is neither a file nor a folder: give one of these")
     if suffix == ".gguf":
         raise UserError(f"{where} is a GGUF file, whose weights are quantized: use the .safetensors file")
     if suffix not in (".safetensors", ".sft"):

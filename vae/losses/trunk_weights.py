@@ -18,7 +18,7 @@ from torchvision import models
 from vae.progress import Progress
 from vae.system.console import fetch_command
 from vae.system.errors import UserError
-from vae.system.files import sha256_of_file
+from vae.system.files import atomic_path, open_new, regular_path, sha256_of_file
 
 URLS = {
     "vgg": models.VGG16_Weights.IMAGENET1K_V1.url,
@@ -65,9 +65,9 @@ def _read(path: Path, net: str) -> dict[str, Tensor]:
     """The tensors of a .pth, .pt or .safetensors file; for LPIPS the `features.*`, without that prefix."""
     try:
         if path.suffix == ".safetensors":
-            state = load_file(path)
+            state = load_file(regular_path(path))
         else:
-            state = torch.load(path, map_location="cpu", weights_only=True)
+            state = torch.load(regular_path(path), map_location="cpu", weights_only=True)
     except Exception as error:  # a damaged file raises anything: RuntimeError, KeyError, struct.error, ...
         raise _unusable(path, net, "is not a readable weights file") from error
     tensors = state if isinstance(state, dict) else {}
@@ -111,10 +111,8 @@ def verified_weights(url: str, given: Path | None = None) -> Path:
 
 def download(url: str, path: Path) -> None:
     """Download `url` to `path`, completely or not at all; raises OSError, also if the SHA-256 is wrong."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
-    try:
-        with urllib.request.urlopen(url, timeout=TIMEOUT_SECONDS) as response, open(partial, "wb") as file:
+    with atomic_path(path) as partial:
+        with urllib.request.urlopen(url, timeout=TIMEOUT_SECONDS) as response, open_new(partial) as file:
             expected = int(response.headers.get("Content-Length") or 0)
             with Progress(path.name, expected or None, "byte", scaled=True) as bar:
                 while chunk := response.read(CHUNK_BYTES):
@@ -124,9 +122,6 @@ def download(url: str, path: Path) -> None:
             raise OSError(f"the connection closed after {partial.stat().st_size} of {expected} bytes")
         if not matches_name(partial, path.name):
             raise OSError("the SHA-256 of the downloaded file is wrong")
-        os.replace(partial, path)
-    finally:
-        partial.unlink(missing_ok=True)
 
 
 def matches_name(path: Path, name: str) -> bool:

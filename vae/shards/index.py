@@ -14,7 +14,7 @@ import numpy as np
 
 from vae.images.formats import BadImageError
 from vae.shards.hashed_files import Keys
-from vae.system.files import check_regular
+from vae.system.files import read_regular
 
 MAX_IMAGE_BYTES = 2**31 - 2**12  # of one image file: Linux reads no more at once
 MAX_NAME_BYTES = 256  # of an image's name in a tar file that others wrote
@@ -74,10 +74,10 @@ def max_index_bytes(shard: Shard) -> int:
 def read_index(path: Path, shard: Shard) -> np.ndarray:
     """The index of a shard without removed images: INDEX (n,). BadImageError if it is of another shard."""
     try:
-        check_regular(path)
-        if path.stat().st_size > max_index_bytes(shard):
-            raise BadImageError("bad_index", f"{path.name} does not have {shard.samples} rows of an index")
-        return parse_index(path.read_bytes(), shard)
+        return parse_index(read_regular(path, max_index_bytes(shard)), shard)
+    except ValueError as error:  # too large
+        rows = f"{path.name} does not have {shard.samples} rows of an index"
+        raise BadImageError("bad_index", rows) from error
     except OSError as error:
         raise BadImageError("bad_index", f"{path.name} cannot be read ({error.strerror})") from error
 

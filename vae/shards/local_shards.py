@@ -5,13 +5,13 @@ import threading
 from collections import Counter, OrderedDict
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 
 from vae.images.formats import BadImageError
 from vae.shards.index import Row, Shard, check_bytes, index_path, read_index
-from vae.system.files import check_regular
+from vae.system.files import open_regular
 
 OPEN_SHARDS = 64  # files that one process keeps open; opening one again takes microseconds
 
@@ -63,8 +63,7 @@ class LocalShards:
             return self._open[shard.name]
         path = self._folder / shard.name
         try:
-            check_regular(path)
-            file = _TarFile(os.open(path, os.O_RDONLY | getattr(os, "O_BINARY", 0)))
+            file = _TarFile(open_regular(path))
         except OSError as error:
             raise BadImageError("missing_shard", f"{shard.name}: {error.strerror}") from error
         self._open[shard.name] = file
@@ -88,12 +87,10 @@ class LocalShards:
 class _TarFile:
     """A file that threads read at the same time; it is closed when nothing refers to it."""
 
-    def __init__(self, descriptor: int):
-        self._descriptor = descriptor
+    def __init__(self, file: BinaryIO):
+        self._file = file
+        self._descriptor = file.fileno()
         self._lock = threading.Lock()
-
-    def __del__(self) -> None:
-        os.close(self._descriptor)
 
     def read(self, offset: int, size: int) -> bytes:
         """The bytes from `offset` on; fewer at the end of the file."""

@@ -20,6 +20,7 @@ from vae.shards.shard_images import ShardImages
 from vae.shards.store import StoreFile, TooLargeError, download, read_file, read_range
 from vae.system import console
 from vae.system.errors import DataError, UserError
+from vae.system.files import open_regular
 
 ROOM_SECONDS = 300.0  # until other processes need their shards no more
 # Images of a shard that is not there, which each process reads one by one: a gigabyte may take minutes.
@@ -141,7 +142,7 @@ class RemoteShards:
             if path is None:
                 break
             try:
-                with open(path, "rb") as file:
+                with open_regular(path) as file:
                     file.seek(offset)
                     data = file.read(size)
             except OSError:
@@ -158,7 +159,7 @@ class RemoteShards:
                 f"({shard.bytes / 1e6:.0f} MB) does not fit into the cache: raise --cache_gib, or give a "
                 "--cache_dir on another disk"
             )
-        with open(path, "rb") as file:
+        with open_regular(path) as file:
             file.seek(offset)
             return file.read(size)
 

@@ -22,6 +22,7 @@ from urllib.parse import urlsplit, urlunsplit
 from vae.system import console
 from vae.system.addresses import public_text
 from vae.system.errors import DataError, UserError
+from vae.system.files import open_regular
 
 STALL_SECONDS = 30.0  # with less than MIN_BYTES: a try has failed
 MIN_BYTES = 30_000
@@ -127,7 +128,7 @@ def download(
 
         progress.hooks = {"size": check_size}
         if file.is_on_disk:  # fsspec copies without progress, so a slow disk would look stalled
-            with open(remote, "rb") as source, open(path, "wb") as target:
+            with open_regular(remote) as source, open(path, "wb") as target:
                 while chunk := source.read(COPY_BYTES):
                     target.write(chunk)
                     progress.relative_update(len(chunk))

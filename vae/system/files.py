@@ -1,20 +1,24 @@
-"""Files and folders: atomic writes, SHA-256, bounded JSON, CSV, and whether a folder can be written."""
+"""Files and folders: the functions that open files, SHA-256, bounded JSON, CSV, and where a folder can be.
+
+All of `vae/` reads through `open_regular`, which accepts regular files only, and writes through
+`atomic_path`, which replaces a file at once, or `open_appending`. None of them writes through a link.
+"""
 
 import csv
 import errno
 import hashlib
+import io
 import json
 import os
-import platform
 import re
+import secrets
+import shutil
 import stat
 import tempfile
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, TextIO
-
-from vae.system.errors import UserError
+from typing import Any, BinaryIO, TextIO, cast
 
 MAX_JSON_BYTES = 16 * 2**20  # of a whole JSON file: the largest that this toolkit reads has a few kB
 MAX_LINE_CHARS = 2**20  # of a line of a JSONL file
@@ -22,35 +26,159 @@ _CHUNK_BYTES = 2**20
 # Spreadsheets run cells that begin like this as formulas (OWASP, "CSV Injection"). Numbers are no formulas.
 _FORMULA = re.compile(r"'*[=+\-@\t\r]")
 _NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?")
-_TEMPORARY = re.compile(r"\..+\.\d+\.tmp")
-_IN_PLACE = (".lock", ".log", ".jsonl", ".tmp", ".txt")  # ends of names of files that are written in place
 _HUGE = re.compile(r"(?<![0-9])[0-9]{300}")  # a whole number that no float can be
+_SCRATCH = ".vae-scratch-"  # begin of the names of folders with unfinished files
+_SCRATCH_MARK = ".scratch"  # file in them
+_NO_WAIT = getattr(os, "O_NONBLOCK", 0)  # opening a pipe that nobody writes to or reads would wait
+_BINARY = getattr(os, "O_BINARY", 0)
+_NO_LINK = getattr(os, "O_NOFOLLOW", 0)
+
+
+class NotRegularError(OSError):
+    """The path is not that of a regular file."""
+
+    def __init__(self, path: str | os.PathLike[str], reason: str = "it is not a regular file") -> None:
+        super().__init__(errno.EINVAL, reason, os.fspath(path))
+
+
+# ---- opening files ---------------------------------------------------------------------------------------
+
+
+def open_regular(path: str | os.PathLike[str]) -> BinaryIO:
+    """A file to read; OSError if it is not a regular one, because a pipe or a device may have no end."""
+    check_regular(path)  # opening a device can have an effect
+    file = os.fdopen(os.open(path, os.O_RDONLY | _NO_WAIT | _BINARY), "rb")
+    if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):  # exchanged meanwhile
+        file.close()
+        raise NotRegularError(path)
+    return file
+
+
+def check_regular(path: str | os.PathLike[str]) -> None:
+    """Raise OSError unless the path is that of a regular file."""
+    if not stat.S_ISREG(os.stat(path).st_mode):
+        raise NotRegularError(path)
+
+
+def regular_path(path: str | os.PathLike[str]) -> str | os.PathLike[str]:
+    """`path`, for libraries that open files themselves; OSError unless it is that of a regular file."""
+    check_regular(path)
+    return path
+
+
+def open_new(path: Path) -> BinaryIO:
+    """A new file to write; FileExistsError if there is anything at `path`, a link included."""
+    return open(path, "xb")
+
+
+def open_new_text(path: Path, errors: str = "strict") -> TextIO:
+    """A new UTF-8 file with the line ends that are written to it."""
+    return io.TextIOWrapper(open_new(path), encoding="utf-8", errors=errors, newline="")
+
+
+def open_appending(path: Path) -> BinaryIO:
+    """A file to append to and to read, created if it is missing.
+
+    Raises NotRegularError for a link, a second name of another file, a pipe or a device.
+    """
+    if os.path.lexists(path) and not stat.S_ISREG(os.lstat(path).st_mode):
+        raise NotRegularError(path)
+    flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | _NO_WAIT | _NO_LINK | _BINARY
+    file = cast(BinaryIO, os.fdopen(os.open(path, flags, 0o666), "r+b", buffering=0))
+    status = os.fstat(file.fileno())
+    if not stat.S_ISREG(status.st_mode) or status.st_nlink > 1:
+        file.close()
+        raise NotRegularError(path, "it is not a regular file with this one name")
+    return file
+
+
+def is_link(path: str | os.PathLike[str]) -> bool:
+    """Whether the path is a symbolic link, or a junction of Windows."""
+    is_junction: Callable[[Any], bool] = getattr(os.path, "isjunction", lambda _path: False)
+    return os.path.islink(path) or is_junction(path)
+
+
+@contextmanager
+def scratch_folder(parent: Path) -> Iterator[Path]:
+    """A new folder in `parent` for files that are renamed from there; it is removed at the end.
+
+    `remove_temporary` removes those of killed processes.
+    """
+    # Not with mkdtemp: on Windows, its folders and what is moved out of them belong to one user alone.
+    folder = parent / (_SCRATCH + secrets.token_hex(8))
+    folder.mkdir()
+    try:
+        open_new(folder / _SCRATCH_MARK).close()
+        yield folder
+    finally:
+        _remove_scratch_folder(folder)
+
+
+def remove_temporary(parent: Path) -> None:
+    """Remove what killed processes left behind in a folder. No other process may be writing there."""
+    for folder in parent.glob(f"{_SCRATCH}*"):
+        if not is_link(folder) and ((folder / _SCRATCH_MARK).is_file() or not any(folder.iterdir())):
+            _remove_scratch_folder(folder)
+
+
+def _remove_scratch_folder(folder: Path) -> None:
+    with suppress(OSError):  # removed by others, or open in another program of Windows
+        for name in os.listdir(folder):
+            if name != _SCRATCH_MARK:  # the last one: if this process is killed, the rest is still known
+                path = folder / name
+                shutil.rmtree(path) if path.is_dir() and not is_link(path) else path.unlink()
+        (folder / _SCRATCH_MARK).unlink(missing_ok=True)
+        folder.rmdir()
 
 
 @contextmanager
 def atomic_path(path: Path) -> Iterator[Path]:
-    """Yield a temporary path beside `path`; on success it is flushed to disk and renamed to `path`.
+    """Yield a path without a file; what is written there is flushed to disk and renamed to `path`.
 
-    On failure the temporary file is removed and `path` is unchanged. Missing parent folders are created.
-    The file's permissions follow the umask. Raises OSError if the file cannot be written.
+    On failure `path` is unchanged. Missing parent folders are created. The file's permissions follow the
+    umask. A link at `path` is replaced, not what it points at. Raises OSError if the file cannot be written.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{platform.node()}.{os.getpid()}.tmp")  # nodes share folders
-    try:
-        temporary.touch()
-        mode = temporary.stat().st_mode & 0o777
+    with scratch_folder(path.parent) as folder:
+        temporary = folder / path.name
         yield temporary
+        mode = (folder / _SCRATCH_MARK).stat().st_mode & 0o777
         temporary.chmod(mode)  # safetensors makes its files readable by their owner only
-        with temporary.open("rb+") as file:
-            os.fsync(file.fileno())
+        flush_file(temporary)
         os.replace(temporary, path)
+
+
+def open_rewriting(path: Path) -> BinaryIO:
+    """A file in a scratch folder, whose bytes another library has written."""
+    return open(path, "r+b")
+
+
+def flush_file(path: Path) -> None:
+    """Write the content of a file to the disk itself."""
+    with open_rewriting(path) as file:
+        os.fsync(file.fileno())
+
+
+def flush_folder(folder: Path) -> None:
+    """Write the names in a folder to the disk itself."""
+    if os.name == "nt":  # Windows flushes names together with their files and cannot open a folder
+        return
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
     finally:
-        temporary.unlink(missing_ok=True)
+        os.close(handle)
+
+
+def replace_bytes(path: Path, content: bytes) -> None:
+    """Write a file atomically; on failure an older file is unchanged."""
+    with atomic_path(path) as temporary, open_new(temporary) as file:
+        file.write(content)
 
 
 def replace_text(path: Path, parts: Iterable[str]) -> None:
     """Write a text file atomically; on failure an older file is unchanged."""
-    with atomic_path(path) as temporary, temporary.open("w", encoding="utf-8", newline="\n") as file:
+    with atomic_path(path) as temporary, open_new_text(temporary) as file:
         file.writelines(parts)
 
 
@@ -61,64 +189,17 @@ def write_json(path: Path, content: Any, indent: int | None = None) -> None:
 
 def write_csv_rows(path: Path, rows: Iterable[Iterable[Any]]) -> None:
     """Write a CSV file atomically; OSError if it cannot be written."""
-    with (
-        atomic_path(path) as temporary,
-        temporary.open("w", newline="", encoding="utf-8", errors="backslashreplace") as file,
-    ):
+    with atomic_path(path) as temporary, open_new_text(temporary, errors="backslashreplace") as file:
         csv.writer(file).writerows(map(csv_cell, row) for row in rows)
 
 
-def remove_temporary(folder: Path) -> None:
-    """Remove what killed processes left behind in `atomic_path`. No other process may be writing there."""
-    for path in folder.glob("*.tmp"):
-        if _TEMPORARY.fullmatch(path.name):
-            path.unlink(missing_ok=True)
-
-
-def refuse_links(folder: Path) -> None:
-    """UserError if writing into the existing --output_dir `folder` could change files outside of it."""
-    if link := _find_link(folder):
-        raise UserError(
-            f"--output_dir {folder} contains the link {link.relative_to(folder)}, and a run could change "
-            "what it points at: replace it by a copy, or remove it"
-        )
-
-
-def _find_link(folder: Path) -> Path | None:
-    """A link in a folder or directly in one of its folders.
-
-    Of hard links only those that are written in place: others may be a user's second name of a checkpoint.
-    """
-    folders = []
-    with os.scandir(folder) as entries:  # it knows what each entry is: a run can have thousands of samples
-        for entry in entries:
-            if _is_link(entry):
-                return Path(entry)
-            if entry.is_dir():
-                folders.append(Path(entry))
-    for inner in folders:
-        with suppress(OSError), os.scandir(inner) as entries:  # lost+found: nothing is written there
-            if link := next(filter(_is_link, entries), None):
-                return Path(link)
-    return None
-
-
-def _is_link(entry: os.DirEntry[str]) -> bool:
-    is_written = entry.name.endswith(_IN_PLACE) and entry.is_file(follow_symlinks=False)
-    return entry.is_symlink() or (is_written and entry.stat().st_nlink > 1)  # 0 on Windows
-
-
-def check_regular(path: str | os.PathLike[str]) -> None:
-    """Raise OSError unless the path is that of a file: opening a pipe or a device may wait for ever."""
-    if not stat.S_ISREG(os.stat(path).st_mode):
-        raise OSError(errno.EINVAL, "it is not a regular file", os.fspath(path))
+# ---- reading files ---------------------------------------------------------------------------------------
 
 
 def sha256_of_file(path: str | os.PathLike[str]) -> str:
     """Hexadecimal SHA-256 of a file's content; OSError if it cannot be read."""
-    check_regular(path)
     digest = hashlib.sha256()
-    with open(path, "rb") as file:
+    with open_regular(path) as file:
         while chunk := file.read(_CHUNK_BYTES):
             digest.update(chunk)
     return digest.hexdigest()
@@ -152,12 +233,16 @@ def read_json(
 
 def read_regular(path: str | os.PathLike[str], max_bytes: int) -> bytes:
     """Content of a file; ValueError if it is larger, OSError if it cannot be read."""
-    check_regular(path)
-    with open(path, "rb") as file:
+    with open_regular(path) as file:
         data = file.read(max_bytes + 1)
     if len(data) > max_bytes:
         raise ValueError(f"it is larger than {max_bytes // 2**20} MiB")
     return data
+
+
+def read_text(path: str | os.PathLike[str], *, max_bytes: int = MAX_JSON_BYTES) -> str:
+    """The text of a small file, undecodable bytes included; ValueError and OSError as `read_regular`."""
+    return read_regular(path, max_bytes).decode("utf-8", "surrogateescape")
 
 
 def bounded_lines(file: TextIO) -> Iterator[str]:
@@ -170,8 +255,7 @@ def bounded_lines(file: TextIO) -> Iterator[str]:
 
 def read_json_lines(path: str | os.PathLike[str]) -> Iterator[dict[str, Any]]:
     """The objects in a JSONL file; lines that are no objects are skipped, as a crash may leave one."""
-    check_regular(path)
-    with open(path, encoding="utf-8", errors="replace") as file:
+    with io.TextIOWrapper(open_regular(path), encoding="utf-8", errors="replace") as file:
         for line in bounded_lines(file):
             try:
                 value = parse_json(line)

@@ -6,15 +6,17 @@ A command writes only into a new or empty folder, or into one that its own marke
 import json
 import os
 import secrets
+import time
 from dataclasses import dataclass
 from pathlib import Path
 
 from vae.system.errors import UserError
-from vae.system.files import read_json, why_not_writable
+from vae.system.files import is_link, open_new, read_json, why_not_writable
 
 MARKER_NAME = ".vae_folder.json"
 _OF_THE_SYSTEM = {".DS_Store", "Thumbs.db", "desktop.ini", "lost+found"}  # they belong to nobody
 _MAX_BYTES = 4096
+_WRITE_SECONDS = 1.0  # in which another process that has created a marker has also written it
 
 
 @dataclass(frozen=True)
@@ -45,19 +47,21 @@ def read_marker(folder: Path) -> FolderMarker | None:
 def check_folder(folder: Path, command: str, flag: str = "--output_dir") -> FolderMarker | None:
     """The marker if the folder is this command's own, None if it is new or empty; nothing is written.
 
-    Raises UserError for a file, a folder of another command, and a folder with files but without a marker.
+    Raises UserError for a file, a folder of another command, a folder with files but without a marker, and
+    an own one with a link to a folder, through which the command would write.
     """
     if problem := why_not_writable(folder):
         raise UserError(f"{flag} {folder} {problem}")
     if not folder.exists():
         return None
     marker = read_marker(folder)
+    if marker is not None and marker.command != command:
+        raise UserError(
+            f"{flag} {folder} is the folder of another command ({marker.command}): "
+            "give a new or an empty folder"
+        )
     if marker is not None:
-        if marker.command != command:
-            raise UserError(
-                f"{flag} {folder} is the folder of another command ({marker.command}): "
-                "give a new or an empty folder"
-            )
+        _refuse_linked_folders(folder, flag)
         return marker
     foreign = _foreign_name(folder)
     if foreign is not None:
@@ -68,8 +72,10 @@ def check_folder(folder: Path, command: str, flag: str = "--output_dir") -> Fold
     return None
 
 
-def claim_folder(folder: Path, command: str, flag: str = "--output_dir") -> FolderMarker:
-    """The marker of the folder, which is created with it if it is new or empty.
+def claim_folder(
+    folder: Path, command: str, flag: str = "--output_dir", folder_id: str | None = None
+) -> FolderMarker:
+    """The marker of the folder, which is created with it if it is new or empty; its id is `folder_id`.
 
     Raises UserError as `check_folder` does, and OSError if the folder cannot be written.
     """
@@ -78,22 +84,41 @@ def claim_folder(folder: Path, command: str, flag: str = "--output_dir") -> Fold
         return marker
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / MARKER_NAME
-    path.unlink(missing_ok=True)  # damaged, in a folder without other files: its writer was killed
-    marker = FolderMarker(command, secrets.token_hex(8))
+    marker = FolderMarker(command, folder_id or secrets.token_hex(8))
     try:
-        handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
-    except FileExistsError:  # another command was faster
-        return claim_folder(folder, command, flag)
-    with os.fdopen(handle, "w", encoding="utf-8") as file:
-        json.dump({"command": marker.command, "id": marker.id}, file)
+        file = open_new(path)
+    except FileExistsError:  # another command is faster; or its writer was killed, or it is not ours
+        time.sleep(_WRITE_SECONDS)
+        if read_marker(folder) is None:
+            path.unlink(missing_ok=True)
+        return claim_folder(folder, command, flag, folder_id)
+    with file:
+        file.write(json.dumps({"command": marker.command, "id": marker.id}).encode())
         file.flush()
         os.fsync(file.fileno())
     return marker
 
 
+def _refuse_linked_folders(folder: Path, flag: str) -> None:
+    """Raise UserError if a subfolder is a link to the outside: the command would write there."""
+    inside = folder.resolve()
+    with os.scandir(folder) as entries:
+        links = [entry.name for entry in entries if is_link(entry) and entry.is_dir()]
+    link = next((name for name in links if not (inside / name).resolve().is_relative_to(inside)), None)
+    if link is not None:
+        raise UserError(
+            f"{flag} {folder} contains the link {link} to another folder, and this command could change what "
+            "is in it: remove the link"
+        )
+
+
 def _foreign_name(folder: Path) -> str | None:
     """The first name, sorted, that prevents a folder without a marker from being empty."""
     with os.scandir(folder) as entries:
-        names = (entry.name for entry in entries)
-        foreign = {name for name in names if name not in _OF_THE_SYSTEM and name != MARKER_NAME}
+        foreign = {
+            entry.name
+            for entry in entries
+            if entry.name not in _OF_THE_SYSTEM
+            and not (entry.name == MARKER_NAME and entry.is_file(follow_symlinks=False))
+        }
     return min(foreign, default=None)

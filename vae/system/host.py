@@ -4,6 +4,8 @@ import os
 import sys
 from pathlib import Path
 
+from vae.system.files import read_text
+
 GIB, MIB = 2**30, 2**20  # bytes
 
 CGROUP = Path("/sys/fs/cgroup")
@@ -29,13 +31,13 @@ def decoding_processes(cores: int, windows: bool) -> int:
 def container_quota(cgroup: Path = CGROUP) -> float | None:
     """CPU quota of the container in cores (cgroup v2 cpu.max, or v1); None without a limit."""
     try:
-        text, period_text = (cgroup / "cpu.max").read_text().split()
+        text, period_text = read_text(cgroup / "cpu.max").split()
         return None if text == "max" else int(text) / int(period_text)
     except (OSError, ValueError):
         pass
     try:
-        quota = int((cgroup / "cpu/cpu.cfs_quota_us").read_text())
-        period = int((cgroup / "cpu/cpu.cfs_period_us").read_text())
+        quota = int(read_text(cgroup / "cpu/cpu.cfs_quota_us"))
+        period = int(read_text(cgroup / "cpu/cpu.cfs_period_us"))
         return quota / period if quota > 0 else None
     except (OSError, ValueError):
         return None
@@ -45,7 +47,7 @@ def container_memory(cgroup: Path = CGROUP) -> int | None:
     """Bytes of memory that the container may use (cgroup v2 memory.max, or v1); None without a limit."""
     for name in ("memory.max", "memory/memory.limit_in_bytes"):
         try:
-            limit = int((cgroup / name).read_text())
+            limit = int(read_text(cgroup / name))
         except (OSError, ValueError):  # no such file; "max"
             continue
         return limit if limit < 2**60 else None  # v1 writes "no limit" as a number near 2**63
@@ -65,8 +67,8 @@ def container_free_memory(cgroup: Path = CGROUP) -> int | None:
         ("memory", "usage_in_bytes", "total_inactive_file"),
     ):
         try:
-            used = int((cgroup / folder / f"memory.{usage}").read_text())
-            lines = (cgroup / folder / "memory.stat").read_text().splitlines()
+            used = int(read_text(cgroup / folder / f"memory.{usage}"))
+            lines = read_text(cgroup / folder / "memory.stat").splitlines()
         except (OSError, ValueError):
             continue
         cached = sum(int(line.split()[1]) for line in lines if line.split()[:1] == [unused])
@@ -80,7 +82,7 @@ def main_memory() -> tuple[int, int]:
         status = windows_memory()
         return status["physical_total"], status["physical_free"]
     try:
-        lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
+        lines = read_text("/proc/meminfo").splitlines()
         kib = {line.split(":")[0]: int(line.split()[1]) for line in lines}
         return kib["MemTotal"] * 1024, kib["MemAvailable"] * 1024
     except (OSError, ValueError, KeyError, IndexError):  # macOS has no /proc
@@ -98,7 +100,7 @@ def address_space() -> int | None:
     if limit == resource.RLIM_INFINITY:
         return None
     try:
-        pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[0])
+        pages = int(read_text("/proc/self/statm").split()[0])
     except (OSError, ValueError, IndexError):  # macOS has no /proc
         pages = 0
     return max(0, limit - pages * os.sysconf("SC_PAGE_SIZE"))

@@ -14,7 +14,9 @@ from contextlib import suppress
 from functools import cache
 from hashlib import sha256
 from pathlib import Path
-from typing import IO
+from typing import BinaryIO
+
+from vae.system.files import open_appending
 
 _HELD = (errno.EACCES, errno.EAGAIN, errno.EDEADLK)  # by another process
 FAR = 2**30  # behind any text: Windows lets no other process read a locked byte
@@ -53,12 +55,13 @@ def lock_byte(handle: int, offset: int = FAR, *, shared: bool = False) -> bool:
     return True
 
 
-def open_locked(path: Path) -> IO[str] | None:
+def open_locked(path: Path) -> BinaryIO | None:
     """The file, locked until it is closed, or None if another process holds it.
 
-    Never open a path twice within one process. Raises OSError on a file system without locks.
+    Never open a path twice within one process. Raises NotRegularError for a link or a pipe, and another
+    OSError on a file system without locks.
     """
-    file = path.open("a+", encoding="utf-8")
+    file = open_appending(path)
     locked = False
     try:
         locked = lock_byte(file.fileno())
@@ -73,8 +76,8 @@ class LockFile:
 
     def __init__(self, path: Path) -> None:
         """Raises OSError if the file cannot be created, or is a link."""
-        flags = os.O_RDWR | os.O_CREAT | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_NOFOLLOW", 0)
-        self._handle = os.open(path, flags, 0o666)
+        self._file = open_appending(path)
+        self._handle = self._file.fileno()
         self._begin()
 
     def _begin(self) -> None:

@@ -7,7 +7,9 @@ import signal
 import sys
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
+from types import FrameType
 from typing import NoReturn
 
 from vae.system import console
@@ -28,10 +30,13 @@ def run_script(name: str, main: Callable[[list[str]], int], stopped: str = "stop
     atexit.register(lambda: codes and end_process(codes[0]))
     limit_spinning()
     set_gpu_memory_variables()
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # the same clean end as Ctrl-C
+    interrupt = partial(_interrupt, stopped)
+    if signal.getsignal(signal.SIGINT) != signal.SIG_IGN:
+        signal.signal(signal.SIGINT, interrupt)
+    signal.signal(signal.SIGTERM, interrupt)  # the same clean end as Ctrl-C
     hangup = getattr(signal, "SIGHUP", None)  # the terminal was closed; Windows has none, nohup ignores it
     if hangup is not None and signal.getsignal(hangup) == signal.SIG_DFL:
-        signal.signal(hangup, signal.default_int_handler)
+        signal.signal(hangup, interrupt)
     for stream in ("stdout", "stderr"):
         if getattr(sys, stream) is None:  # the parent process closed it, for example with >&-
             setattr(sys, stream, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115
@@ -40,6 +45,16 @@ def run_script(name: str, main: Callable[[list[str]], int], stopped: str = "stop
         code = exit_code(name, main, sys.argv[1:], stopped)
     codes.append(code)
     sys.exit(code)
+
+
+def _interrupt(stopped: str, _number: int, frame: FrameType | None) -> None:
+    """Raise KeyboardInterrupt; but end the process within an import, which could turn it into any error."""
+    while frame is not None:
+        if frame.f_code.co_filename.startswith("<frozen importlib"):
+            console.error_from_signal_handler(stopped)
+            os._exit(EXIT_INTERRUPTED)
+        frame = frame.f_back
+    raise KeyboardInterrupt
 
 
 def end_process(code: int) -> NoReturn:

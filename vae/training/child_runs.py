@@ -11,7 +11,7 @@ from types import TracebackType
 from typing import Any, Generic, TypeVar
 
 from vae.system import child_process
-from vae.system.files import read_json_lines
+from vae.system.files import open_appending, read_json_lines
 from vae.system.script import ROOT
 from vae.training.output.run_folder import METRICS_NAME, checkpoint_paths
 
@@ -40,7 +40,7 @@ class ChildRuns(Generic[Key]):
         """Start a script of this project, on one card and with its output appended to `log` if given."""
         env = dict(os.environ) if card is None else {**os.environ, "CUDA_VISIBLE_DEVICES": str(card)}
         with ExitStack() as files:
-            output = files.enter_context(log.open("ab")) if log else None
+            output = files.enter_context(open_appending(log)) if log else None
             process = child_process.start(
                 [sys.executable, str(ROOT / script), *words],
                 env=env,

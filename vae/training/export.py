@@ -1,7 +1,7 @@
 """The end of a run: OUTPUT_DIR/vae, which diffusers.AutoencoderKL.from_pretrained loads, and the result.
 
-If the weights of a stage validate worse than its start, the folder that they replace is kept beside it, once
-per stage: later pieces of the stage replace what the first wrote.
+A folder that this run has not written is kept beside it. So is what the weights of a stage would replace that
+validate worse than its start, once per stage: later pieces of the stage replace what the first wrote.
 """
 
 import os
@@ -9,10 +9,10 @@ from collections.abc import Iterable
 from pathlib import Path
 
 import torch
-from safetensors import SafetensorError, safe_open
 
 from vae.config.options import Config
 from vae.images.pixels import to_float
+from vae.interop.checkpoint_file import checkpoint_digest
 from vae.interop.diffusers_folder import (
     WEIGHTS_NAME,
     channel_config,
@@ -29,14 +29,17 @@ from vae.interop.latent_statistics import (
     set_latent_norm,
 )
 from vae.interop.modelspec import modelspec
-from vae.interop.safetensors_file import stored_weights
-from vae.interop.vae_files import START_KEY
+from vae.interop.safetensors_file import stored_metadata, stored_weights
+from vae.interop.vae_files import CHECKPOINT_KEY, RUN_KEY, START_KEY
 from vae.model.autoencoder import AutoencoderKL
 from vae.step import Networks, network_input
 from vae.system import console
 from vae.system.errors import NonFiniteError, UserError
+from vae.system.files import is_link
+from vae.system.folder_marker import read_marker
 from vae.training.checkpoints.store import position_name
 from vae.training.output.run_folder import epoch_name, resume_command
+from vae.training.provenance import note_exported
 from vae.training.state import TrainingState
 
 EXPORT_NAME = "vae"  # folder in OUTPUT_DIR
@@ -72,6 +75,15 @@ def latent_constants(
     return latents.statistics().constants
 
 
+def is_exported(output_dir: Path, checkpoint: Path) -> bool:
+    """Whether OUTPUT_DIR/vae has the weights of this checkpoint."""
+    metadata = stored_metadata(output_dir / EXPORT_NAME / WEIGHTS_NAME)
+    return (
+        metadata.get(CHECKPOINT_KEY) == checkpoint_digest(checkpoint)
+        and (output_dir / EXPORT_NAME / "config.json").is_file()  # it is written last
+    )
+
+
 class Export:
     """Writes OUTPUT_DIR/vae. `peak` is the learning rate of the last stage, for the texts."""
 
@@ -79,10 +91,11 @@ class Export:
         self.folder = Path(config.run.output_dir) / EXPORT_NAME
         self._config, self._state, self._peak = config, state, peak
 
-    def write(self, constants: LatentConstants) -> None:
+    def write(self, constants: LatentConstants, checkpoint: Path) -> None:
         """Write the folder with constants of the latents; nothing if a value is not finite: NonFiniteError.
 
-        The hash of the weights with which the run began is in the file; averages of VAEs compare it.
+        The hash of the weights with which the run began is in the file; averages of VAEs compare it. So is
+        the SHA-256 of the `checkpoint` with these weights.
         """
         state = self._state
         numbers = (constants.scaling, constants.shift, *constants.mean, *constants.std)
@@ -93,12 +106,19 @@ class Export:
                 f"{self._remedy()}"
             )
         weights, start = stored_weights(state.eval_model, "fp32"), state.lineage.start
-        metadata = {START_KEY: start} if start else {}
+        digest, marker = checkpoint_digest(checkpoint), read_marker(self.folder.parent)
+        metadata = {CHECKPOINT_KEY: digest, RUN_KEY: marker.id if marker else ""}
+        metadata |= {START_KEY: start} if start else {}
         if state.eval_model.bn is None:
             metadata |= channel_metadata(constants)
+        before = stored_metadata(self.folder / WEIGHTS_NAME)
+        stage = str(state.stage.first_epoch)
         if state.history.is_below_start:
-            self._keep_replaced()
-            metadata[WORSE_KEY] = str(state.stage.first_epoch)
+            metadata[WORSE_KEY] = stage
+        if self._is_foreign(before, metadata[RUN_KEY]):
+            console.warning(f"{self.folder} is not of this run, so it is kept in {self._keep_replaced()}")
+        elif state.history.is_below_start and before and before.get(WORSE_KEY) != stage:
+            self._report_worse(self._keep_replaced())
         shape, size = state.eval_model.config, state.stage.image_size
         config = diffusers_config(shape, size, constants.scaling, constants.shift)
         config |= latents_config(state.eval_model.bn)
@@ -106,12 +126,18 @@ class Export:
             config |= channel_config(constants, were_in_config=state.latent_constants is not None)
         metadata |= modelspec(state.eval_model, self.folder.absolute().parent, size)
         save_diffusers_folder(self.folder, weights, config, metadata)
+        note_exported(self.folder.parent, digest)
 
-    def _keep_replaced(self) -> None:
-        """Rename the folder that the weights of a worse validation would replace, and report it."""
-        folder, history = self.folder, self._state.history
-        if not (folder / "config.json").is_file() or self._is_kept():  # config.json is written last
-            return
+    def _is_foreign(self, before: dict[str, str], run_id: str) -> bool:
+        """Whether the folder has files that this run has not written, but would replace."""
+        if is_link(self.folder) or not self.folder.is_dir():
+            return os.path.lexists(self.folder)
+        names = (WEIGHTS_NAME, "config.json")
+        return before.get(RUN_KEY) != run_id and any((self.folder / name).exists() for name in names)
+
+    def _keep_replaced(self) -> Path:
+        """Rename the folder that would be replaced; its new name."""
+        folder = self.folder
         kept, number = folder.with_name("vae_before"), 2
         while os.path.lexists(kept):
             kept, number = folder.with_name(f"vae_before_{number}"), number + 1
@@ -122,6 +148,10 @@ class Export:
                 f"{folder} cannot be renamed to {kept.name}: {error.strerror}: close the programs that use "
                 f"it, then export with: {resume_command(folder.parent)}"
             ) from error
+        return kept
+
+    def _report_worse(self, kept: Path) -> None:
+        history = self._state.history
         line = (
             f"PSNR is {history.last_psnr:.2f} dB, and {history.start_psnr:.2f} dB at the start of this "
             f"stage, so the VAE of before is kept in {kept}"
@@ -130,14 +160,6 @@ class Export:
             console.info(f"{line}: the adversarial loss may lower PSNR, so compare the pictures of both")
         else:
             console.warning(f"{line}: {self._remedy()}")
-
-    def _is_kept(self) -> bool:
-        """Whether the folder is of this stage and below its start: then that of its start is kept already."""
-        try:
-            with safe_open(self.folder / WEIGHTS_NAME, framework="pt") as file:
-                return (file.metadata() or {}).get(WORSE_KEY) == str(self._state.stage.first_epoch)
-        except (OSError, SafetensorError):
-            return False
 
     def _remedy(self) -> str:
         """The command that trains on from the best checkpoint."""

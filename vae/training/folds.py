@@ -25,6 +25,7 @@ from vae.interop.vae_files import load_vae
 from vae.system import console
 from vae.system.errors import EXIT_SAVED_RESUMABLE, UserError
 from vae.system.files import read_json, write_csv_rows, write_json
+from vae.system.folder_marker import check_folder, claim_folder
 from vae.system.host import usable_cores
 from vae.training.child_runs import ChildRuns, continued, validations
 from vae.training.output.run_folder import METRICS_NAME
@@ -49,6 +50,11 @@ class Fold:
         """The output folder of its run."""
         return Path(self.given["output_dir"])
 
+    @property
+    def output(self) -> Path:
+        """What the run prints, if others run at the same time."""
+        return self.folder.with_suffix(".txt")
+
     def words(self) -> list[str]:
         """The flags of the run, which continue it if it was begun."""
         given = {**continued(self.folder, self.given), "resume_from": "latest"}
@@ -58,9 +64,10 @@ class Fold:
 def train_folds(given: Given, wanted: Sequence[str]) -> int:
     """Train these folds of the manifest, and print their results as one table; returns the exit code."""
     folds = find_folds(given, wanted)
+    check_folder(output_folder(given), "folds")
     for fold in folds:
         check_command({**fold.given, "resume_from": "latest"})
-    output_folder(given).mkdir(parents=True, exist_ok=True)
+    claim_folder(output_folder(given), "folds")
     code = _train(folds, _cards(given))
     if code == 0:
         report(output_folder(given), [fold.number for fold in folds])
@@ -139,8 +146,7 @@ def _start(runs: ChildRuns[tuple[Fold, str | None]], fold: Fold, card: str | Non
     """Start the run of a fold. Several at once write their output into files."""
     words, log = fold.words(), None
     if at_once > 1:
-        fold.folder.mkdir(parents=True, exist_ok=True)
-        log = fold.folder / "output.txt"
+        log = fold.output
         if fold.given.get("num_workers", "auto") == "auto":
             words += ["--num_workers", str(max(1, (usable_cores() - 2) // at_once))]
     where = f" on card {card}, output in {log}" if log else ""

@@ -22,8 +22,12 @@ from vae.interop.vae_path import check_checkpoint_path, locate_vae
 from vae.shards.dataset_json import is_dataset, read_dataset
 from vae.shards.mixture import parse_mixture
 from vae.system.errors import UserError
-from vae.system.files import why_not_writable
-from vae.training.output.run_folder import METRICS_NAME, checkpoint_paths, resume_command
+from vae.training.output.run_folder import (
+    check_run_folder,
+    checkpoint_paths,
+    contains_run,
+    resume_command,
+)
 from vae.training.output.wandb_run import check_wandb_installed
 
 Given = dict[str, Any]  # option values by name, as the user gave them
@@ -106,20 +110,14 @@ def output_folder(given: Given) -> Path:
     return Path(given.get("output_dir", implied))
 
 
-def contains_run(folder: Path) -> bool:
-    """Whether a run has written into the folder."""
-    return bool(checkpoint_paths(folder)) or (folder / METRICS_NAME).exists()
-
-
 def _check_output(given: Given) -> None:
-    """Raise UserError if the output folder cannot be written or contains another run.
+    """Raise UserError if the output folder cannot be written, is of others or contains another run.
 
     With --resume_from latest, the run in the folder is this run, even if it stopped before its first
     checkpoint.
     """
     resumed, folder = given.get("resume_from"), output_folder(given)
-    if problem := why_not_writable(folder):
-        raise UserError(f"--output_dir {folder} {problem}")
+    check_run_folder(folder)
     if resumed == "latest" or (resumed and Path(resumed).parent.resolve() == folder.resolve()):
         return
     if contains_run(folder):

@@ -26,6 +26,7 @@ from vae.training.stages import Stage
 from vae.training.validation.measure import ValidationSet
 
 RUN_NAME = "run.json"
+EXPORTED = "exported"  # key: the SHA-256 of the checkpoint whose weights the run has exported at its end
 RULES = 1  # of the order of images and of their crops as functions of (seed, epoch, position)
 # Without these keys two records can be equal: they do not decide samples.
 NOT_COMPARED = {"path", "policy", "transforms", "parent", "exclude_keys", "exclude_matched"}
@@ -45,6 +46,15 @@ def write_last_run(folder: Path, lineage: Lineage, good: Path | None) -> None:
     """Store which run is the last one in the folder, and its checkpoint that is known to be good."""
     name = good.name if good is not None and good.parent == folder else None
     write_json(folder / RUN_NAME, {**asdict(lineage), "good_checkpoint": name}, indent=2)
+
+
+def note_exported(folder: Path, digest: str) -> None:
+    """Store that the last run in the folder has exported its weights, from a checkpoint with this SHA-256."""
+    try:
+        plain = read_json(folder / RUN_NAME)
+    except (OSError, ValueError):
+        plain = {}
+    write_json(folder / RUN_NAME, {**plain, EXPORTED: digest}, indent=2)
 
 
 def read_last_run(folder: Path) -> tuple[Lineage | None, Path | None]:

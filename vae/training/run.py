@@ -1,6 +1,7 @@
 """A whole run, from top to bottom: prepare, train stage after stage, export, report the result."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -12,10 +13,12 @@ from vae.memory.available import limit_memory
 from vae.model.recompute import set_recompute
 from vae.system import console
 from vae.system.errors import EXIT_SAVED_RESUMABLE, NonFiniteError, UserError
+from vae.system.folder_marker import claim_folder
 from vae.training.checkpoints.saver import Saver
+from vae.training.checkpoints.store import position_name
 from vae.training.checkpoints.writer import CheckpointWriter, copy_fits
 from vae.training.distributed import Distributed
-from vae.training.export import LATENT_IMAGES, Export, latent_constants
+from vae.training.export import LATENT_IMAGES, Export, is_exported, latent_constants
 from vae.training.joint_reading import store_aspects
 from vae.training.loop import StageEnd, TrainingLoop
 from vae.training.memory.oom_retry import OomRetry
@@ -23,10 +26,10 @@ from vae.training.memory.stage_memory import StagePlan, memory_limit, reset_memo
 from vae.training.output.appending import write_json
 from vae.training.output.folder_lock import FolderLock
 from vae.training.output.logbook import Logbook
-from vae.training.output.run_folder import METRICS_NAME, resume_command
+from vae.training.output.run_folder import COMMAND, METRICS_NAME, contains_run, resume_command
 from vae.training.output.wandb_run import WandbRun
 from vae.training.parts import PreparedRun
-from vae.training.precheck import Checked, Given, check_command, contains_run, output_folder
+from vae.training.precheck import Checked, Given, check_command, output_folder
 from vae.training.precision import search_plans
 from vae.training.records.cost import cost_text, recorded_cost
 from vae.training.records.stage_report import print_remarks, print_stage, record_memory
@@ -59,7 +62,8 @@ def train_checked(given: Checked) -> int:
     )
     try:
         with StopSignals(dist.is_main) as signals, FolderLock() as lock, dist.lost_processes_named():
-            _lock_folder(lock, output_folder(given), dist, only_run=True)
+            folder = output_folder(given)
+            _on_main(dist, folder, lambda: lock.acquire(folder) if contains_run(folder) else None)
             prepared = prepare_run(given, dist)
             minutes = prepared.config.run.hang_minutes
             with Watchdog(minutes, prepared.output_dir, dist.rank) as watchdog:
@@ -83,16 +87,16 @@ def _out_of_memory_line(error: Exception, folder: Path) -> str:
     )
 
 
-def _lock_folder(lock: FolderLock, folder: Path, dist: Distributed, only_run: bool = False) -> None:
-    """Lock the output folder on the main process; with `only_run`, only a folder that contains a run."""
+def _on_main(dist: Distributed, folder: Path, action: Callable[[], object]) -> None:
+    """Run `action` on the main process; its UserError ends every process."""
     refusal = None
-    if dist.is_main and (contains_run(folder) or not only_run):
+    if dist.is_main:
         try:
-            lock.acquire(folder)
+            action()
         except UserError as error:
             refusal = error
     if dist.all_reduce_scalars(refusal is not None)[0]:
-        raise refusal or UserError(f"--output_dir {folder} is in use: the main process names its user")
+        raise refusal or UserError(f"--output_dir {folder} cannot be used: the main process prints why")
 
 
 class _Run:
@@ -112,6 +116,7 @@ class _Run:
         plans = {later: self.prepared.plan(later) for later in stages[stages.index(stage) :]}
         limit_memory(self.dist.device, memory_limit(plans.values()))
         if self.prepared.config.run.find_lr:
+            _on_main(self.dist, self.prepared.output_dir, self._claim_folder)
             find_learning_rate(self.prepared, plans[stage], self.alive)
             return 0
         if self.prepared.config.run.train_minutes is not None:
@@ -135,7 +140,8 @@ class _Run:
                 return self._report_stopped(logbook)
             self.alive.signals.answer = EXPORT
             loop.validate_final()
-            self._finish(schedule, loop.stepper.retry, logbook, loop.baselines)
+            checkpoint = self.prepared.output_dir / position_name(self.state.position)
+            self._finish(schedule, loop.stepper.retry, logbook, loop.baselines, checkpoint)
         except LoadingStoppedError:  # in the last validation: the last step is saved
             return self._report_stopped(logbook)
         finally:
@@ -183,9 +189,17 @@ class _Run:
         return StageEnd.FINISHED
 
     def _finish(
-        self, schedule: StageSchedule, retry: OomRetry, logbook: Logbook, baselines: dict[str, Metrics]
+        self,
+        schedule: StageSchedule,
+        retry: OomRetry,
+        logbook: Logbook,
+        baselines: dict[str, Metrics],
+        checkpoint: Path,
     ) -> None:
-        """Export the weights and print the result beside the `baselines` of the last stage."""
+        """Export the weights and print the result beside the `baselines` of the last stage.
+
+        `checkpoint` is the file with these weights.
+        """
         run, state = self.prepared, self.state
         run.samples(retry, logbook, self.alive).save()
         logbook.draw_results()
@@ -197,7 +211,7 @@ class _Run:
             crops = self._crops_for_latents(schedule)
             constants = latent_constants(state.eval_model, run.networks, crops, state.latent_constants)
             try:
-                Export(run.config, state, schedule.peak).write(constants)
+                Export(run.config, state, schedule.peak).write(constants, checkpoint)
             except NonFiniteError as error:
                 failure = str(error)
         raise_if_diverged(self.dist, failure)
@@ -224,9 +238,7 @@ class _Run:
     def _create_folder(self) -> None:
         """Create and lock the output folder, with the configuration and the split of the images."""
         run, folder = self.prepared, self.prepared.output_dir
-        if self.dist.is_main:
-            folder.mkdir(parents=True, exist_ok=True)
-        _lock_folder(self.lock, folder, self.dist)
+        _on_main(self.dist, folder, self._claim_folder)
         if self.dist.is_main:
             split = {"train": run.training_set.record(), "validation": []}
             if run.validation_set:
@@ -236,6 +248,17 @@ class _Run:
             write_json(folder / "split.json", split, indent=1)
             store_aspects(folder, run.training_set)
         self.dist.barrier()
+
+    def _claim_folder(self) -> None:
+        """Mark and lock the folder. The first run in it has the id of its marker, later ones an ancestor."""
+        state, lineage = self.state, self.state.lineage
+        marker = claim_folder(self.prepared.output_dir, COMMAND, folder_id=lineage.id)
+        if not lineage.is_of(marker.id):  # the first one was killed before it saved anything
+            if lineage.ancestors:
+                state.lineage = replace(lineage, ancestors=((marker.id, 0), *lineage.ancestors))
+            else:
+                state.lineage = replace(lineage, id=marker.id)
+        self.lock.acquire(self.prepared.output_dir)
 
     def _open_logbook(self, wandb: WandbRun | None = None) -> Logbook:
         step, dist = self.state.position.step, self.dist
@@ -275,18 +298,18 @@ class _Run:
         if stage is not None:
             limit = run.config.run.max_steps
             reason = f"the run has made {position.step} of --max_steps {limit} steps: raise it to continue"
-        exported, checkpoint = run.output_dir / "vae" / "config.json", run.provenance.resumed_from
+        checkpoint = run.provenance.resumed_from
         assert checkpoint is not None  # a new run has steps to make
-        is_newer = exported.exists() and exported.stat().st_mtime >= checkpoint.stat().st_mtime
-        is_exported = self.dist.all_reduce_scalars(is_newer and self.dist.is_main)[0] > 0
-        state = "nothing to do" if is_exported else "writing its vae folder"
+        is_done = self.dist.is_main and is_exported(run.output_dir, checkpoint)
+        is_done = self.dist.all_reduce_scalars(is_done)[0] > 0
+        state = "nothing to do" if is_done else "writing its vae folder"
         console.info(f"{run.output_dir}: {reason}; {state}")
-        if not is_exported:
+        if not is_done:
             self._create_folder()
             logbook = self._open_logbook()
             self.alive.signals.answer = EXPORT
             try:
-                self._finish(run.schedule(self.state.stage), run.retry(), logbook, {})
+                self._finish(run.schedule(self.state.stage), run.retry(), logbook, {}, checkpoint)
             finally:
                 logbook.close()
         return 0

@@ -1,5 +1,6 @@
 """--save_config: the options of a command as a JSON file for --config."""
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ def save_config(given: dict[str, Any], path: str) -> None:
     The file contains no reference to other files of options, because it replaces them.
     """
     file = Path(path)
-    if file.exists():
+    if os.path.lexists(file):
         raise UserError(f"--save_config {file} exists: use another name, or delete it first")
     options = resolve_options(given, pick_device(given.get("device", "auto")))
     if options.content is None:

@@ -35,6 +35,7 @@ from vae.step import Networks, trained_networks
 from vae.system import console
 from vae.system.addresses import public_text
 from vae.system.errors import DataError, UserError
+from vae.system.folder_marker import read_marker
 from vae.system.gpus import CPU_SETTINGS, match_card
 from vae.system.host import GIB
 from vae.training.checkpoints.broadcast import from_main
@@ -47,7 +48,7 @@ from vae.training.joint_reading import with_aspects
 from vae.training.kernel_shapes import kernel_shapes
 from vae.training.output.run_folder import folders_of_runs, resume_command
 from vae.training.parts import PreparedRun
-from vae.training.precheck import Given
+from vae.training.precheck import Given, output_folder
 from vae.training.precision import compile_in_place, compute_dtype, set_backends, why_not_compile
 from vae.training.provenance import (
     NEW,
@@ -269,12 +270,22 @@ def _sample_images(config: Config, stages: list[Stage], dist: Distributed) -> di
 
 def _find_checkpoint(given: Given) -> Checkpoint | None:
     """The checkpoint of --resume_from; None if there is none yet."""
+    folder = output_folder(given)
     if given["resume_from"] != "latest":
-        return load_named(Path(given["resume_from"]))
-    folder = Path(given.get("output_dir", Config().run.output_dir))
-    found = load_newest(folder) if folder.is_dir() else None
-    if found is None:
+        found = load_named(Path(given["resume_from"]))
+    elif (newest := load_newest(folder) if folder.is_dir() else None) is None:
         _no_checkpoint_yet(folder, "output_dir" in given)
+        return None
+    else:
+        found = newest
+    path, content = found
+    marker = read_marker(folder)
+    is_inside = path.parent.resolve() == folder.resolve()
+    if marker is not None and is_inside and not saved_lineage(content).is_of(marker.id):
+        raise UserError(
+            f"--resume_from {given['resume_from']}: {path} is not of the run in --output_dir {folder}: give "
+            "a new --output_dir"
+        )
     return found
 
 

@@ -2,7 +2,7 @@
 
 import time
 from pathlib import Path
-from typing import IO
+from typing import BinaryIO
 
 from vae.system.errors import UserError
 from vae.system.lock_file import open_locked
@@ -10,7 +10,7 @@ from vae.system.lock_file import open_locked
 POLL_SECONDS = 0.02
 
 
-def try_claim(path: Path) -> IO[str] | None:
+def try_claim(path: Path) -> BinaryIO | None:
     """The locked file, which its closing releases, or None if another process holds it.
 
     A lock belongs to a process: never claim a path twice within one. Raises UserError on a file system
@@ -26,7 +26,7 @@ def try_claim(path: Path) -> IO[str] | None:
         ) from None
 
 
-def wait_for_claim(path: Path) -> IO[str]:
+def wait_for_claim(path: Path) -> BinaryIO:
     """The locked file, as soon as no other process holds it: a context that one process at a time is in."""
     while (file := try_claim(path)) is None:
         time.sleep(POLL_SECONDS)

@@ -3,7 +3,7 @@
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import IO, Any
+from typing import Any, BinaryIO
 
 import optuna
 from optuna.storages import JournalStorage
@@ -12,7 +12,7 @@ from optuna.storages.journal import JournalFileBackend, JournalFileOpenLock
 from vae.config.tune_flags import DIRECTIONS
 from vae.system import console
 from vae.system.errors import UserError
-from vae.system.files import refuse_links
+from vae.system.files import NotRegularError, open_appending
 from vae.tuning.claims import wait_for_claim
 
 JOURNAL_NAME = "journal.log"
@@ -28,7 +28,7 @@ class JournalLock(JournalFileOpenLock):
     def __init__(self, journal: Path) -> None:
         super().__init__(str(journal))
         self._journal = journal
-        self._file: IO[str] | None = None
+        self._file: BinaryIO | None = None
 
     def acquire(self) -> bool:
         self._file = wait_for_claim(self._journal.parent / ".journal.lock")
@@ -43,8 +43,11 @@ class JournalLock(JournalFileOpenLock):
 
 def open_study(folder: Path, objectives: Sequence[str]) -> optuna.Study:
     """The study in the folder, or a new one; UserError for a link, damage or other objectives."""
-    refuse_links(folder)
     path = folder / JOURNAL_NAME
+    try:
+        open_appending(path).close()
+    except NotRegularError as error:
+        raise UserError(f"--output_dir {folder}: {JOURNAL_NAME}: {error.strerror}: remove it") from None
     directions: list[Any] = [DIRECTIONS[name] for name in objectives]
     try:
         study = optuna.create_study(
@@ -68,10 +71,11 @@ def open_study(folder: Path, objectives: Sequence[str]) -> optuna.Study:
 
 def cut_torn_record(path: Path) -> None:
     """Remove an incomplete last line, of a killed process or a full disk."""
-    with path.open("rb") as file:
+    with open_appending(path) as file:
         size = file.seek(0, os.SEEK_END)
         file.seek(max(0, size - 1))
         if file.read() in (b"", b"\n"):
             return
-    console.warning(f"{path}: removes the incomplete last record, of a killed process or a full disk")
-    os.truncate(path, path.read_bytes().rfind(b"\n") + 1)
+        console.warning(f"{path}: removes the incomplete last record, of a killed process or a full disk")
+        file.seek(0)
+        file.truncate(file.read().rfind(b"\n") + 1)

@@ -13,11 +13,12 @@ from vae.data.manifest import is_manifest
 from vae.shards.dataset_json import is_dataset
 from vae.system import console
 from vae.system.errors import UserError
-from vae.system.files import why_not_writable
+from vae.system.folder_marker import check_folder
 from vae.training.precheck import check_command as check_training
 from vae.tuning.presets import PRESETS, preset
 from vae.tuning.space import Space, check_space, read_space, start_values
 
+COMMAND = "tune"  # in the markers of its folders
 INSTALL = "pip install -r requirements-tune.txt"
 # Options of a whole command: the search sets them for each trial.
 _OF_COMMAND = ("output_dir", "resume_from", "new_stage", "find_lr", "find_lr_steps", "find_lr_seeds")
@@ -36,8 +37,7 @@ def check_command(config: TuneConfig) -> Base:
     if find_spec("optuna") is None:
         raise UserError(f"tune_vae.py needs optuna: run {INSTALL}")
     folder = Path(config.output_dir)
-    if problem := why_not_writable(folder):
-        raise UserError(f"--output_dir {folder} {problem}")
+    check_folder(folder, COMMAND)
     options = _defaults(config)
     base = resolve(options, profile=_profile(options))
     _check_length(options, base)

@@ -8,8 +8,10 @@ from vae.config.options import all_options
 from vae.config.tune_flags import TuneConfig
 from vae.system.errors import UserError
 from vae.system.files import read_json, write_json
+from vae.system.folder_marker import claim_folder
 from vae.training.output.folder_lock import LOCK_NAME
 from vae.tuning.claims import try_claim
+from vae.tuning.precheck import COMMAND
 from vae.tuning.study import SharedStudy
 from vae.tuning.training_process import Kind, train
 
@@ -39,6 +41,8 @@ def _run(folder: Path, options: dict[str, Any], config: TuneConfig, card: int | 
     """Train unless it is done, or another process trains it; UserError if it does not finish."""
     if (folder / RESULT_NAME).exists():
         return
+    for ours in (folder.parent, folder):
+        claim_folder(ours, COMMAND)
     lock = try_claim(folder / LOCK_NAME)
     if lock is None:
         return

@@ -11,7 +11,7 @@ import os
 import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import IO, Any, NamedTuple
+from typing import Any, BinaryIO, NamedTuple
 
 import optuna
 from optuna.trial import Trial, TrialState
@@ -23,9 +23,11 @@ from vae.images.folder import walk_images
 from vae.shards.dataset_json import is_dataset, read_dataset
 from vae.system.errors import UserError
 from vae.system.files import parse_json, sha256_of_file
+from vae.system.folder_marker import claim_folder
 from vae.training.output.folder_lock import LOCK_NAME
 from vae.tuning.claims import try_claim, wait_for_claim
 from vae.tuning.journal import open_study
+from vae.tuning.precheck import COMMAND
 from vae.tuning.space import Choices, Range, Space, as_choice, options_of
 
 TRIALS_NAME = "trials"  # folder
@@ -40,7 +42,7 @@ class Claim(NamedTuple):
 
     trial: Trial
     params: dict[str, Any]  # options of train_vae.py
-    lock: IO[str]
+    lock: BinaryIO
 
 
 class SharedStudy:
@@ -49,12 +51,12 @@ class SharedStudy:
     def __init__(self, folder: Path, config: TuneConfig, space: Space) -> None:
         """Open the journal, or create it; UserError if it is damaged."""
         self.folder, self.config, self.space = folder, config, space
-        folder.mkdir(parents=True, exist_ok=True)
+        claim_folder(folder, COMMAND)
         optuna.logging.set_verbosity(logging.WARNING)
         warnings.filterwarnings("ignore", category=optuna.exceptions.ExperimentalWarning)
         self.study = open_study(folder, config.objective)
 
-    def claims(self) -> IO[str]:
+    def claims(self) -> BinaryIO:
         """The context in which one process at a time gets a trial or writes shared files."""
         return wait_for_claim(self.folder / ".claims.lock")
 
@@ -100,10 +102,13 @@ class SharedStudy:
         """The number of trials that are being trained."""
         return len(self.study.get_trials(deepcopy=False, states=(TrialState.RUNNING,)))
 
-    def _lock(self, number: int) -> IO[str] | None:
-        return try_claim(self.trial_folder(number) / LOCK_NAME)
+    def _lock(self, number: int) -> BinaryIO | None:
+        folder = self.trial_folder(number)
+        for ours in (folder.parent, folder):
+            claim_folder(ours, COMMAND)
+        return try_claim(folder / LOCK_NAME)
 
-    def _claim(self, trial: Trial, lock: IO[str]) -> Claim:
+    def _claim(self, trial: Trial, lock: BinaryIO) -> Claim:
         params = {name: _suggest(trial, name, part) for name, part in self.space.items()}
         return Claim(trial, options_of(params), lock)
 

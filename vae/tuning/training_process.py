@@ -1,5 +1,6 @@
 """One run of train_vae.py in a folder of its own: started or resumed, watched, stopped, and its outcome."""
 
+import os
 import subprocess
 import time
 from collections.abc import Callable
@@ -11,7 +12,7 @@ from vae.config.flags import command_words
 from vae.system import console
 from vae.system.addresses import public_options
 from vae.system.errors import EXIT_CONFIG, EXIT_NON_FINITE, EXIT_SAVED_RESUMABLE
-from vae.system.files import write_json
+from vae.system.files import open_regular, write_json
 from vae.training.child_runs import POLL_SECONDS, ChildRuns, Validation, continued, validations
 from vae.training.output.folder_lock import LOCK_NAME
 from vae.training.output.run_folder import checkpoint_paths
@@ -125,6 +126,8 @@ def _outcome(code: int, stopped: bool, folder: Path) -> Ended | None:
 
 def _last_line(log: Path) -> str:
     """The error line of the run: the last one that it printed."""
-    data = log.read_bytes()[-_LAST_BYTES:].decode("utf-8", "replace")
-    lines = [line.strip() for line in data.splitlines() if line.strip()]
+    with open_regular(log) as file:
+        file.seek(max(0, file.seek(0, os.SEEK_END) - _LAST_BYTES))
+        text = file.read(_LAST_BYTES).decode("utf-8", "replace")
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
     return console.printable(lines[-1].removeprefix("train_vae.py: ")) if lines else "it printed nothing"

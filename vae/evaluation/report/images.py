@@ -16,6 +16,7 @@ from PIL import Image
 from vae.evaluation.report.tables import Table, metric_columns
 from vae.evaluation.results import Results, Sample, VaeResult
 from vae.html import data_uri
+from vae.system.files import open_regular
 
 MAX_SIDE = 768  # px: of a larger image, the page contains the middle at 100 %, so that it stays small
 ERROR_SIDE = 384  # px: longest side of an error map
@@ -67,7 +68,7 @@ def _article(pairs: list[tuple[VaeResult, Sample]], results: Results) -> dict[st
 
 
 def _shown_size(path: Path, shown: EmbeddedImage) -> str:
-    with Image.open(path) as image:
+    with Image.open(open_regular(path)) as image:
         whole = image.size
     cut = "" if whole == (shown.width, shown.height) else f", the middle of {whole[0]} × {whole[1]}"
     return f"{shown.width} × {shown.height} px{cut}"
@@ -91,7 +92,7 @@ def _below_slider(vae: VaeResult, sample: Sample) -> dict[str, Any]:
 
 def _lossless(path: Path, alt: str) -> EmbeddedImage:
     """The image, or its middle if it is larger than MAX_SIDE px."""
-    with Image.open(path) as image:
+    with Image.open(open_regular(path)) as image:
         width, height = (min(side, MAX_SIDE) for side in image.size)
         left, top = (image.width - width) // 2, (image.height - height) // 2
         middle = image.convert("RGB").crop((left, top, left + width, top + height))
@@ -100,14 +101,14 @@ def _lossless(path: Path, alt: str) -> EmbeddedImage:
 
 
 def _error_map(path: Path, alt: str) -> EmbeddedImage:
-    with Image.open(path) as image:
+    with Image.open(open_regular(path)) as image:
         small = image.convert("RGB")
     small.thumbnail((ERROR_SIDE, ERROR_SIDE), Image.Resampling.BOX)
     return _embedded(small, path, alt, "WEBP", quality=80)
 
 
 def _channel(path: Path, alt: str) -> EmbeddedImage:
-    with Image.open(path) as image:
+    with Image.open(open_regular(path)) as image:
         small = image.reduce(-(-max(image.size) // LATENT_SIDE))
     return _embedded(small, path, alt, "PNG", optimize=True)
 

@@ -132,7 +132,7 @@ def prune(
     """Remove all but the newest `keep` checkpoints and those with these names; returns the removed.
 
     Those `apart`, and those of an abandoned branch, do not count. The latter are removed when `step` has
-    passed them. Temporary files of a save that was killed are removed.
+    passed them.
     """
     others = [path for path in list_checkpoints(folder) if path.name not in apart]
     others = [path for path in others if saved_step(path) <= step]
@@ -143,6 +143,4 @@ def prune(
         path.unlink(missing_ok=True)
         _origins.pop(path, None)
         record_path(path).unlink(missing_ok=True)
-    for incomplete in folder.glob("checkpoint_*.tmp"):
-        incomplete.unlink(missing_ok=True)
     return removed

@@ -6,12 +6,13 @@ import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from tensorboard.compat.proto.event_pb2 import Event, SessionLog
 from tensorboard.summary.writer.record_writer import RecordWriter
 
 from vae.system import console, files
+from vae.system.files import open_appending
 
 MAX_WAITING_BYTES = 16 * 2**20  # what is kept in memory until the disk accepts it
 
@@ -37,7 +38,7 @@ class Appender:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._handle: int | None = None
+        self._file: BinaryIO | None = None
         self._waiting = b""
         self._is_written = True
 
@@ -50,13 +51,11 @@ class Appender:
         self._is_written = try_to_write(self.path, self._write_waiting, quiet=not self._is_written)
 
     def _write_waiting(self) -> None:
-        if self._handle is None:
+        if self._file is None:
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | getattr(os, "O_BINARY", 0)
-            flags |= getattr(os, "O_NONBLOCK", 0)  # a pipe that nobody reads is an error, and no wait
-            self._handle = os.open(self.path, flags, 0o666)
+            self._file = open_appending(self.path)
         while self._waiting:
-            self._waiting = self._waiting[os.write(self._handle, self._waiting) :]
+            self._waiting = self._waiting[self._file.write(self._waiting) :]
 
     def flush(self) -> None:
         """Nothing is buffered, except for what waits."""
@@ -64,9 +63,9 @@ class Appender:
     def close(self) -> None:
         """Close the file; what still waits is lost."""
         self.write(b"")
-        if self._handle is not None:
-            os.close(self._handle)
-            self._handle = None
+        if self._file is not None:
+            self._file.close()
+            self._file = None
 
 
 class EventFile:

@@ -8,21 +8,22 @@ import os
 import socket
 from contextlib import suppress
 from pathlib import Path
-from typing import IO
+from typing import BinaryIO
 
 from vae.system import console
 from vae.system.errors import UserError
-from vae.system.files import refuse_links, remove_temporary
+from vae.system.files import NotRegularError, is_link, open_appending, open_regular, remove_temporary
 from vae.system.lock_file import open_locked
 
 LOCK_NAME = ".lock"
+_MAX_HOLDER_BYTES = 1024
 
 
 class FolderLock:
     """The lock on one folder. `acquire` takes it, and the end of the `with` block releases it."""
 
     def __init__(self) -> None:
-        self._file: IO[str] | None = None
+        self._file: BinaryIO | None = None
 
     def __enter__(self) -> "FolderLock":
         return self
@@ -46,38 +47,42 @@ class FolderLock:
         return None
 
     def acquire(self, folder: Path) -> None:
-        """Lock an existing `folder`, unless this object has; UserError if another process holds the lock.
+        """Lock the `folder` of a run, unless this object has; UserError if another process holds the lock.
 
-        Also a UserError if the folder contains a link, as one from others may: a run would write through it.
-        A file system without locks is reported, and the run continues without one. Else temporary files of
-        runs that were killed are removed.
+        A file system without locks is reported, and the run continues without one. Else what runs that were
+        killed have not finished to write is removed.
         """
         if self._file is not None:
             return
-        refuse_links(folder)
         path = folder / LOCK_NAME
-        if path.exists() and not path.is_file():
-            raise UserError(f"--output_dir {folder}: {LOCK_NAME} is not a regular file: remove it")
         try:
             file = open_locked(path)
+        except NotRegularError as error:
+            raise UserError(f"--output_dir {folder}: {LOCK_NAME}: {error.strerror}: remove it") from None
         except OSError as error:
             console.warning(
                 f"--output_dir {folder} cannot be locked ({error.strerror}): "
                 "make sure that no other run uses it"
             )
-            file = path.open("a+", encoding="utf-8")
+            file = open_appending(path)
         else:
             if file is None:
-                holder = path.read_text(encoding="utf-8").strip() or "another process"
+                holder = _holder(path) or "another process"
                 raise UserError(
                     f"--output_dir {folder} is in use by {holder}: wait until it ends, or use another folder"
                 )
             with suppress(OSError):
-                remove_temporary(folder)
+                for written in (folder, *folder.glob("*/")):
+                    if not is_link(written):
+                        remove_temporary(written)
         self._file = file
         try:
             file.truncate(0)
-            file.write(f"process {os.getpid()} on {socket.gethostname()}\n")
-            file.flush()
+            file.write(f"process {os.getpid()} on {socket.gethostname()}\n".encode())
         except OSError as error:  # a full disk: the lock holds without a name, too
             console.warning(f"{path} cannot be written: {error.strerror}; training continues")
+
+
+def _holder(path: Path) -> str:
+    with open_regular(path) as file:
+        return file.read(_MAX_HOLDER_BYTES).decode("utf-8", "replace").strip()

@@ -2,7 +2,9 @@
 
 import json
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from io import TextIOWrapper
 from pathlib import Path
 
 import numpy as np
@@ -10,7 +12,7 @@ from PIL import Image
 from torch.utils.tensorboard import summary
 
 from vae.system import console
-from vae.system.files import atomic_path, check_regular, parse_json
+from vae.system.files import MAX_LINE_CHARS, atomic_path, open_regular, parse_json, replace_text
 from vae.training.output.appending import Appender, EventFile, try_to_write
 from vae.training.output.results_image import RESULTS_NAME, write_results
 from vae.training.output.run_folder import METRICS_NAME
@@ -128,13 +130,12 @@ def _remove_later_records(path: Path, last_step: int) -> None:
     """Keep the records up to `last_step`; also remove a line that a crash left incomplete."""
     if not path.exists():
         return
-    check_regular(path)  # reading a pipe would wait for ever
-    kept = []
-    for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
-        try:
-            if parse_json(line)["step"] <= last_step:
-                kept.append(line)
-        except (ValueError, KeyError, TypeError):
-            continue
-    with atomic_path(path) as temporary:
-        temporary.write_text("".join(line + "\n" for line in kept), encoding="utf-8")
+    replace_text(path, _records_until(path, last_step))
+
+
+def _records_until(path: Path, last_step: int) -> Iterator[str]:
+    with TextIOWrapper(open_regular(path), encoding="utf-8", errors="replace") as file:
+        while line := file.readline(MAX_LINE_CHARS):
+            with suppress(ValueError, KeyError, TypeError):
+                if parse_json(line)["step"] <= last_step:
+                    yield line.rstrip() + "\n"

@@ -17,7 +17,7 @@ from vae.charts import (
     new_figure,
     png,
 )
-from vae.system.files import atomic_path, read_json_lines
+from vae.system.files import read_json_lines, replace_bytes
 
 RESULTS_NAME = "results.png"
 WIDTH, HEIGHT = 1280, 800  # px
@@ -29,9 +29,7 @@ Record = dict[str, Any]
 
 def write_results(records: Path, image: Path) -> None:
     """Draw the curves of a metrics.jsonl file as a PNG file, atomically."""
-    content = draw_results(read_json_lines(records))
-    with atomic_path(image) as temporary:
-        temporary.write_bytes(content)
+    replace_bytes(image, draw_results(read_json_lines(records)))
 
 
 def draw_results(records: Iterable[Record]) -> bytes:

@@ -4,7 +4,10 @@ import re
 from pathlib import Path
 
 from vae.system import console
+from vae.system.errors import UserError
+from vae.system.folder_marker import FolderMarker, check_folder, read_marker
 
+COMMAND = "train"  # in the marker of the folder of a run, with the id of the first run in it
 METRICS_NAME = "metrics.jsonl"
 _NAME = re.compile(r"checkpoint_(epoch|step)_(\d+)\.pt")
 
@@ -24,13 +27,35 @@ def checkpoint_paths(folder: Path) -> list[Path]:
     return [path for path in folder.glob("checkpoint_*.pt") if _NAME.fullmatch(path.name)]
 
 
+def contains_run(folder: Path) -> bool:
+    """Whether the folder is that of a run, and the run has written into it."""
+    marker = read_marker(folder)
+    is_ours = marker is not None and marker.command == COMMAND
+    return is_ours and (bool(checkpoint_paths(folder)) or (folder / METRICS_NAME).exists())
+
+
+def check_run_folder(folder: Path) -> FolderMarker | None:
+    """The marker of the folder of a run, None for a new or empty folder; UserError for any other one."""
+    try:
+        return check_folder(folder, COMMAND)
+    except UserError as error:
+        paths = checkpoint_paths(folder) if read_marker(folder) is None and folder.is_dir() else []
+        if not paths:
+            raise
+        words = "--resume_from", max(paths, key=_position), "--output_dir", "NEW_FOLDER"
+        command = console.command_line("python", "train_vae.py", *words)
+        raise UserError(f"{error}; to continue a run of an earlier version: {command}") from None
+
+
+def _position(path: Path) -> tuple[bool, int]:
+    """What orders the names of checkpoints of one kind by their age."""
+    kind, number = path.stem.split("_")[1:]
+    return kind == "epoch", int(number)
+
+
 def folders_of_runs(folder: Path) -> list[Path]:
-    """Folders directly in `folder` that contain checkpoints, the most recently written first."""
-    newest: dict[Path, float] = {}
-    for path in folder.glob("*/checkpoint_*.pt"):
-        if _NAME.fullmatch(path.name):
-            newest[path.parent] = max(newest.get(path.parent, 0.0), path.stat().st_mtime)
-    return sorted(newest, key=lambda found: newest[found], reverse=True)
+    """Folders directly in `folder` that contain checkpoints."""
+    return sorted({path.parent for path in folder.glob("*/checkpoint_*.pt") if _NAME.fullmatch(path.name)})
 
 
 def resume_command(folder: Path) -> str:

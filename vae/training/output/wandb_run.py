@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from vae.system import console
 from vae.system.errors import UserError
+from vae.system.files import read_text, replace_text
 
 if TYPE_CHECKING:
     import numpy as np
@@ -36,7 +37,7 @@ class WandbRun:
                 project=project,
                 name=folder.resolve().name,
                 dir=str(folder.resolve()),
-                id=id_file.read_text(encoding="utf-8").strip() if id_file.exists() else None,
+                id=read_text(id_file).strip() if id_file.exists() else None,
                 resume="allow",
                 config=config,
                 allow_val_change=True,
@@ -49,7 +50,7 @@ class WandbRun:
             raise UserError(
                 f"--wandb: {reason.rstrip('.')}: run `wandb login`, or set WANDB_MODE=offline"
             ) from error
-        id_file.write_text(f"{self._run.id}\n", encoding="utf-8")
+        replace_text(id_file, f"{self._run.id}\n")
 
     def record(self, kind: str, step: int, values: Mapping[str, Any]) -> None:
         """Log one record with the names of TensorBoard; those of a baseline also contain its codec."""

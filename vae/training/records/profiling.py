@@ -5,6 +5,7 @@ from pathlib import Path
 import torch
 
 from vae.system import console
+from vae.system.files import atomic_path, replace_text
 
 WARMUP_STEPS = 3  # leaves out compilation, algorithm search and the first allocations
 TABLE_ROWS = 30
@@ -42,9 +43,9 @@ class StepProfiler:
             self._profiler = None
 
     def _write(self, profiler: torch.profiler.profile) -> None:
-        self._folder.mkdir(parents=True, exist_ok=True)
-        profiler.export_chrome_trace(str(self._folder / "trace.json"))
+        with atomic_path(self._folder / "trace.json") as temporary:
+            profiler.export_chrome_trace(str(temporary))
         key = "cuda_time_total" if torch.cuda.is_available() else "cpu_time_total"
         table = profiler.key_averages().table(sort_by=key, row_limit=TABLE_ROWS)
-        (self._folder / "table.txt").write_text(table + "\n", encoding="utf-8")
+        replace_text(self._folder / "table.txt", table + "\n")
         console.info(f"profile written to {self._folder}")

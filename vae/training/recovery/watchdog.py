@@ -1,5 +1,6 @@
 """A watchdog: a run without progress writes the stacks of all threads, saves if possible, and exits."""
 
+import errno
 import faulthandler
 import multiprocessing
 import os
@@ -9,8 +10,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 from vae.system import console
-from vae.system.errors import EXIT_FAILED, HangError
-from vae.training.output.run_folder import resume_command
+from vae.system.errors import EXIT_FAILED, HangError, UserError
+from vae.system.files import open_appending
+from vae.training.output.run_folder import check_run_folder, resume_command
 
 CHECK_SECONDS = 1.0
 REACTION_SECONDS = 300.0  # a main thread that waits for images saves and ends the run itself
@@ -76,14 +78,15 @@ class Watchdog:
         """Write the stacks; returns the line about the hang."""
         path = self._folder / f"hang_stacks_{self._rank}.txt"
         try:
-            with path.open("a") as file:
-                file.write(f"{time.ctime()}: no progress for {self._minutes:g} minutes\n")
-                file.flush()
+            if not self._folder.is_dir() or check_run_folder(self._folder) is None:
+                raise FileNotFoundError(errno.ENOENT, "the run has not begun")
+            with open_appending(path) as file:
+                file.write(f"{time.ctime()}: no progress for {self._minutes:g} minutes\n".encode())
                 faulthandler.dump_traceback(file)
             where = str(path)
-        except OSError as error:
+        except (OSError, UserError) as error:
             faulthandler.dump_traceback()
-            where = f"the output of this process ({path}: {error.strerror})"
+            where = f"the output of this process ({path}: {getattr(error, 'strerror', error)})"
         return (
             f"no progress for {self._minutes:g} minutes (--hang_minutes {self._minutes:g}): the stacks of "
             f"all threads are in {where}; check the disk or share of --data_path"

@@ -15,7 +15,7 @@ from torch import Tensor
 from vae.charts import BLUE, GREEN, GREY, ORANGE, Line, draw_lines, mark_x, new_figure, png
 from vae.config.flags import command_words
 from vae.system import console
-from vae.system.files import atomic_path, write_json
+from vae.system.files import replace_bytes, write_json
 from vae.training.datasets import TrainingSet
 from vae.training.memory.stage_memory import StagePlan
 from vae.training.parts import PreparedRun
@@ -133,5 +133,4 @@ def _draw(path: Path, curves: Sequence[Curve], chosen: float) -> None:
     ]
     draw_lines(axes, lines, quantile=0.9)  # the end of a curve that diverges would flatten the rest
     mark_x(axes, {chosen: f"steepest at {chosen:.2g}"})
-    with atomic_path(path) as temporary:
-        temporary.write_bytes(png(figure))
+    replace_bytes(path, png(figure))
