@@ -116,6 +116,8 @@ def _check_progress(content: Mapping[str, Any]) -> None:
         values = history.get(best, {}).items()
         if not all(isinstance(k, str) and type(v) in (int, float) for k, v in values):
             raise ContentError(f"its history has {best} {shown(history[best])}")
+    if not isinstance(overflows := content.get("overflows_fp16", False), bool):
+        raise ContentError(f"overflows_fp16 is {shown(overflows)}")
     scaling = content.get("latent_scaling")
     if scaling is not None and not (
         isinstance(scaling, list)

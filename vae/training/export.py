@@ -46,7 +46,7 @@ def latent_constants(
         return fixed_scaling
     latents, patches = LatentSums(), LatentSums()
     for images in batches:
-        posterior = model.encode(network_input(to_float(images), networks))
+        posterior = model.encode(network_input(to_float(images), networks, networks.eval_dtype))
         latents.add(posterior.mean, posterior.logvar)
         if latent_norm is not None:
             add_patches(patches, posterior)
@@ -65,7 +65,7 @@ class Export:
         self.folder = Path(config.run.output_dir) / EXPORT_NAME
         self._config, self._state, self._peak = config, state, peak
 
-    def write(self, constants: tuple[float, float]) -> None:
+    def write(self, constants: tuple[float, float], overflows_fp16: bool = False) -> None:
         """Write the folder with scaling and shift; nothing if a value is not finite: NonFiniteError.
 
         The hash of the weights with which the run began is in the file; averages of VAEs compare it.
@@ -82,7 +82,9 @@ class Export:
         if state.history.is_below_start:
             self._keep_replaced()
             metadata[WORSE_KEY] = str(state.stage.first_epoch)
-        config = diffusers_config(state.eval_model.config, state.stage.image_size, *constants)
+        config = diffusers_config(
+            state.eval_model.config, state.stage.image_size, *constants, force_upcast=overflows_fp16
+        )
         save_diffusers_folder(self.folder, weights, config, metadata)
 
     def _keep_replaced(self) -> None:

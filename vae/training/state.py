@@ -34,6 +34,7 @@ class TrainingState:
     stages: list[Stage]
     stage: Stage  # the one that trains; after its last step, until the next one begins
     fp16: bool  # whether gradients are multiplied by a loss scale
+    overflows_fp16: bool = False  # activations do: the run computes in another precision
     position: Position = field(default_factory=Position)
     history: History = field(default_factory=History)
     latent_scaling: tuple[float, float] | None = None  # scaling and shift of a frozen encoder
@@ -67,6 +68,11 @@ class TrainingState:
         self.position.images_in_epoch += images
         self.position.images += images
         self.is_changing = False
+
+    def leave_fp16(self) -> None:
+        """Continue without a loss scale, and also after a resume."""
+        self.fp16, self.overflows_fp16 = False, True
+        self.update.loss_scale = torch.ones_like(self.update.loss_scale)
 
     def update_ema(self, decay: float) -> None:
         """Move the EMA weights towards the current weights."""
@@ -139,6 +145,7 @@ def checkpoint_content(
         "optimizers": [optimizer.state_dict() for optimizer in state.optimizers],
         "update": asdict(state.update),
         "fp16": state.fp16,
+        "overflows_fp16": state.overflows_fp16,
         "latent_scaling": list(state.latent_scaling) if state.latent_scaling else None,
         "running_sq_norms": state.running_sq_norms,
         "running_moments": state.running_moments,
@@ -170,6 +177,7 @@ def restore(state: TrainingState, content: dict[str, Any]) -> None:
     for name, value in content["update"].items():
         if name in ("nonfinite_streak", "nonfinite_total") or (state.fp16 and content["fp16"]):
             setattr(state.update, name, value.to(device))  # a loss scale exists in fp16 only
+    state.overflows_fp16 |= bool(content.get("overflows_fp16"))  # a rollback does not forget it
     state.running_sq_norms = content["running_sq_norms"].to(device)
     moments = content.get("running_moments", torch.zeros_like(state.running_moments))  # none: it is older
     state.running_moments = moments.to(device)
