@@ -95,14 +95,14 @@ def correctness_cases(machine: Machine, folder: Path) -> list[Case]:
     """Are the losses of the card those of the CPU? And, with compute-sanitizer, does no kernel overrun?"""
     options: dict[str, Any] = {"image_size": 64, "batch_size": 2, "max_steps": 4, "log_freq": 1, **SMALL}
     fp32 = {"enable_tf32": False}
-    kinds: dict[str, dict[str, Any]] = {"fp32": fp32, "bf16": {"mixed_precision": True}}
+    kinds: dict[str, dict[str, Any]] = {"fp32": fp32, "bf16": {"use_bf16": True}}
     for level in (
         ("all",) if machine.quick else ("activations", "top_level", "blocks", "blocks_encoder", "all")
     ):
         kinds[f"fp32 recompute {level}"] = {**fp32, "recompute": level}
     kinds["fp32 NCHW"] = {**fp32, "channels_last": False}
     kinds["fp32 passes of one"] = {**fp32, "micro_batch_size": 1}
-    kinds["bf16 compiled"] = {"mixed_precision": True, "use_torch_compile": True}
+    kinds["bf16 compiled"] = {"use_bf16": True, "use_torch_compile": True}
     reference = folder / "cpu" / "run"
     found = [
         _train(

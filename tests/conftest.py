@@ -23,6 +23,8 @@ install_import_hook([f"vae.{name}" for name in CHECKED], "beartype.beartype")
 
 from tests.harness.runs import TINY  # noqa: E402
 from tests.harness.signals import handle_ignored_signals  # noqa: E402
+from vae.config.precision import PrecisionSupport  # noqa: E402
+from vae.training import precision  # noqa: E402
 from vae.training.output import results_image  # noqa: E402
 
 
@@ -54,6 +56,13 @@ def image_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         image = Image.fromarray(coarse).resize((48, 40), Image.Resampling.BICUBIC)
         image.save(folder / ("inner" if index % 2 else ".") / f"image_{index:02d}.png")
     return folder
+
+
+@pytest.fixture
+def computes_fp16(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The CPU claims to be a card: --mixed_precision then really computes in fp16, only slower."""
+    card = PrecisionSupport("the CPU", is_gpu=True, bf16="native")
+    monkeypatch.setattr(precision, "precision_support", lambda _device: card)
 
 
 @pytest.fixture

@@ -32,6 +32,11 @@ class Networks:
     dtype: torch.dtype
     channels_last: bool
 
+    @property
+    def eval_dtype(self) -> torch.dtype:
+        """What validation computes in: fp16 is near fp32, bf16 is not (docs/measurements.md)."""
+        return torch.float32 if self.dtype == torch.bfloat16 else self.dtype
+
 
 @dataclass
 class StepInputs:
@@ -69,10 +74,10 @@ def clear_gradients(networks: Networks) -> None:
         network.zero_grad(set_to_none=True)
 
 
-def network_input(images: torch.Tensor, networks: Networks) -> torch.Tensor:
-    """Float images in the dtype and memory layout of the networks."""
+def network_input(images: torch.Tensor, networks: Networks, dtype: torch.dtype | None = None) -> torch.Tensor:
+    """Float images in the memory layout of the networks, and in `dtype`, by default theirs."""
     layout = torch.channels_last if networks.channels_last else torch.contiguous_format
-    return images.to(dtype=networks.dtype, memory_format=layout)
+    return images.to(dtype=dtype or networks.dtype, memory_format=layout)
 
 
 def micro_batch_sizes(images: int, micro_batch: int) -> list[int]:

@@ -3,7 +3,12 @@
 import pytest
 
 from vae.config.options import SpeedConfig
-from vae.config.precision import PrecisionSupport, choose_dtype, precision_remark
+from vae.config.precision import (
+    PrecisionSupport,
+    choose_dtype,
+    dtype_without_fp16,
+    precision_remark,
+)
 from vae.config.recipes import recipe_values
 from vae.config.resolve import resolve
 from vae.system.errors import UserError
@@ -18,7 +23,7 @@ AVX2 = PrecisionSupport("the CPU", is_gpu=False, bf16="slow")
     ("mixed", "bf16", "expected"),
     [
         (False, None, ["float32", "float32", "float32", "float32"]),
-        (True, None, ["bfloat16", "float16", "bfloat16", "float32"]),
+        (True, None, ["float16", "float16", "bfloat16", "float32"]),
         (True, False, ["float16", "float16", "float32", "float32"]),
         (False, False, ["float32", "float32", "float32", "float32"]),
     ],
@@ -51,16 +56,17 @@ def test_remark_only_on_a_cpu_without_bf16_instructions():
 @pytest.mark.parametrize("no", ["use_bf16", "mixed_precision"])
 def test_explicit_no_wins_over_the_profile_and_the_checkpoint(profile, no):
     values = recipe_values(profile, has_gpu=False)
-    assert choose_dtype(resolve({}, None, values).speed, RTX_5090) == "bfloat16"
+    assert choose_dtype(resolve({}, None, values).speed, RTX_5090) == "float16"
     saved = {"use_bf16": True, "mixed_precision": True}
     for inherited in (values, {**values, **saved}):
         speed = resolve({no: False}, None, inherited).speed
         assert choose_dtype(speed, RTX_5090) == "float32"
 
 
-def test_profiles_train_on_cards_without_bf16_in_fp16():
-    speed = resolve({}, None, recipe_values("fast", has_gpu=True)).speed
-    assert choose_dtype(speed, T4) == "float16"
+@pytest.mark.parametrize(("bf16", "expected"), [(None, ["bfloat16", "float32"]), (False, ["float32"] * 2)])
+def test_bf16_replaces_fp16_where_it_is_native_and_allowed(bf16, expected):
+    speed = SpeedConfig(mixed_precision=True, use_bf16=bf16)
+    assert [dtype_without_fp16(speed, device) for device in (RTX_5090, T4)] == expected
 
 
 def test_no_bf16_with_explicit_mixed_precision_is_fp16():

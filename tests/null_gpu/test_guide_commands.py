@@ -75,7 +75,7 @@ def test_command_trains(folder: Path, command: str):
     printed = train(folder, words_of(command, SMALL))
     assert ", 2 steps, " in printed
     assert "8 workers" in printed
-    assert "(NVIDIA GeForce RTX 5090), bf16, TF32, channels_last\n" in printed
+    assert "(NVIDIA GeForce RTX 5090), fp16 with loss scaling, TF32, channels_last\n" in printed
 
 
 def test_compiled_command_trains(folder: Path):

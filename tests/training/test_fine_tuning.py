@@ -1,6 +1,7 @@
 """Training starts from published VAEs, and --train_part decoder does not change their latents."""
 
 import json
+import math
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -8,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from diffusers import AutoencoderKL as AutoencoderKLOfDiffusers
 from PIL import Image
 
 from tests.harness.runs import TINY
@@ -278,3 +280,50 @@ def test_a_new_decoder_begins_as_a_codec_of_the_trained_latents(options, image_f
         assert torch.equal(student.encode(pixels).mean, teacher.encode(pixels).mean)
     found = psnr_of(lambda images: student(images)[0], image_folder)
     assert found > psnr_of(lambda images: teacher(images)[0], image_folder) - 3
+
+
+# ---- fp16 ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("computes_fp16")
+@pytest.mark.parametrize(("flags", "dtype"), [({}, "bf16"), ({"use_bf16": False}, "fp32")])
+def test_vae_that_overflows_fp16_is_trained_without_it(options, tmp_path, capsys, flags, dtype):
+    """An activation of 60,000, as in SDXL's VAE: fp16 ends at 65,504."""
+    theirs, folder = diffusers_model("sd", *SMALL), tmp_path / "run"
+    theirs.decoder.mid_block.resnets[1].conv1.bias[3] += 6e4
+    theirs.save_pretrained(tmp_path / "theirs")
+    given = {**options, **flags, "mixed_precision": True, "init_from": str(tmp_path / "theirs")}
+    assert train({**given, "num_epochs": 2, "max_steps": 2}) == 0
+    saved, printed = last_checkpoint(folder), capsys.readouterr().out
+    assert (saved["fp16"], saved["overflows_fp16"]) == (False, True)
+    assert "decoder.mid_block.resnets.1.conv1" in printed
+    assert f"activations overflow fp16: --mixed_precision computes in {dtype}\n" in printed
+    assert train({"output_dir": str(folder), "resume_from": "latest", "max_steps": 4}) == 0
+    printed = capsys.readouterr().out
+    assert f"--mixed_precision computes in {dtype}\n" in printed
+    assert "the largest activation" not in printed  # the checkpoint says it
+    assert all(math.isfinite(record["psnr"]) for record in records(folder, "validation"))
+    assert exported_config(folder)["force_upcast"] is True
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("computes_fp16")
+def test_vae_of_others_is_trained_in_fp16_if_it_fits(options, tmp_path):
+    diffusers_model("sd", *SMALL).save_pretrained(tmp_path / "theirs")
+    assert train({**options, "mixed_precision": True, "init_from": str(tmp_path / "theirs")}) == 0
+    assert last_checkpoint(tmp_path / "run")["fp16"]
+    assert exported_config(tmp_path / "run")["force_upcast"] is False
+
+
+@pytest.mark.slow
+def test_validation_in_bf16_measures_what_diffusers_computes_in_fp32(options, tmp_path, image_folder):
+    diffusers_model("sd", *SMALL).save_pretrained(tmp_path / "theirs")
+    given = {**options, "use_bf16": True, "init_from": str(tmp_path / "theirs"), "max_steps": 1}
+    assert train(given) == 0
+    theirs = AutoencoderKLOfDiffusers.from_pretrained(tmp_path / "run" / "vae")
+    found = records(tmp_path / "run", "validation")[-1]
+    assert found["precision"] == "fp32"
+    with torch.no_grad():
+        expected = psnr_of(lambda x: theirs.decode(theirs.encode(x).latent_dist.mode()).sample, image_folder)
+    assert found["psnr"] == pytest.approx(expected, abs=1e-3)

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from tests.harness.toy_networks import NO_LPIPS, gradients, relative_difference, toy_networks
-from tests.harness.training_runs import SHORT, records, train_short
+from tests.harness.training_runs import SHORT, last_checkpoint, records, train_short
 from vae import device
 from vae.config.options import RECOMPUTE, ModelConfig, SpeedConfig
 from vae.model.recompute import set_recompute
@@ -45,7 +45,8 @@ def test_compute_dtype_on_gpus_with_and_without_bf16(monkeypatch):
     with pytest.raises(UserError, match=r"--use_bf16: Tesla T4 .*--mixed_precision"):
         compute_dtype(SpeedConfig(mixed_precision=True, use_bf16=True), gpu)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _device: (12, 0))
-    assert compute_dtype(SpeedConfig(mixed_precision=True), gpu) == torch.bfloat16
+    assert compute_dtype(SpeedConfig(mixed_precision=True), gpu) == torch.float16
+    assert compute_dtype(SpeedConfig(use_bf16=True), gpu) == torch.bfloat16
 
 
 @pytest.fixture
@@ -85,6 +86,18 @@ def test_bf16_losses_are_near_fp32_losses(tiny, tmp_path):
         found = losses(tiny, tmp_path / flag, **{flag: True})
         assert found == pytest.approx(expected, rel=0.02)  # bf16 has 8 bits
         assert found != expected
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("computes_fp16")
+def test_fp16_losses_are_nearer_to_fp32_losses_than_those_of_bf16(tiny, tmp_path):
+    found = {
+        flag: losses(tiny, tmp_path / flag, **{flag: True})
+        for flag in ("enable_tf32", "mixed_precision", "use_bf16")
+    }
+    fp32, fp16, bf16 = (torch.tensor(values) for values in found.values())
+    assert 0 < (fp16 - fp32).abs().max() < 0.5 * (bf16 - fp32).abs().max()
+    assert last_checkpoint(tmp_path / "mixed_precision")["fp16"]
 
 
 @pytest.mark.slow

@@ -71,6 +71,23 @@ def test_streak_goes_back_to_the_last_good_checkpoint_with_half_the_learning_rat
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("computes_fp16")
+def test_streak_in_fp16_goes_back_and_leaves_fp16_with_the_same_learning_rate(given, tmp_path):
+    """The next streak is a rollback, and a resumed run does not return to fp16."""
+    folder, given = tmp_path / "run", {**given, "mixed_precision": True, "max_nonfinite_steps": 3}
+    first, second = (Fault("nan", "step", nth=nth, times=3) for nth in (9, 13))
+    with injected(first, second):
+        assert train({**given, "lr_schedule": "constant", "max_steps": 18}) == 0
+    assert [(r["step"], r["diverged_at"]) for r in records(folder, "rollback")] == [(6, 11), (10, 15)]
+    rates = learning_rates(folder)
+    assert [rates[step] / rates[6] for step in (10, 11, 18)] == [1, 0.5, 0.5]
+    assert [r["step"] for r in records(folder, "train") if "loss_scale" in r] == [*range(1, 7)]
+    assert train({"output_dir": str(folder), "resume_from": "latest", "max_steps": 20}) == 0
+    content = newest(folder)
+    assert (content["fp16"], content["overflows_fp16"], len(content["rollbacks"][0])) == (False, True, 1)
+
+
+@pytest.mark.slow
 def test_second_divergence_of_a_stage_stops_with_a_good_checkpoint_as_latest(given, tmp_path):
     """The next stage has a rollback of its own."""
     folder = tmp_path / "run"

@@ -33,7 +33,7 @@ def applies(name: str, device: torch.device) -> bool:
 
 def low_precision(device: torch.device) -> torch.dtype:
     """The dtype that --mixed_precision selects on this device."""
-    return getattr(torch, precision_support(device).fast_dtype)
+    return getattr(torch, precision_support(device).mixed_dtype)
 
 
 def run_compile(device: torch.device) -> tuple[float, float]:

@@ -503,7 +503,9 @@ class SpeedConfig:
     """Precision and speed. Results change only by rounding."""
 
     mixed_precision: bool = option(
-        False, "use bf16 if the device supports it, else fp16 with loss scaling; the choice is printed"
+        False,
+        "use fp16 with loss scaling on a GPU, bf16 if activations overflow fp16; on a CPU bf16 if it has "
+        "instructions for it; the choice is printed",
     )
     use_bf16: bool | None = option(
         None,

@@ -16,17 +16,21 @@ class PrecisionSupport:
     bf16: Literal["native", "slow", "none"]
 
     @property
-    def fast_dtype(self) -> str:
-        """The fastest dtype that trains stably: bf16, else fp16 with loss scaling on a GPU, else fp32."""
-        if self.bf16 == "native":
-            return "bfloat16"
-        return "float16" if self.is_gpu else "float32"
+    def mixed_dtype(self) -> str:
+        """What --mixed_precision computes in: fp16 with loss scaling on a GPU, on a CPU bf16 if it is fast.
+
+        bf16 has as many bytes and the same rate, but its 8 bits cost smooth images (docs/measurements.md).
+        """
+        if self.is_gpu:
+            return "float16"
+        return "bfloat16" if self.bf16 == "native" else "float32"
 
 
 def choose_dtype(speed: SpeedConfig, support: PrecisionSupport) -> str:
     """The name of the torch dtype for --mixed_precision and --use_bf16.
 
     --use_bf16 is obeyed wherever bf16 works at all; UserError if it does not. --no-use_bf16 excludes bf16.
+    A network whose activations overflow fp16 is computed in `dtype_without_fp16`.
     """
     if speed.use_bf16:
         if support.bf16 == "none":
@@ -36,9 +40,14 @@ def choose_dtype(speed: SpeedConfig, support: PrecisionSupport) -> str:
         return "bfloat16"
     if not speed.mixed_precision:
         return "float32"
-    if speed.use_bf16 is False:
-        return "float16" if support.is_gpu else "float32"
-    return support.fast_dtype
+    if speed.use_bf16 is False and not support.is_gpu:
+        return "float32"
+    return support.mixed_dtype
+
+
+def dtype_without_fp16(speed: SpeedConfig, support: PrecisionSupport) -> str:
+    """What replaces fp16: bf16, or fp32 on a card without bf16 and for --no-use_bf16."""
+    return "bfloat16" if support.bf16 == "native" and speed.use_bf16 is not False else "float32"
 
 
 def precision_remark(speed: SpeedConfig, support: PrecisionSupport) -> str | None:

@@ -7,7 +7,7 @@ from typing import Any
 from vae.config.values import nearest
 from vae.system.errors import UserError
 
-# Shared by all profiles for cards, for speed. Mixed precision is bf16, or fp16 on cards without bf16.
+# Shared by all profiles for cards, for speed.
 _FAST = {
     "mixed_precision": True,
     "enable_tf32": True,

@@ -114,7 +114,7 @@ def open_session(config: InferConfig) -> Session:
     )
     model.to(device).to(memory_format=torch.channels_last)
     torch.backends.cudnn.allow_tf32 = False  # --dtype fp32 means fp32, not TF32
-    dtype = _dtype(config.dtype, device)
+    dtype = _dtype(config.dtype, device, loaded.file.force_upcast)
     choose_kernels(config.kernels, device, [dtype])
     return Session(config, model, source, dtype)
 
@@ -134,9 +134,11 @@ def _tile_progress(description: str) -> Iterator[Callable[[int, int], None]]:
         yield on_step
 
 
-def _dtype(name: str, device: torch.device) -> torch.dtype:
+def _dtype(name: str, device: torch.device, force_upcast: bool | None) -> torch.dtype:
     support = precision_support(device)
-    if name == "auto":
+    if name == "auto" and support.is_gpu and force_upcast is False:
+        name = "fp16"  # the file says that nothing overflows
+    elif name == "auto":
         name = "bf16" if support.is_gpu and support.bf16 == "native" else "fp32"
     warn_of_slow_bf16(name, support)
     return DTYPES[name]

@@ -135,6 +135,7 @@ class CheckpointContent:
     fp16: bool
     running_sq_norms: torch.Tensor
     running_moments: torch.Tensor
+    overflows_fp16: bool
     latent_scaling: tuple[float, float] | None
     latent_channels: dict[str, list[float]] | None  # latents_mean and latents_std
     run: Lineage

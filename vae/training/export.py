@@ -64,7 +64,7 @@ def latent_constants(
         return fixed
     latents, patches = LatentSums(), LatentSums()
     for images in batches:
-        posterior = model.encode(network_input(to_float(images), networks))
+        posterior = model.encode(network_input(to_float(images), networks, networks.eval_dtype))
         latents.add(posterior.mean, posterior.logvar)
         if latent_norm is not None:
             add_patches(patches, posterior, latent_norm.patch)
@@ -91,7 +91,7 @@ class Export:
         self.folder = Path(config.run.output_dir) / EXPORT_NAME
         self._config, self._state, self._peak = config, state, peak
 
-    def write(self, constants: LatentConstants, checkpoint: Path) -> None:
+    def write(self, constants: LatentConstants, checkpoint: Path, overflows_fp16: bool = False) -> None:
         """Write the folder with constants of the latents; nothing if a value is not finite: NonFiniteError.
 
         The hash of the weights with which the run began is in the file; averages of VAEs compare it. So is
@@ -120,7 +120,7 @@ class Export:
         elif state.history.is_below_start and before and before.get(WORSE_KEY) != stage:
             self._report_worse(self._keep_replaced())
         shape, size = state.eval_model.config, state.stage.image_size
-        config = diffusers_config(shape, size, constants.scaling, constants.shift)
+        config = diffusers_config(shape, size, constants.scaling, constants.shift, overflows_fp16)
         config |= latents_config(state.eval_model.bn)
         if state.eval_model.bn is None:
             config |= channel_config(constants, were_in_config=state.latent_constants is not None)

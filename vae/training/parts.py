@@ -1,5 +1,6 @@
 """A prepared run, and the parts of a stage that are built from it. Only set-up and run.py see all of it."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -75,6 +76,15 @@ class PreparedRun:
         """How the steps of `stage` run; UserError if not even one image fits."""
         config = config_of(stage, self.state.stages, self.config)
         return plan_stage(config, stage, self.networks.dtype, self.dist)
+
+    def crops(self, schedule: StageSchedule, count: int) -> Iterator[torch.Tensor]:
+        """About `count` training crops uint8 (1, 3, H, W) on the device, a sample over all folders."""
+        size, images = self.state.stage.image_size, schedule.steps.images
+        dataset, first_epoch = self.training_set.crops(self.config, size, images).scattered(), 0
+        for index in range(0, len(dataset), max(1, len(dataset) // count)):
+            crop = dataset[first_epoch, index].image
+            if crop is not None:
+                yield crop[None].to(self.dist.device)
 
     def retry(self, plan: StagePlan | None = None) -> OomRetry:
         """What computes the steps of a stage; without a plan, no step is computed."""

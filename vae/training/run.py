@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -30,7 +31,7 @@ from vae.training.output.run_folder import COMMAND, METRICS_NAME, contains_run, 
 from vae.training.output.wandb_run import WandbRun
 from vae.training.parts import PreparedRun
 from vae.training.precheck import Checked, Given, check_command, output_folder
-from vae.training.precision import search_plans
+from vae.training.precision import activations_of, search_plans
 from vae.training.records.cost import cost_text, recorded_cost
 from vae.training.records.stage_report import print_remarks, print_stage, record_memory
 from vae.training.records.summary import next_command, progress_line, result_lines
@@ -40,7 +41,7 @@ from vae.training.recovery.signals import EXPORT, LoadingStoppedError, StopSigna
 from vae.training.recovery.stability import raise_if_diverged
 from vae.training.recovery.watchdog import Watchdog
 from vae.training.schedule import StageSchedule
-from vae.training.setup import begin_stability, prepare_run
+from vae.training.setup import begin_stability, leave_fp16, prepare_run
 from vae.training.stages import Stage, current_stage
 from vae.training.trials.find_lr import find_learning_rate
 from vae.training.trials.stage_length import choose_length
@@ -135,6 +136,9 @@ class _Run:
                 plan = plans.get(stage) or self.prepared.plan(stage)  # early stopping moves the later stages
                 loop = self.prepared.loop(plan, schedule, saver, logbook, self.alive)
                 end = self._train_stage(loop, schedule, plan)
+                if self.state.overflows_fp16 and self.prepared.networks.dtype == torch.float16:
+                    leave_fp16(self.prepared)
+                    plans.clear()
                 stage = current_stage(self.state.stages, self.state.position.epoch)
             if end is StageEnd.SIGNALLED:
                 return self._report_stopped(logbook)
@@ -208,10 +212,11 @@ class _Run:
         if not self.dist.is_main:
             self.alive.watchdog.end()  # it waits while the main process exports
         else:
-            crops = self._crops_for_latents(schedule)
-            constants = latent_constants(state.eval_model, run.networks, crops, state.latent_constants)
+            crops = partial(self._crops, schedule)
+            constants = latent_constants(state.eval_model, run.networks, crops(), state.latent_constants)
+            overflows = activations_of(state.eval_model, crops()).may_overflow_fp16
             try:
-                Export(run.config, state, schedule.peak).write(constants, checkpoint)
+                Export(run.config, state, schedule.peak).write(constants, checkpoint, overflows)
             except NonFiniteError as error:
                 failure = str(error)
         raise_if_diverged(self.dist, failure)
@@ -223,15 +228,11 @@ class _Run:
         ]
         console.info("\n".join(lines))
 
-    def _crops_for_latents(self, schedule: StageSchedule) -> Iterator[torch.Tensor]:
-        """Training crops uint8 (1, 3, H, W) on the device, a sample over all folders."""
-        config, size, images = self.prepared.config, self.state.stage.image_size, schedule.steps.images
-        dataset, first_epoch = self.prepared.training_set.crops(config, size, images).scattered(), 0
-        for index in range(0, len(dataset), max(1, len(dataset) // LATENT_IMAGES)):
-            crop = dataset[first_epoch, index].image
+    def _crops(self, schedule: StageSchedule) -> Iterator[torch.Tensor]:
+        """Training crops for the constants of the export; the watchdog waits for each."""
+        for crop in self.prepared.crops(schedule, LATENT_IMAGES):
             self.alive.beat()
-            if crop is not None:
-                yield crop[None].to(self.dist.device)
+            yield crop
 
     # ---- the folder --------------------------------------------------------------------------------------
 

@@ -28,7 +28,7 @@ from vae.interop.vae_files import VaeFile, read_vae
 from vae.losses.terms import LossTerms, build_terms
 from vae.memory.plan import stage_spec
 from vae.model.autoencoder import downsampling
-from vae.ops.kernel_check import Shape, choose_kernels
+from vae.ops.kernel_check import DTYPE_NAMES, Shape, choose_kernels
 from vae.sampling.buckets import bucket_shapes
 from vae.sampling.streams import streams_of_process
 from vae.step import Networks, trained_networks
@@ -49,7 +49,15 @@ from vae.training.kernel_shapes import kernel_shapes
 from vae.training.output.run_folder import folders_of_runs, resume_command
 from vae.training.parts import PreparedRun
 from vae.training.precheck import Given, output_folder
-from vae.training.precision import compile_in_place, compute_dtype, set_backends, why_not_compile
+from vae.training.precision import (
+    MEASURED_CROPS,
+    activations_of,
+    compile_in_place,
+    compute_dtype,
+    replacement_of_fp16,
+    set_backends,
+    why_not_compile,
+)
 from vae.training.provenance import (
     NEW,
     Provenance,
@@ -103,7 +111,7 @@ def prepare_run(given: Given, dist: Distributed) -> PreparedRun:
     _continue(state, config, content, position)
     state.stages, state.position, state.begun_at = stages, position, replace(position)
     state.stage = current_stage(stages, position.epoch) or stages[-1]
-    return PreparedRun(
+    run = PreparedRun(
         config=config,
         given=given,
         dist=dist,
@@ -117,6 +125,33 @@ def prepare_run(given: Given, dist: Distributed) -> PreparedRun:
         compiled=compiled,
         provenance=_provenance(options, config, state.stage, training_set, validation_set, dist.world_size),
     )
+    if state.fp16 and _overflows_fp16(run, content):
+        leave_fp16(run)
+    return run
+
+
+def _overflows_fp16(run: PreparedRun, content: dict[str, Any] | None) -> bool:
+    """Whether the activations of the network are too large for fp16, measured if others have trained it."""
+    if content is not None and content["fp16"]:
+        return False
+    if run.state.overflows_fp16 or (content is None and run.provenance.begun_from != TRAINED):
+        return run.state.overflows_fp16
+    largest = activations_of(run.state.eval_model, run.crops(run.schedule(run.state.stage), MEASURED_CROPS))
+    overflows = run.dist.all_reduce_scalars(largest.may_overflow_fp16)[0] > 0
+    if overflows:
+        console.info(largest.summary())
+    return overflows
+
+
+def leave_fp16(run: PreparedRun) -> None:
+    """Compute in bf16 or fp32 from here on, because the activations of the network overflow fp16."""
+    config, dist, state = run.config, run.dist, run.state
+    dtype = replacement_of_fp16(config.speed, dist.device)
+    shapes = partial(_kernel_shapes, config, state.stages, state.position, dtype)
+    choose_kernels(config.speed.kernels, dist.device, [dtype], dist.all_gather_set, shapes)
+    state.leave_fp16()
+    run.networks.dtype, run.networks.terms = dtype, _terms(config, dist, dtype)
+    console.info(f"activations overflow fp16: --mixed_precision computes in {DTYPE_NAMES[dtype]}")
 
 
 def _provenance(

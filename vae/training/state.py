@@ -35,6 +35,7 @@ class TrainingState:
     stages: list[Stage]
     stage: Stage  # the one that trains; after its last step, until the next one begins
     fp16: bool  # whether gradients are multiplied by a loss scale
+    overflows_fp16: bool = False  # activations do: the run computes in another precision
     position: Position = field(default_factory=Position)
     history: History = field(default_factory=History)
     latent_constants: LatentConstants | None = None  # of a frozen encoder, from its file
@@ -68,6 +69,11 @@ class TrainingState:
         self.position.images_in_epoch += images
         self.position.images += images
         self.is_changing = False
+
+    def leave_fp16(self) -> None:
+        """Continue without a loss scale, and also after a resume."""
+        self.fp16, self.overflows_fp16 = False, True
+        self.update.loss_scale = torch.ones_like(self.update.loss_scale)
 
     def update_ema(self, decay: float) -> None:
         """Move the EMA weights towards the current weights."""
@@ -158,6 +164,7 @@ def snapshot(state: TrainingState) -> dict[str, Any]:
         "optimizers": [optimizer.state_dict() for optimizer in state.optimizers],
         "update": asdict(state.update),
         "fp16": state.fp16,
+        "overflows_fp16": state.overflows_fp16,
         "latent_scaling": list(constants[:2]) if constants else None,
         "latent_channels": channel_config(constants, were_in_config=True) if constants else None,
         "running_sq_norms": state.running_sq_norms,
@@ -183,6 +190,7 @@ def restore(state: TrainingState, content: dict[str, Any]) -> None:
     for name, value in content["update"].items():
         if name in ("nonfinite_streak", "nonfinite_total") or (state.fp16 and content["fp16"]):
             setattr(state.update, name, value.to(device))  # a loss scale exists in fp16 only
+    state.overflows_fp16 |= bool(content.get("overflows_fp16"))  # a rollback does not forget it
     state.running_sq_norms = content["running_sq_norms"].to(device)
     state.running_moments = content["running_moments"].to(device)
     channels = content["latent_channels"] or {}  # none: its file had none

@@ -38,9 +38,12 @@ class Rollback:
     def go_back(self, reason: str, peak: float) -> None:
         """Restore the last good checkpoint, which `latest` then continues, and halve the learning rate.
 
-        `peak` is that of the stage that diverged. Raises NonFiniteError if it has used its --rollbacks.
+        If steps in fp16 were not finite, the precision changes instead: each of them halved the loss scale,
+        so the activations overflow. `peak` is that of the stage that diverged. Raises NonFiniteError if it
+        has used its --rollbacks.
         """
         state, saver, allowed = self._state, self._saver, self._config.optim.rollbacks
+        overflows = state.fp16 and self._stability.nonfinite_streak > 0
         diverged_at, first_epoch = state.position.step, state.stage.first_epoch
         learning_rate = state.optimizers[0].param_groups[0]["lr"]
         saver.give_up()  # before files are read
@@ -49,8 +52,10 @@ class Rollback:
         self._restore(content, is_start=source is None)
         state.is_changing = False
         caps, step = state.rollbacks.setdefault(first_epoch, []), state.position.step
-        good, is_allowed = saver.folder / position_name(state.position), len(caps) < allowed
-        if is_allowed:
+        good, is_allowed = saver.folder / position_name(state.position), overflows or len(caps) < allowed
+        if overflows:
+            state.leave_fp16()
+        elif is_allowed:
             caps.append(0.5 * learning_rate / peak if peak else 0.5)
         if is_allowed or source != good:  # so that a resumed run knows of the rollback
             saver.replace(good)
@@ -65,13 +70,12 @@ class Rollback:
         if not is_allowed:
             raise NonFiniteError(
                 f"{found}; this stage has used its --rollbacks {allowed}: lower --learning_rate (now "
-                f"{peak:g}) or use --use_bf16, and resume from {good.name}, the last good checkpoint, with: "
+                f"{peak:g}), and resume from {good.name}, the last good checkpoint, with: "
                 f"{saver.resume_command}"
             )
-        console.warning(
-            f"{found}; training goes back to step {step} ({good.name}) with half the learning rate (rollback "
-            f"{len(caps)} of {allowed} in this stage)"
-        )
+        change = f"with half the learning rate (rollback {len(caps)} of {allowed} in this stage)"
+        change = "with the same learning rate, and leaves fp16" if overflows else change
+        console.warning(f"{found}; training goes back to step {step} ({good.name}) {change}")
 
     def _last_good(self, reason: str) -> tuple[Path | None, dict[str, Any]]:
         """The last good checkpoint and its content; or else the run's start."""

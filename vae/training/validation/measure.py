@@ -97,7 +97,7 @@ def mode_reconstruction(
 
     @torch.no_grad()
     def reconstruct(images: torch.Tensor) -> torch.Tensor:
-        recon, mean, logvar = model(network_input(images, networks))
+        recon, mean, logvar = model(network_input(images, networks, networks.eval_dtype))
         if noise is not None:
             noise.add(mean, logvar)
         return recon
@@ -140,7 +140,7 @@ class NoiseCurveMeter:
     """Measures reconstructions from latents with noise, as the errors of a diffusion model leave it."""
 
     def __init__(self, model: AutoencoderKL, networks: Networks, channel_std: torch.Tensor) -> None:
-        self._model, self._dtype, self._std = model, networks.dtype, channel_std[:, None, None]
+        self._model, self._dtype, self._std = model, networks.eval_dtype, channel_std[:, None, None]
 
     def sums(self, batches: Iterable[Batch]) -> dict[str, Sums]:
         """Sums of PSNR by tau over the images of `batches`; each image has the same noise every time."""

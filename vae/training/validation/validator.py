@@ -91,7 +91,7 @@ class Validator:
             metrics = {"epoch": epoch, "image_size": state.stage.image_size, **measured}
             state.last_validation, state.validated_step = metrics, state.position.step
             state.history.last_psnr = metrics.get("psnr")
-            precision = DTYPE_NAMES[self._networks.dtype]
+            precision = DTYPE_NAMES[self._networks.eval_dtype]
             values = {**metrics, "precision": precision, **speed, **of_slices}
             self._logbook.record("validation", state.position.step, values)
             self._logbook.draw_results()
