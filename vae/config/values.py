@@ -20,6 +20,8 @@ _WRITTEN = (
     "save_config",
     "cache_dir",
     "quarantine_dir",
+    "rows_dir",
+    "csv_file",
 )
 _MAX_NAME = 100  # characters of a name that are compared and shown: one in a file from others may be huge
 
