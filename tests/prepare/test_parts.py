@@ -2,12 +2,15 @@
 
 import csv
 import json
+import subprocess
+import sys
 
 import pytest
 from PIL import Image
 
 from tests.harness.image_kinds import detailed, encoded
 from tests.harness.preparing import prepare
+from tests.harness.runs import ROOT
 from tests.harness.tars import write_webdataset
 from vae.prepare import blocks, shard
 from vae.prepare.blocks import file_blocks
@@ -120,3 +123,39 @@ def test_new_file_changes_one_slice_only(tmp_path):
     assert len(before) > 300
     assert len(after - before) <= 2
     assert len(before - after) == 1
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="opens a locked file")
+def test_second_command_in_a_folder_is_one_line(raw, tmp_path):
+    words = ("--mode", "shard", "--input_dir", raw, "--output_dir", tmp_path / "set")
+    assert prepare(*words, "--part", "0/2").returncode == 0
+    lock = tmp_path / "set/.prepare/part-0-of-2.lock"
+    code = "import sys, pathlib; from vae.system.lock_file import open_locked; "
+    code += "file = open_locked(pathlib.Path(sys.argv[1])); print('held', flush=True); sys.stdin.read()"
+    command = [sys.executable, "-c", code, str(lock)]
+    with subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other:
+        assert other.stdout.readline() == b"held\n"
+        done = prepare(*words, "--part", "0/2")
+        assert (done.returncode, "another command is working in it" in done.stderr) == (78, True)
+        assert prepare(*words, "--part", "1/2").returncode == 0
+        other.communicate()
+
+
+@pytest.mark.parametrize("mode", ["shard", "preprocess", "index", "analyze", "demo"])
+def test_folder_of_another_command_or_with_files_is_not_written_to(mode, raw, tmp_path):
+    """Nor is one whose marker is a link."""
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine/a.txt").write_text("mine")
+    prepare("--mode", "demo", "--output_dir", tmp_path / "demo", "--count", "1", "--target_size", "32")
+    assert prepare("--mode", "shard", "--input_dir", raw, "--output_dir", tmp_path / "set").returncode == 0
+    (tmp_path / "linked").mkdir()
+    (tmp_path / "linked/.vae_folder.json").symlink_to(tmp_path / "set/.vae_folder.json")
+    (tmp_path / "linked/a.txt").write_text("mine")
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    source = {"index": ("--input", write_webdataset(tmp_path / "tars", tars=1)), "demo": ()}
+    for name in ("mine", "linked", "set" if mode == "demo" else "demo"):
+        words = source.get(mode, ("--input_dir", raw))
+        done = prepare("--mode", mode, *words, "--output_dir", tmp_path / name)
+        assert (done.returncode, f"--output_dir {tmp_path / name}" in done.stderr) == (78, True)
+    after = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    assert {path: after[path] for path in before} == before

@@ -2,7 +2,7 @@
 
 import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -105,15 +105,19 @@ def _known_hashes(folder: Path, wanted: set[str]) -> Iterator[tuple[str, str]]:
     """SHA-256 and perceptual hash of the images that --mode preprocess wrote into a folder."""
     root = folder if (folder / HIDDEN).is_dir() or not folder.name.isdecimal() else folder.parent
     for path in sorted((root / HIDDEN / "rows").glob("*.jsonl")):
-        for row in read_json_lines(path):
-            made, phash = row.get("made"), row.get("phash")
-            sizes = made.get("sizes") if isinstance(made, dict) else None
-            if not isinstance(sizes, dict) or not isinstance(phash, str) or not _is_hash(phash):
-                continue
-            for one in sizes.values():
-                content = one.get("sha256") if isinstance(one, dict) else None
-                if isinstance(content, str) and content in wanted:
-                    yield content, phash
+        with suppress(OSError, ValueError):  # a damaged file: its images are decoded
+            for row in read_json_lines(path):
+                yield from _hashes_of(row, wanted)
+
+
+def _hashes_of(row: dict[str, Any], wanted: set[str]) -> Iterator[tuple[str, str]]:
+    made, phash = row.get("made"), row.get("phash")
+    sizes = made.get("sizes") if isinstance(made, dict) else None
+    if isinstance(sizes, dict) and isinstance(phash, str) and _is_hash(phash):
+        for one in sizes.values():
+            content = one.get("sha256") if isinstance(one, dict) else None
+            if isinstance(content, str) and content in wanted:
+                yield content, phash
 
 
 def _is_hash(text: str) -> bool:

@@ -244,7 +244,7 @@ def _exclude(table: Table, file: str) -> None:
             "each line"
         )
     table.lines("excluded", ({"word": word} for word in sorted(words)), {"word": "VARCHAR"})
-    for value in (f"sha256[1:{KEY_DIGITS}]", "name", "metadata ->> '$.url'"):
+    for value in (f"sha256[1:{KEY_DIGITS}]", "name", "(metadata ->> '$.url')"):
         table.run(
             f"UPDATE images SET reason = 'excluded', detail = 'by --exclude' FROM excluded e "
             f"WHERE images.reason = '' AND e.word = {value}"
@@ -271,7 +271,7 @@ def _join(table: Table, text: str, key: str) -> None:
         finally:
             if isinstance(file, StoreFile):
                 path.unlink(missing_ok=True)
-    own = {"name": "name", "sha256": "sha256"}.get(key, f"metadata ->> '{_json_path(key)}'")
+    own = {"name": "name", "sha256": "sha256"}.get(key, f"(metadata ->> '{_json_path(key)}')")
     if key == "key":  # of WebDataset: the name of the member without its extension
         own = f"coalesce({own}, regexp_extract(name, '([^/.]+)[.][^/]*$', 1))"
     table.run(

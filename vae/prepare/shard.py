@@ -45,6 +45,7 @@ from vae.system.errors import EXIT_DATA, DataError, UserError
 from vae.system.files import parse_json, read_json, write_json
 
 MEGABYTE = 10**6
+BYTES_PER_PROCESS = 256 * MEGABYTE  # that a process must write to be worth its start
 SHARD_SECONDS = 7200.0  # to write one shard, on a slow disk too
 TRAINING, VALIDATION = "dataset.json", "validation.json"  # the subsets, as the files of their datasets
 SUBSETS = {VALIDATION: "val", TRAINING: "train"}  # the training set last: it names the other
@@ -175,7 +176,9 @@ def _pack(root: Path, table: Table, config: ShardConfig, folder: RowFolder, imag
     plans = chain.from_iterable(_plans(stem, members, max_bytes, table) for stem, members in subsets)
     mine = (plan for at, plan in enumerate(plans) if at % part.total == part.number)
     shards: dict[str, Shard] = {}
-    workers = max(1, min(count_workers(config.num_workers), images))
+    row = table.one("SELECT coalesce(sum(bytes), 0) FROM images WHERE reason = ''")
+    assert row is not None
+    workers = max(1, min(count_workers(config.num_workers), int(row[0]) // BYTES_PER_PROCESS))
     results = run_tasks(partial(write_shard, root), mine, workers, Limits(SHARD_SECONDS))
     total = images if part.total == 1 else None
     with Progress("write", total, "image") as bar, closing(results):
