@@ -35,7 +35,15 @@ from vae.shards.shard_list import is_tar_name
 from vae.system import console
 from vae.system.console import printable
 from vae.system.errors import EXIT_DATA, DataError, UserError
-from vae.system.files import atomic_path, parse_json, read_json, replace_text, sha256_of_file, write_json
+from vae.system.files import (
+    atomic_path,
+    parse_json,
+    read_json,
+    remove_temporary,
+    replace_text,
+    sha256_of_file,
+    write_json,
+)
 
 FLAG = "--input"
 TRAINING, VALIDATION = "dataset.json", "validation.json"
@@ -138,6 +146,8 @@ def _publish(
     config: IndexConfig, table: Table, root: Path, base: str, policy: dict[str, Any], began: float
 ) -> int:
     """Write what was left out, the indexes and the datasets, unless tar files are broken."""
+    for path in (root, *(root / name for name in FOLDERS.values())):
+        remove_temporary(path)  # of killed processes
     refuse_links(root, REJECTED_NAME)
     replace_text(root / REJECTED_NAME, _rejected_lines(table))
     broken = table.broken_blocks()

@@ -95,6 +95,9 @@ def run_tasks(
         pool.join()
     finally:
         pool.stop()
+        for child in multiprocessing.active_children():
+            if child.name == "pebble_pool_worker":  # one that is starting would not find its channel
+                child.kill()
         pool.join()
 
 

@@ -5,6 +5,7 @@ no old row is taken for a new one.
 """
 
 import json
+import os
 import shutil
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -23,7 +24,7 @@ from vae.prepare.tar_source import BrokenTarError, TarBlock
 from vae.progress import Progress
 from vae.shards.store import StoreError
 from vae.system.errors import UserError
-from vae.system.files import atomic_path, read_json, write_json
+from vae.system.files import read_json, write_json
 from vae.system.lock_file import open_locked
 
 HIDDEN = ".prepare"  # in an output folder
@@ -189,10 +190,8 @@ def write_rows(rows: Path, scratch: Path, maker: MakesRows, seconds: float | Non
             file.write(json.dumps(row) + "\n")
             file.flush()
             bad += "reason" in row
-    final = rows / f"{task.block.id}.jsonl"
-    with atomic_path(final) as temporary:
-        shutil.copyfile(partial_path, temporary)
-    partial_path.unlink()
+        os.fsync(file.fileno())
+    os.replace(partial_path, rows / f"{task.block.id}.jsonl")
     return bad
 
 

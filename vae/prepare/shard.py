@@ -42,7 +42,7 @@ from vae.shards.dataset_json import dataset_content, write_dataset
 from vae.shards.index import Shard
 from vae.system import console
 from vae.system.errors import EXIT_DATA, DataError, UserError
-from vae.system.files import parse_json, read_json, write_json
+from vae.system.files import parse_json, read_json, remove_temporary, write_json
 
 MEGABYTE = 10**6
 BYTES_PER_PROCESS = 256 * MEGABYTE  # that a process must write to be worth its start
@@ -94,6 +94,8 @@ def _select_and_pack(config: ShardConfig, source: Source, folder: RowFolder, roo
     _select(table, source, config)
     images = {name: _count(table, subset) for name, subset in SUBSETS.items()}
     written: dict[str, list[Shard]] = {}
+    if not config.part:
+        remove_temporary(root)  # of killed processes
     if images[TRAINING]:
         _claim(root, _digest(table, config))
         shards = _pack(root, table, config, folder, sum(images.values()))
