@@ -15,7 +15,7 @@ from tests.harness.waiting import is_running, wait_until
 from vae.prepare.pool import Failure, Limits, count_workers, run_tasks, time_limit
 from vae.system.errors import UserError
 
-LIMITS = Limits(seconds=2.0, memory_gib=0.5)
+LIMITS = Limits(seconds=5.0, memory_gib=0.5)
 
 
 def work(item):
@@ -77,7 +77,7 @@ def test_endless_items_are_read_as_needed():
             taken.append(number)
             yield "double", number
 
-    with closing(run_tasks(work, items(), 1, LIMITS)) as results:
+    with closing(run_tasks(work, items(), 1, Limits())) as results:
         first = [next(results)[1] for _ in range(20)]
     assert sorted(first) == list(range(0, 40, 2))
     assert len(taken) < 30
