@@ -20,13 +20,13 @@ FOLDERS = ["--input_dir", "a", "--output_dir", "b"]
         (["--mode", "analyze", "--mode", "split"], ("--mode analyze and --mode split", "one mode")),
         (
             ["--mode", "xyz"],
-            ("--mode xyz", "choose one of preprocess, validate, shard, merge, index, analyze, split, demo"),
+            ("--mode xyz", "choose one of preprocess, validate, shard, index, analyze, split, demo"),
         ),
         (["--mod", "preprocess"], ("--mod:", "did you mean --mode?")),
         (["--targetsize", "512"], ("--targetsize", "did you mean --target_size?")),
         (["--mode", "preprocess", "--targetsize", "512"], ("--targetsize", "did you mean --target_size?")),
         (["--mode", "preprocess", "--inputdir", "a"], ("--inputdir", "did you mean --input_dir?")),
-        (["--mode", "validate", "--no-csw"], ("--no-csw", "did you mean --no-csv?")),
+        (["--mode", "validate", "--no-strct"], ("--no-strct", "did you mean --no-strict?")),
         (
             ["--mode", "validate", "--targetsize", "512"],
             ("--targetsize", "did you mean --target_size?", "--mode preprocess and demo"),
@@ -47,8 +47,8 @@ def test_mistake_names_the_remedy(words, tokens):
 
 
 def test_flags_of_a_mode_are_not_suggestions_if_they_are_right():
-    config = parse_prepare_flags(["--mode", "validate", "--input_dir", "a", "--no-csv", "--min_size=8"])
-    assert (config.csv, config.min_size) == (False, 8)
+    config = parse_prepare_flags(["--mode", "validate", "--input_dir", "a", "--strict", "--min_size=8"])
+    assert (config.strict, config.min_size) == (True, 8)
 
 
 def help_of(argv, capsys):
@@ -67,11 +67,17 @@ def test_help_describes_the_modes_and_help_all_lists_their_flags(capsys):
         assert all(item.name in text.split("\nusage:")[0] for item in fields(config))
 
 
-def test_removal_needs_a_parent_and_no_folder():
-    words = ["--mode", "shard", "--output_dir", "b", "--remove", "keys.txt"]
-    with pytest.raises(UsageError, match=r"--remove .*--parent"):
+@pytest.mark.parametrize(
+    ("words", "tokens"),
+    [
+        (["--mode", "validate", "--input_dir", "a", "--part", "0/2"], ("--part 0/2", "--rows_dir")),
+        (["--mode", "shard", *FOLDERS, "--join_on", "url"], ("--join_on url", "--join")),
+        (["--mode", "shard", *FOLDERS, "--part", "2/2"], ("--part 2/2", "0/16")),
+        (["--mode", "shard", *FOLDERS, "--part", "0/2", "--limit", "5"], ("--limit 5", "--part")),
+        (["--mode", "index", "--input", "a", "--output_dir", "b", "--val_split", "1"], ("--val_split 1",)),
+    ],
+)
+def test_flags_that_do_not_fit_together_are_one_line(words, tokens):
+    with pytest.raises(UsageError) as caught:
         parse_prepare_flags(words)
-    with pytest.raises(UsageError, match=r"--drop .*--input_dir"):
-        parse_prepare_flags([*words, "--parent", "a.json", "--drop"])
-    assert parse_prepare_flags([*words, "--parent", "a.json"]).input_dir == ""
-    assert parse_prepare_flags([*words, "--parent", "a.json", "--input_dir", "a"]).input_dir == "a"
+    assert all(token in str(caught.value) for token in tokens), caught.value

@@ -3,27 +3,29 @@
 import json
 import subprocess
 from collections.abc import Callable, Generator, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
 from tests.harness.runs import run_here
-from vae.prepare import engine
+from vae.prepare import analyze, demo, rows, shard, verify
 
 
 @contextmanager
 def without_workers() -> Iterator[None]:
-    """Within this context, items of prepare_data.py are worked on here, one after another."""
-    with patch.object(engine, "run_each", _each_here):
+    """Within this context, tasks of prepare_data.py are worked on here, one after another."""
+    with ExitStack() as stack:
+        for module in (analyze, demo, rows, shard, verify):
+            stack.enter_context(patch.object(module, "run_tasks", _each_here))
         yield
 
 
 def _each_here(
-    function: Callable[[Any], Any], items: Iterable[Any], **_limits: Any
+    function: Callable[[Any], Any], tasks: Iterable[Any], *_limits: Any
 ) -> Generator[tuple[Any, Any], None, None]:
-    for item in items:
-        yield item, function(item)
+    for task in tasks:
+        yield task, function(task)
 
 
 def write_manifest(path: Path, rows: Iterable[dict[str, Any]]) -> None:

@@ -9,27 +9,25 @@ from unittest.mock import patch
 from tests.harness.image_kinds import detailed, encoded
 from tests.harness.preparing import without_workers
 from vae.config.prepare_flags import ShardConfig
-from vae.prepare.shard import shard_images
+from vae.prepare import shard
 
 
-def pack(folder: Path, output: Path, shard_bytes: int = shard_images.MEGABYTE, **options: Any) -> Path:
+def pack(folder: Path, output: Path, shard_bytes: int = shard.MEGABYTE, **options: Any) -> Path:
     """Pack the images of `folder` in shards of at most `shard_bytes`; returns the path of dataset.json.
 
     `options` are fields of ShardConfig. By default, all images are for training.
     """
     options = {"shard_mb": 1, "val_split": 0.0, **options}
-    with without_workers(), patch.object(shard_images, "MEGABYTE", shard_bytes / options["shard_mb"]):
-        assert (
-            shard_images.run_shard(ShardConfig(input_dir=str(folder), output_dir=str(output), **options)) == 0
-        )
+    with without_workers(), patch.object(shard, "MEGABYTE", shard_bytes / options["shard_mb"]):
+        assert shard.run_shard(ShardConfig(input_dir=str(folder), output_dir=str(output), **options)) == 0
     return output / "dataset.json"
 
 
 def make_older(path: Path) -> Path:
     """Write a `dataset.json` as format 1, which has no hashes of indexes; returns its path."""
     content = json.loads(path.read_text()) | {"format": 1}
-    for shard in content["shards"]:
-        del shard["index_sha256"]
+    for listed in content["shards"]:
+        del listed["index_sha256"]
     del content["version"]
     version = hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
     path.write_text(json.dumps(content | {"version": version}))

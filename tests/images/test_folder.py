@@ -9,7 +9,7 @@ from vae.data.manifest import read_lines
 from vae.images.decoding import decode_image
 from vae.images.folder import check_images, list_images, split_names
 from vae.images.formats import BadImageError
-from vae.prepare.split.grouping import find_manifest
+from vae.prepare.split import find_manifest
 from vae.system.errors import DataError, UserError
 from vae.system.files import sha256_of_file
 

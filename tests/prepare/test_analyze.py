@@ -11,28 +11,26 @@ import numpy as np
 import pytest
 from PIL import Image, ImageFilter
 
-from tests.harness.preparing import without_workers, write_manifest
+from tests.harness.preparing import without_workers
 from tests.harness.runs import ROOT, run_script
-from vae.config.prepare_flags import AnalyzeConfig, ReadingConfig
-from vae.prepare.analyze.analyze_images import run_analyze
-from vae.prepare.analyze.dataset_stats import histogram
-from vae.prepare.analyze.measure_file import colorfulness, estimate_jpeg_quality, measure_image, sharpness
-from vae.prepare.check_file import check_file
-from vae.prepare.demo.draw import draw_image
-from vae.prepare.fingerprints import FILE_NAME
+from vae.config.prepare_flags import AnalyzeConfig
+from vae.images.decoding import read_image
+from vae.prepare.analyze import run_analyze
+from vae.prepare.dataset_stats import histogram
+from vae.prepare.draw import draw_image
+from vae.prepare.measures import colorfulness, estimate_jpeg_quality, measure_image, sharpness
 from vae.system.errors import DataError, UserError
-from vae.system.files import sha256_of_file
 
 EVIL = "<img src=x onerror=alert(1)> & \"quoted\" 'too'"
 
 
 def config(folder, output, num_workers="1"):
-    return AnalyzeConfig(input_dir=str(folder), output_file=str(output), num_workers=num_workers)
+    return AnalyzeConfig(input_dir=str(folder), output_dir=str(output), num_workers=num_workers)
 
 
 def analyze(config):
     assert run_analyze(config) == 0
-    return json.loads(Path(config.output_file).read_text())
+    return json.loads(Path(config.output_dir, "stats.json").read_text())
 
 
 @pytest.fixture(scope="module")
@@ -55,10 +53,10 @@ def folder(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def analysis(folder, tmp_path_factory):
-    output = tmp_path_factory.mktemp("out") / "dataset_stats.json"
+    output = tmp_path_factory.mktemp("out")
     with without_workers():
         stats = analyze(config(folder, output))
-    return stats, output.with_suffix(".html").read_text(encoding="utf-8")
+    return stats, (output / "page.html").read_text(encoding="utf-8")
 
 
 def test_statistics_of_the_set(analysis, folder):
@@ -125,12 +123,12 @@ def test_page_is_complete_and_safe(analysis):
 @pytest.mark.slow
 def test_two_workers_write_the_same_files(folder, analysis, tmp_path):
     stats, page = analysis
-    again = analyze(config(folder, tmp_path / "s.json", num_workers="2"))
+    again = analyze(config(folder, tmp_path / "s", num_workers="2"))
     for found in (stats, again):
         found["space"]["free_bytes"] = 0
     assert again == stats
     free = r"<b>[^<]*</b><span>free on that disk"
-    assert re.sub(free, "", (tmp_path / "s.html").read_text(encoding="utf-8")) == re.sub(free, "", page)
+    assert re.sub(free, "", (tmp_path / "s/page.html").read_text(encoding="utf-8")) == re.sub(free, "", page)
 
 
 def test_measurements_equal_values_by_hand(tmp_path):
@@ -147,20 +145,18 @@ def test_measurements_equal_values_by_hand(tmp_path):
     pixels = np.zeros((64, 64, 3), np.uint8)
     pixels[:32] = (200, 100, 50)
     Image.fromarray(pixels).save(tmp_path / "half.png")
-    done = check_file(ReadingConfig(input_dir=str(tmp_path)), "half.png", measure=measure_image)
-    found = SimpleNamespace(**done.record)
+    found = SimpleNamespace(**measure_image(read_image(tmp_path / "half.png"), b""))
     assert found.channel_means == pytest.approx((100, 50, 25))
     luma = 0.299 * 200 + 0.587 * 100 + 0.114 * 50
     assert found.brightness == pytest.approx(luma / 2, rel=1e-5)
     assert found.contrast == pytest.approx(luma / 2, rel=1e-5)
     assert found.clipped == 0.5
-    assert (found.width, found.height, done.sha256) == (64, 64, sha256_of_file(tmp_path / "half.png"))
 
 
 @pytest.mark.parametrize("quality", [1, 10, 35, 50, 75, 90, 95, 100])
 def test_jpeg_quality_is_estimated(tmp_path, quality):
     Image.fromarray(draw_image(64, 0, 0)).save(tmp_path / "a.jpg", quality=quality)
-    assert abs(estimate_jpeg_quality(tmp_path / "a.jpg") - quality) <= 1
+    assert abs(estimate_jpeg_quality((tmp_path / "a.jpg").read_bytes()) - quality) <= 1
 
 
 def test_histograms_count_every_value():
@@ -173,17 +169,6 @@ def test_histograms_count_every_value():
             assert len(plot["edges"]) == len(plot["counts"]) + 1 or not counted.any()
 
 
-def test_hashes_are_stored_only_beside_a_manifest(folder, tmp_path):
-    assert not (folder / FILE_NAME).exists()
-    (tmp_path / "one.png").write_bytes((folder / "one.png").read_bytes())
-    write_manifest(tmp_path / "manifest.jsonl", [])
-    for _ in range(2):
-        with without_workers():
-            analyze(config(tmp_path, tmp_path / "s.json"))
-        assert (tmp_path / FILE_NAME).read_text().startswith(sha256_of_file(tmp_path / "one.png"))
-        assert len((tmp_path / FILE_NAME).read_text().splitlines()) == 1
-
-
 def test_mistakes_are_errors(folder, tmp_path):
     (tmp_path / "bad").mkdir()
     (tmp_path / "bad/a.png").write_bytes(b"nothing")
@@ -194,28 +179,28 @@ def test_mistakes_are_errors(folder, tmp_path):
             DataError,
             "--input_dir .*none of 1 images .* a.png .*--mode validate",
         ),
-        ({"output_file": str(tmp_path / "x/s.json")}, UserError, "--output_file .*is missing: create it"),
-        ({"output_file": str(tmp_path / "s.html")}, UserError, "--output_file .*s.html.*.json"),
+        ({"output_dir": str(folder)}, UserError, "--output_dir .* is --input_dir"),
+        ({"output_dir": str(tmp_path / "bad")}, UserError, r"--output_dir .*did not write \(a.png\)"),
     ):
         given = {
             "input_dir": str(folder),
-            "output_file": str(tmp_path / "s.json"),
+            "output_dir": str(tmp_path / "s"),
             "num_workers": "1",
         } | options
         with pytest.raises(kind, match=word), without_workers():
             analyze(AnalyzeConfig(**given))
-    assert not (tmp_path / "s.json").exists()
+    assert not (tmp_path / "s/stats.json").exists()
 
 
 @pytest.mark.slow
 def test_command_line(folder, tmp_path):
     words = ["--mode", "analyze", "--input_dir", str(folder), "--num_workers", "1", "--limit", "4"]
-    done = run_script(str(ROOT / "prepare_data.py"), *words, "--output_file", str(tmp_path / "s.json"))
+    done = run_script(str(ROOT / "prepare_data.py"), *words, "--output_dir", str(tmp_path / "s"))
     assert done.returncode == 0, done.stderr
     assert "4 images" in done.stdout
     assert "near duplicates: 2 images in 1 group, all listed in " in done.stdout
-    assert (tmp_path / "s.html").exists()
-    with open(tmp_path / "s_near_duplicates.csv", newline="") as file:
+    assert (tmp_path / "s/page.html").exists()
+    with open(tmp_path / "s/near_duplicates.csv", newline="") as file:
         rows = list(csv.DictReader(file))
     assert [(row["path"], row["width"], row["keep"]) for row in rows] == [
         (f"{EVIL}.png", "800", "1"),

@@ -15,7 +15,7 @@ from tests.harness.runs import run_here
 from tests.harness.waiting import wait_until
 from vae.images.decoding import decode_image
 from vae.images.folder import list_images
-from vae.prepare.demo.draw import draw_image
+from vae.prepare.draw import draw_image
 
 ROOT = Path(__file__).parents[2]
 GOLDEN = "57d4616f1b69be0b4a522b4147c048f6b3d3b2478279ea4ed5bc78a268c24c1e"
@@ -84,7 +84,7 @@ def test_script_draws_only_missing_images(tmp_path):
     assert other.returncode == 78
     assert "--seed 0" in other.stderr
     assert sorted(path.name for path in (tmp_path / "demo").iterdir()) == sorted(
-        [*names, "demo_settings.json"]
+        [*names, "demo_settings.json", ".vae_folder.json"]
     )
 
 
@@ -107,7 +107,7 @@ def test_parallel_workers_and_jpeg(tmp_path):
         (["--mode", "demo", "--target_size", "big"], 2, "big"),
         (["--mode", "demo", "--num_workers", "many"], 78, "--num_workers many"),
         (["--mode", "demo", "--output_dir", "taken.txt"], 78, "--output_dir taken.txt"),
-        (["--mode", "demo", "--output_dir", "."], 78, "--output_dir . contains other files"),
+        (["--mode", "demo", "--output_dir", "."], 78, "--output_dir . contains files"),
     ],
 )
 def test_mistakes_are_one_line(tmp_path, monkeypatch, arguments, code, word):
@@ -136,6 +136,6 @@ def test_signals_leave_only_complete_images(tmp_path, workers, number):
     _, err = process.communicate(timeout=60)
     assert process.returncode == 130
     assert "Traceback" not in err
-    assert not list(tmp_path.glob(".*"))
+    assert not list(tmp_path.glob(".*.tmp"))
     for name in list_images(tmp_path):
         decode_image(tmp_path / name)

@@ -1,17 +1,16 @@
 """Randomly damaged and malicious files give an image or a reason, in bounded time and memory."""
 
+import csv
 import sys
 from collections import Counter
-from functools import partial
 
 import numpy as np
 import pytest
 
 from tests.harness.image_bytes import png
 from tests.harness.image_kinds import detailed, encoded
-from vae.config.prepare_flags import ReadingConfig
-from vae.prepare.check_file import check_file, decode_each
-from vae.prepare.pool import Failure, Limits, run_each
+from vae.config.prepare_flags import ValidateConfig
+from vae.prepare.validate import run_validate
 
 FORMATS = {
     "a.jpg": ("JPEG", {"quality": 90}),
@@ -27,6 +26,14 @@ FORMATS = {
     "a.avif": ("AVIF", {}),
 }
 MUTATIONS = ("cut", "flip", "splice", "zero", "repeat", "header")
+
+
+def reasons_of(tmp_path, **options):
+    """Validate tmp_path/raw in worker processes; the reason of each file, empty if it is accepted."""
+    files = {"output_file": str(tmp_path / "r.json"), "csv_file": str(tmp_path / "r.csv")}
+    run_validate(ValidateConfig(input_dir=str(tmp_path / "raw"), num_workers="1", **files, **options))
+    with open(tmp_path / "r.csv", newline="") as file:
+        return {row["path"]: row["reason"] for row in csv.DictReader(file)}
 
 
 def mutate(whole: bytes, other: bytes, kind: str, random: np.random.Generator) -> bytes:
@@ -52,6 +59,7 @@ def mutate(whole: bytes, other: bytes, kind: str, random: np.random.Generator) -
 
 @pytest.mark.parametrize("count", [180, pytest.param(2000, marks=pytest.mark.slow)])
 def test_random_damage_gives_an_image_or_a_reason_within_one_gib(tmp_path, count):
+    (tmp_path / "raw").mkdir()
     random, image = np.random.default_rng(1), detailed(0, 96, 96)
     palette = image.quantize(64)
     whole = [
@@ -62,14 +70,10 @@ def test_random_damage_gives_an_image_or_a_reason_within_one_gib(tmp_path, count
         kind = MUTATIONS[index // len(whole) % len(MUTATIONS)]
         other = whole[int(random.integers(len(whole)))]
         damaged = mutate(whole[index % len(whole)], other, kind, random)
-        (tmp_path / f"{index:05d}_{[*FORMATS][index % len(whole)]}").write_bytes(damaged)
-    config = ReadingConfig(
-        input_dir=str(tmp_path), max_pixels=20_000_000, time_limit=10, memory_gib=1.0, num_workers="1"
-    )
-    names = sorted(path.name for path in tmp_path.iterdir())
-    results = [result for _, result in decode_each(partial(check_file, config), names, config)]
-    reasons = Counter(result.reason for result in results)
-    assert len(results) == count
+        (tmp_path / "raw" / f"{index:05d}_{[*FORMATS][index % len(whole)]}").write_bytes(damaged)
+    found = reasons_of(tmp_path, max_pixels=20_000_000, time_limit=10, memory_gib=1.0)
+    reasons = Counter(found.values())
+    assert len(found) == count
     assert not {"crashed", "hung", "out_of_memory"} & set(reasons)
     assert {"damaged", "truncated"} <= set(reasons)
     assert reasons[""] < count * 2 / 3  # accepted
@@ -78,13 +82,14 @@ def test_random_damage_gives_an_image_or_a_reason_within_one_gib(tmp_path, count
 @pytest.mark.skipif(sys.platform == "win32", reason="Windows has no memory limit per process")
 def test_bomb_reaches_the_memory_limit_and_the_next_image_is_read(tmp_path):
     """150 MB of pixels from a file of 150 kB, within --max_pixels, in a process limited to 128 MiB."""
-    (tmp_path / "bomb.png").write_bytes(png(7000, 7000, 8, 2, bytes(7000 * (1 + 7000 * 3))))
-    detailed(0).save(tmp_path / "good.png")
-    check = partial(check_file, ReadingConfig(input_dir=str(tmp_path)))
-    names = ["bomb.png", "good.png", "bomb.png", "good.png"]
-    results = list(run_each(check, names, num_workers=1, limits=Limits(30, 0.125)))
-    reasons = [result.reason for _, result in results]
-    assert reasons == ["out_of_memory", "", "out_of_memory", ""]
+    (tmp_path / "raw").mkdir()
+    bomb = png(7000, 7000, 8, 2, bytes(7000 * (1 + 7000 * 3)))
+    for number, data in enumerate(
+        (bomb, encoded(detailed(0), "PNG"), bomb + b" ", encoded(detailed(1), "PNG"))
+    ):
+        (tmp_path / "raw" / f"{number}.png").write_bytes(data)
+    reasons = reasons_of(tmp_path, memory_gib=0.125, time_limit=30)
+    assert list(reasons.values()) == ["out_of_memory", "", "out_of_memory", ""]
 
 
 @pytest.mark.slow
@@ -93,10 +98,12 @@ def test_slow_image_reaches_the_time_limit(tmp_path):
     """A JPEG with nearly the largest allowed product of scans and pixels; each scan takes some 10 ms."""
     whole = encoded(detailed(7, 2400, 2400), "JPEG", progressive=True)
     last = whole.rindex(b"\xff\xda")
-    (tmp_path / "slow.jpg").write_bytes(whole[:last] + whole[last:-2] * 480 + b"\xff\xd9")
-    detailed(0).save(tmp_path / "good.png")
-    check = partial(check_file, ReadingConfig(input_dir=str(tmp_path)))
-    found = dict(run_each(check, ["slow.jpg", "good.png"], num_workers=1, limits=Limits(1.0, None)))
-    assert isinstance(found["slow.jpg"], Failure)
-    assert found["slow.jpg"].reason == "hung"
-    assert found["good.png"].reason == ""
+    (tmp_path / "raw").mkdir()
+    for name in ("slow.jpg", "slow2.jpg"):
+        (tmp_path / "raw" / name).write_bytes(
+            whole[:last] + whole[last:-2] * 480 + b"\xff\xd9" + name.encode()
+        )
+    detailed(0).save(tmp_path / "raw" / "good.png")
+    detailed(1).save(tmp_path / "raw" / "z.png")
+    reasons = reasons_of(tmp_path, time_limit=1.0)
+    assert reasons == {"good.png": "", "slow.jpg": "hung", "slow2.jpg": "hung", "z.png": ""}

@@ -2,7 +2,7 @@
 
 import pytest
 
-from vae.prepare.split.metadata_csv import read_metadata
+from vae.prepare.metadata_csv import read_metadata
 from vae.system.errors import UserError
 
 FEATURES = "id,filepath,site\nz1,a/x.jpg,S1\nz2,a\\y.jpg,S2\nz3,./z.png,S1\n"

@@ -4,7 +4,6 @@ import io
 import json
 import tarfile
 import zlib
-from itertools import islice
 
 import numpy as np
 import pytest
@@ -14,10 +13,13 @@ from tests.harness.preparing import prepare
 from tests.harness.runs import run_script
 from tests.harness.shards import pack
 from vae.data.dataset import CropDataset
-from vae.prepare.shard import shard_images, write
+from vae.prepare import shard as shard_module
+from vae.prepare import shard_writer
+from vae.prepare.blocks import FileBlock
 from vae.shards.dataset_json import dataset_content, read_dataset
 from vae.shards.index import INDEX, Shard, index_path
 from vae.shards.shard_images import ShardImages
+from vae.system.errors import DataError
 from vae.system.files import sha256_of_file
 
 
@@ -26,7 +28,8 @@ def shard(source, output, *flags):
 
 
 def validate(dataset, report):
-    return prepare("--mode", "validate", "--input_dir", dataset, "--output_file", report)
+    words = ("--input_dir", dataset, "--output_file", report, "--overwrite")
+    return prepare("--mode", "validate", *words)
 
 
 @pytest.fixture
@@ -44,7 +47,8 @@ def source(tmp_path):
 
 
 def files(folder):
-    return {p.name: p.read_bytes() for p in folder.iterdir() if p.suffix in (".tar", ".npy", ".json")}
+    names = (".tar", ".npy", ".json")
+    return {p.name: p.read_bytes() for p in folder.glob("[!.]*") if p.suffix in names}
 
 
 def members(folder):
@@ -75,29 +79,52 @@ def test_shards_have_the_original_bytes_and_the_metadata(source, tmp_path):
     assert json.loads((tmp_path / "report.json").read_text())["problems"] == []
 
 
-def test_small_shards_are_the_same_from_every_folder_and_after_a_stop(source, tmp_path, monkeypatch):
-    """Shards of at most 20 kB; the second run stops after its second shard and continues."""
-    write_all, results = shard_images._write_all, {}
+def test_shards_are_the_same_from_every_folder_and_after_a_stop(source, tmp_path):
+    """Shards of at most 20 kB; the second dataset lacks a shard, its file of JSON and some rows."""
+    results = {}
     for name in ("one", "two"):
         folder = tmp_path / name
-        if name == "two":
-            monkeypatch.setattr(
-                shard_images,
-                "_write_all",
-                lambda root, config, plans, *rest: write_all(root, config, islice(plans, 2), *rest),
-            )
-            pack(source, folder, 20_000, val_split=0.05)
-            (folder / "dataset.json").unlink()  # as if it had stopped before its end
-            (folder / ".images-000001.tar.node.7.tmp").write_bytes(b"half a shard")
-            stamps = {p.name: p.stat().st_mtime_ns for p in folder.glob("*.tar")}
-            assert len(stamps) >= 2
-            monkeypatch.setattr(shard_images, "_write_all", write_all)
         pack(source, folder, 20_000, val_split=0.05)
+        if name == "two":
+            (folder / "dataset.json").unlink()  # as if it had stopped before its end
+            (folder / "images-000001.tar").unlink()
+            next((folder / ".prepare/rows").iterdir()).unlink()
+            (folder / "images-000000.tar").write_bytes(b"half a shard")
+            pack(source, folder, 20_000, val_split=0.05)
         results[name] = files(folder)
     assert results["one"] == results["two"]
     assert len(results["one"]) > 6
-    assert not list((tmp_path / "two").glob(".*.tmp"))
-    assert stamps.items() <= {p.name: p.stat().st_mtime_ns for p in (tmp_path / "two").glob("*.tar")}.items()
+
+
+def test_killed_check_repeats_only_its_unfinished_blocks(source, tmp_path, monkeypatch):
+    monkeypatch.setattr(shard_module.Check, "row", fail_at("20.png", shard_module.Check.row))
+    monkeypatch.setattr("vae.prepare.blocks.SLICE", 4)
+    with pytest.raises(KeyboardInterrupt):
+        pack(source, tmp_path / "set")
+    done = sorted(path.name for path in (tmp_path / "set/.prepare/rows").iterdir())
+    assert done
+    monkeypatch.undo()
+    monkeypatch.setattr("vae.prepare.blocks.SLICE", 4)
+    seen = []
+    row = shard_module.Check.row
+    monkeypatch.setattr(
+        shard_module.Check,
+        "row",
+        lambda self, block, n, item: seen.append(block.id) or row(self, block, n, item),
+    )
+    pack(source, tmp_path / "set")
+    assert not {f"{block}.jsonl" for block in seen} & set(done)
+    pack(source, tmp_path / "other")
+    assert files(tmp_path / "set") == files(tmp_path / "other")
+
+
+def fail_at(name, row):
+    def stop(self, block, number, item):
+        if item.name == name:
+            raise KeyboardInterrupt
+        return row(self, block, number, item)
+
+    return stop
 
 
 def test_folder_without_a_usable_image_is_named_file_by_file(tmp_path):
@@ -147,10 +174,11 @@ def test_manifest_that_is_split_decides(source, tmp_path):
 
 
 def test_image_that_changed_after_its_check_is_an_error(source, tmp_path):
-    member = write.Member(str(source / "00.png"), 64 * "0", "png", 1, (1, 1), 32 * "0", "{}")
-    plan = write.Plan("images-000000.tar", [member])
-    with pytest.raises(write.DataError, match="has changed"):
-        write.write_shard(tmp_path, plan)
+    block = FileBlock([], str(source), ("00.png",), "--input_dir")
+    member = shard_writer.Member(0, 0, 0, 64 * "0", "png", 1, (1, 1), 32 * "0", "{}")
+    plan = shard_writer.Plan("images-000000.tar", [member], {0: block})
+    with pytest.raises(DataError, match="has changed"):
+        shard_writer.write_shard(tmp_path, plan)
     assert not list(tmp_path.glob("*.tar"))
 
 

@@ -16,7 +16,7 @@ from PIL import Image
 
 from tests.harness.image_kinds import detailed, encoded
 from tests.harness.shards import pack
-from vae.prepare.shard.verify import verify_shard
+from vae.prepare.verify import verify_shard
 from vae.shards.dataset_json import read_dataset
 from vae.shards.shard_images import ShardImages
 

@@ -9,7 +9,7 @@ from tests.harness.http_store import http_store, hurry
 from tests.harness.runs import run_script
 from tests.harness.shards import write_shards
 from vae.config.prepare_flags import ValidateConfig
-from vae.prepare.shard.verify import run_verify, verify_shard
+from vae.prepare.verify import run_verify, verify_shard
 from vae.shards import remote_shards, shard_cache
 from vae.shards.dataset_json import read_dataset
 from vae.system.errors import UserError

@@ -1,9 +1,7 @@
 """No group is in two subsets, labels keep their share, subsets are stable, mistakes are one-line errors."""
 
-import csv
 import importlib.util
 import json
-import os
 import random
 from pathlib import Path
 
@@ -13,13 +11,11 @@ from PIL import Image
 
 from tests.harness.preparing import prepare, without_workers, write_manifest
 from tests.harness.runs import run_script
-from vae.config.prepare_flags import AnalyzeConfig, SplitConfig
+from vae.config.prepare_flags import SplitConfig
 from vae.data.manifest import read_rows
-from vae.prepare.analyze.analyze_images import run_analyze
-from vae.prepare.demo.draw import draw_image
-from vae.prepare.fingerprints import FILE_NAME
-from vae.prepare.split.split_manifest import SplitReport, split_manifest
-from vae.prepare.split.subsets import NONE, TRAIN, VAL, choose_val_groups, deal_folds, earlier_choice, gather
+from vae.prepare.draw import draw_image
+from vae.prepare.split import SplitReport, split_manifest
+from vae.prepare.subsets import NONE, TRAIN, VAL, choose_val_groups, deal_folds, earlier_choice, gather
 from vae.system.errors import DataError, UserError
 from vae.system.files import sha256_of_file
 
@@ -269,6 +265,8 @@ def test_unusable_rules_are_errors(tmp_path, options, word):
 @pytest.fixture
 def twins(tmp_path):
     """Eight images, and a smaller copy of four of them, in a manifest without groups."""
+    tmp_path = tmp_path / "twins"
+    tmp_path.mkdir()
     for number in range(8):
         image = Image.fromarray(draw_image(96, 3, number))
         image.save(tmp_path / f"{number}.png")
@@ -283,48 +281,25 @@ def twins(tmp_path):
     return tmp_path
 
 
-def test_near_duplicates_are_the_default_groups_and_are_hashed_once(twins):
+def test_near_duplicates_are_the_default_groups(twins):
     report = split(twins, val_split=0.4)
     assert report.groups == 8
     subsets = subsets_of(twins)
     assert all(subsets[f"{number}.png"] == subsets[f"copy_{number}.jpg"] for number in range(4))
     assert {subset for subset, _ in subsets.values()} == {"train", "val"}
-    hashes = (twins / FILE_NAME).read_text()
-    assert len(hashes.splitlines()) == 12
-    for path in twins.glob("*.png"):
-        os.utime(path)
-    (twins / FILE_NAME).write_text(hashes + "torn")
-    split(twins)
-    assert (twins / FILE_NAME).read_text() == hashes + "torn"
+    groups = [row["group"] for row in read_rows(twins / "manifest.jsonl")]
+    assert sorted(map(groups.count, {group for group in groups if group})) == [2, 2, 2, 2]
     (twins / "7.png").write_bytes(b"no image")
-    (twins / FILE_NAME).unlink()
     with pytest.raises(DataError, match=r"7.png cannot be compared.*not_an_image"):
         split(twins)
 
 
-def test_overlapping_crops_are_on_one_subset(tmp_path):
-    for number in range(6):
-        image = Image.fromarray(draw_image(256, 3, number))
-        image.crop((0, 0, 190, 256)).save(tmp_path / f"{number}_left.png")
-        image.crop((66, 0, 256, 256)).save(tmp_path / f"{number}_right.jpg", quality=90)
-    names = sorted(path.name for path in tmp_path.iterdir())
-    plain = make_rows(len(names), groups=False)
-    rows = [
-        row | {"path": n, "sha256": sha256_of_file(tmp_path / n)} for n, row in zip(names, plain, strict=True)
-    ]
-    write_manifest(tmp_path / "manifest.jsonl", rows)
-    report = split(tmp_path, val_split=0.5)
-    assert report.groups == 6
-    subsets = subsets_of(tmp_path)
-    assert all(subsets[f"{number}_left.png"] == subsets[f"{number}_right.jpg"] for number in range(6))
-    assert "  near duplicates: 12 images in 6 groups, all named in the manifest" in report.lines()
-    with without_workers():  # --mode analyze has the same rule and names
-        run_analyze(
-            AnalyzeConfig(input_dir=str(tmp_path), output_file=str(tmp_path / "s.json"), num_workers="1")
-        )
-    with open(tmp_path / "s_near_duplicates.csv", newline="") as file:
-        analyzed = {(row["path"], row["group"]) for row in csv.DictReader(file)}
-    assert {(row["path"], row["group"]) for row in read_rows(tmp_path / "manifest.jsonl")} == analyzed
+def test_rows_of_preprocess_have_the_hashes_and_no_image_is_decoded_again(twins, tmp_path):
+    words = ("--input_dir", twins, "--output_dir", tmp_path / "out", "--target_size", 48)
+    assert prepare("--mode", "preprocess", *words).returncode == 0
+    for path in (tmp_path / "out").glob("*.jpg"):
+        path.write_bytes(b"no image")
+    assert split(tmp_path / "out", val_split=0.4).groups == 8
 
 
 def test_command_line(twins):

@@ -1,8 +1,8 @@
 """--mode index: tar files that others wrote are read where they are, byte for byte, and never changed."""
 
 import json
+import os
 import shutil
-import signal
 import tarfile
 
 import pytest
@@ -17,10 +17,9 @@ from tests.harness.tars import (
     write_tar,
     write_webdataset,
 )
-from tests.prepare.test_preprocess import kill_when, posix
-from vae.prepare.tars import index_tars
-from vae.prepare.tars.sources import find_sources
-from vae.prepare.tars.where import parse_where
+from tests.prepare.test_preprocess import posix
+from vae.prepare import tar_source
+from vae.prepare.inputs import common_folder, find_files
 from vae.shards.dataset_json import read_dataset
 from vae.shards.shard_images import ShardImages
 from vae.system.errors import DataError, UserError
@@ -50,7 +49,9 @@ def test_images_have_the_bytes_of_the_members_and_the_tars_do_not_change(write, 
     assert done.returncode == 0, done.stderr
     path = tmp_path / "set" / "dataset.json"
     assert read_all(path) == images_of(*sorted(folder.glob("*.tar")))
-    checked = prepare("--mode", "validate", "--input_dir", path, "--output_file", tmp_path / "report.json")
+    checked = prepare(
+        "--mode", "validate", "--input_dir", path, "--output_file", tmp_path / "report.json", "--overwrite"
+    )
     assert checked.returncode == 0, checked.stdout
     assert {path: path.read_bytes() for path in folder.iterdir()} == before
 
@@ -115,10 +116,10 @@ def test_odd_members_are_counted_and_cost_no_other_image(tmp_path):
         ("sparse.png", "sparse"),
         ("cut.png", "truncated"),
         ("text.png", "not_an_image"),
-        ("twin.png", "duplicate_image"),
         ("words", "no_image"),
     }
     assert "left out       2  duplicate_key" in done.stdout
+    assert "left out       1  exact_duplicate" in done.stdout
     index(tar, tmp_path / "other", "--image_key", "seg.png")
     assert read_all(tmp_path / "other" / "dataset.json") == {"a.tar/good.seg.png": picture(2)}
 
@@ -151,52 +152,14 @@ def test_broken_tar_is_one_line_and_the_others_are_kept(reason, tmp_path, monkey
     assert index(folder, tmp_path / "less", "--skip_broken_tars").returncode == 0
     assert len(read_all(tmp_path / "less" / "dataset.json")) == 10
     tar.write_bytes(good)
-    read, names = index_tars.read_tar, []
-    monkeypatch.setattr(index_tars, "read_tar", lambda file, config: names.append(file) or read(file, config))
+    read, names = tar_source.TarBlock.read, []
+    monkeypatch.setattr(tar_source.TarBlock, "read", lambda b, facts: names.append(b.file) or read(b, facts))
     assert index(folder, tmp_path / "set").returncode == 0
     assert names == [tar]
     assert len(read_all(tmp_path / "set" / "dataset.json")) == 15
     done = index(folder, tmp_path / "less", "--skip_broken_tars")
     assert (done.returncode, "never changes" in done.stderr) == (78, True)
     assert len(read_all(tmp_path / "less" / "dataset.json")) == 10
-
-
-@posix
-@pytest.mark.slow
-def test_output_after_three_kills_equals_an_undisturbed_run(tmp_path, monkeypatch):
-    """And no tar file that was complete is read again."""
-    folder = write_webdataset(tmp_path / "tars", tars=2, images=20)
-    (folder / "kodak-000001.tar").write_bytes(
-        write_tar(tmp_path / "odd.tar", [*webdataset_sample(50), ("bad.png", b"no image")]).read_bytes()
-    )
-    for number in range(2, 80):
-        shutil.copy(folder / "kodak-000000.tar", folder / f"kodak-{number:06}.tar")
-    flags, output = ("--val_split", "0.2", "--num_workers", "2"), tmp_path / "set"
-    line = ["prepare_data.py", "--mode", "index", "--input", str(folder), "--output_dir", str(output), *flags]
-
-    def notes():
-        return {path.stem: path.stat().st_mtime_ns for path in (output / ".prepare").glob("*.tar.json")}
-
-    finished = {}
-    for least in (3, 20, 40):
-        code, _ = kill_when(lambda least=least: len(notes()) >= least, line)
-        assert code == -signal.SIGKILL  # it was still running
-        assert not (output / "dataset.json").exists()
-        assert finished.items() <= notes().items()  # these were not written again
-        finished = notes()
-    read, names = index_tars.read_tar, []
-    monkeypatch.setattr(
-        index_tars, "read_tar", lambda file, config: names.append(file.name) or read(file, config)
-    )
-    assert index(folder, output, *flags).returncode == 0
-    assert not finished.keys() & set(names)
-    assert len(finished) + len(names) == 80
-    assert index(folder, tmp_path / "undisturbed", *flags).returncode == 0
-
-    def files(root):
-        return {path.relative_to(root): path.read_bytes() for path in root.rglob("*") if path.is_file()}
-
-    assert files(output) == files(tmp_path / "undisturbed")
 
 
 def test_missing_tar_of_a_pattern_is_named(tmp_path):
@@ -208,16 +171,16 @@ def test_missing_tar_of_a_pattern_is_named(tmp_path):
 
 def test_rules_leave_images_out_and_write_no_tar(tmp_path):
     folder = write_img2dataset(tmp_path / "tars")
-    done = index(folder, tmp_path / "set", "--where", "punsafe<0.5 and width>=64 and status==success")
+    done = index(folder, tmp_path / "set", "--where", "punsafe < 0.5 and width >= 64 and status = 'success'")
     assert done.returncode == 0, done.stdout
     names = [name.rpartition("/")[2] for name in read_all(tmp_path / "set" / "dataset.json")]
     assert names == [f"{number:09}.jpg" for number in range(5)]
     assert "left out      15  where" in done.stdout
     assert list((tmp_path / "set").rglob("*.tar")) == []
-    for flags in (("--min_size", "65"), ("--formats", "png", "webp"), ("--where", "aesthetic>5")):
-        done = index(folder, tmp_path / "none", *flags)
-        assert (done.returncode, "no image is left" in done.stdout) == (77, True)
-    done = index(folder, tmp_path / "set", "--where", "punsafe<0.4")
+    for flags in (("--min_size", "65"), ("--formats", "png", "webp"), ("--where", "width > 64")):
+        done = index(folder, tmp_path / f"none{flags[1]}", *flags)
+        assert (done.returncode, "no image is left" in done.stdout) == (77, True), done.stderr
+    done = index(folder, tmp_path / "set", "--where", "punsafe < 0.4")
     assert done.returncode == 78
     assert "never changes" in done.stderr
 
@@ -227,11 +190,13 @@ def test_equal_images_are_in_one_subset(tmp_path):
     shutil.copy(folder / "kodak-000000.tar", folder / "copy.tar")
     assert index(folder, tmp_path / "set", "--val_split", "0.3").returncode == 0
     train, val = (read_all(tmp_path / "set" / name) for name in ("dataset.json", "validation.json"))
-    assert len(train) + len(val) == 80
-    assert 8 < len(val) < 40
+    assert len(train) + len(val) == 60
+    assert 6 < len(val) < 30
     assert not set(train.values()) & set(val.values())
     path = tmp_path / "set" / "dataset.json"
-    checked = prepare("--mode", "validate", "--input_dir", path, "--output_file", tmp_path / "report.json")
+    checked = prepare(
+        "--mode", "validate", "--input_dir", path, "--output_file", tmp_path / "report.json", "--overwrite"
+    )
     assert checked.returncode == 0, checked.stdout
 
 
@@ -243,7 +208,9 @@ def test_changed_byte_of_a_tar_is_found(tmp_path):
     data[3000] ^= 1
     tar.write_bytes(data)
     path = tmp_path / "set" / "dataset.json"
-    checked = prepare("--mode", "validate", "--input_dir", path, "--output_file", tmp_path / "report.json")
+    checked = prepare(
+        "--mode", "validate", "--input_dir", path, "--output_file", tmp_path / "report.json", "--overwrite"
+    )
     assert checked.returncode == 77
     assert "kodak-000002.tar: checksum" in checked.stdout
 
@@ -262,6 +229,10 @@ def test_tars_may_move(tmp_path):
 # ---- --input -----------------------------------------------------------------------------------------------
 
 
+def names_of(text):
+    return common_folder(find_files(str(text), "--input", (".tar",)), "--input")
+
+
 def test_folders_patterns_and_lists_name_the_same_tars(tmp_path):
     folder = write_webdataset(tmp_path / "tars" / "a")
     write_webdataset(tmp_path / "tars" / "b", tars=1)
@@ -269,10 +240,10 @@ def test_folders_patterns_and_lists_name_the_same_tars(tmp_path):
     listed = tmp_path / "list.txt"
     listed.write_text("# mine\ntars/a/kodak-{000000..000002}.tar\n\n" + str(folder.parent / names[3]) + "\n")
     for text in (folder.parent, listed):
-        assert find_sources(str(text)) == (str(folder.parent), names)
-    assert find_sources(f"{folder}/kodak-*.tar").names == [name[2:] for name in names[:3]]
-    assert find_sources(f"{folder.parent}/{{a,b}}/kodak-000000.tar").names == [names[0], names[3]]
-    remote = find_sources("https://host/x/{9..11}/{00..01}.tar")
+        assert names_of(text) == (str(folder.parent), names)
+    assert names_of(f"{folder}/kodak-*.tar")[1] == [name[2:] for name in names[:3]]
+    assert names_of(f"{folder.parent}/{{a,b}}/kodak-000000.tar")[1] == [names[0], names[3]]
+    remote = names_of("https://host/x/{9..11}/{00..01}.tar")
     assert remote == ("https://host/x", [f"{n}/{m:02}.tar" for n in (9, 10, 11) for m in (0, 1)])
 
 
@@ -280,8 +251,7 @@ def test_folders_patterns_and_lists_name_the_same_tars(tmp_path):
 def test_tars_are_read_once_by_whatever_path(tmp_path):
     folder = write_webdataset(tmp_path / "tars")
     (tmp_path / "link").symlink_to(folder, target_is_directory=True)
-    linked = find_sources(str(tmp_path / "link"), before=find_sources(str(folder)))
-    assert linked == find_sources(str(folder))
+    assert len(find_files(f"{{{folder},{tmp_path / 'link'}}}", "--input", (".tar",))) == 3
 
 
 @pytest.mark.parametrize(
@@ -292,52 +262,88 @@ def test_tars_are_read_once_by_whatever_path(tmp_path):
         ("s3://bucket/{0..1}.tar.gz", ("s3://bucket/0.tar.gz is compressed", "unpack")),
         ("{/x/a.tar,s3://bucket/b.tar}", ("no folder in common",)),
         ("{s3://one/a.tar,s3://two/b.tar}", ("no folder in common",)),
-        ("/x/a b.tar", ("a b.tar", "rename")),
-        ("/none/*.tar", ("has no tar files",)),
+        ("/none/*.tar", ("has no .tar files",)),
+        ("/nosuchfolder", ("does not exist",)),
+        ("/none/a.parquet", ("does not exist",)),
+        ("/none/{0..99999999999}.tar", ("more than 10000000",)),
+        ("/none/{0..9999}/{0..9999}.tar", ("names 100000000 files",)),
     ],
 )
 def test_unusable_input_is_one_line(text, tokens):
     with pytest.raises((UserError, DataError)) as caught:
-        find_sources(text)
+        names_of(text)
     assert all(token in str(caught.value) for token in tokens), caught.value
     assert "\n" not in str(caught.value)
 
 
-def test_folder_of_mds_is_named(tmp_path):
-    (tmp_path / "index.json").write_text("{}")
-    with pytest.raises(DataError, match="MDS"):
-        find_sources(str(tmp_path))
+def test_name_of_a_tar_that_training_refuses_is_named(tmp_path):
+    write_tar(tmp_path / "a b.tar", webdataset_sample(0))
+    done = index(tmp_path / "a b.tar", tmp_path / "set")
+    assert (done.returncode, "rename it" in done.stderr) == (77, True)
 
 
-# ---- --where -----------------------------------------------------------------------------------------------
+@pytest.mark.parametrize(("name", "format"), [("shard.00000.mds", "MDS"), ("chunk-0-0.bin", "LitData")])
+def test_folder_of_another_format_is_named(tmp_path, name, format):
+    (tmp_path / "raw").mkdir()
+    (tmp_path / "raw" / name).write_bytes(b"x")
+    words = ("--input_dir", tmp_path / "raw", "--output_dir", tmp_path / "set")
+    done = prepare("--mode", "shard", *words)
+    assert (done.returncode, format in done.stderr) == (77, True)
 
 
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        ("a>=5", True),
-        ("a>5", False),
-        ("a==5.0 and b!=cat", True),
-        ("b=='a dog' and a<=5", True),
-        ('b=="a cat"', False),
-        ("missing!=1", False),
-        ("b>1", False),
-        ("text>=2", True),
-        ("yes==true", True),
-    ],
-)
-def test_conditions(text, expected):
-    columns = {"a": 5, "b": "a dog", "text": "2.5", "yes": True, "none": None}
-    assert all(one.holds(columns) for one in parse_where(text)) == expected
+# ---- hostile tar files -------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    "text", ["", "a", "a>", "a=5", "a>=5 or b==1", "a>cat", "__import__('os')", "a==1 and", "a==1 b==2"]
-)
-def test_what_is_no_condition_is_one_line(text):
-    with pytest.raises(UserError, match="--where") as caught:
-        parse_where(text)
-    assert "\n" not in str(caught.value)
+def pax_header(text: bytes) -> bytes:
+    info = tarfile.TarInfo("x")
+    info.type, info.size = tarfile.XHDTYPE, len(text)
+    return info.tobuf(tarfile.USTAR_FORMAT) + text + bytes(-len(text) % 512)
+
+
+HOSTILE = {
+    "digits": pax_header(b"1" * 2**20),
+    "nested": pax_header(b"11 path=ab\n") * 2000,
+    "long name": tarfile.TarInfo("a" * 90_000).tobuf(tarfile.GNU_FORMAT),
+    "negative size": b"a.png" + bytes(119) + b"\xff" * 12 + bytes(376),
+}
+
+
+@pytest.mark.parametrize("kind", HOSTILE)
+def test_hostile_header_is_a_broken_tar(kind, tmp_path):
+    good = write_tar(tmp_path / "tars" / "good.tar", webdataset_sample(0)).read_bytes()
+    (tmp_path / "tars" / "bad.tar").write_bytes(HOSTILE[kind] + good)
+    done = index(tmp_path / "tars", tmp_path / "set", "--skip_broken_tars")
+    assert done.returncode == 0, done.stderr
+    assert "broken  bad.tar" in done.stdout
+    assert list(read_all(tmp_path / "set" / "dataset.json")) == ["good.tar/class0/000000.png"]
+
+
+@posix
+def test_named_pipe_is_a_broken_tar(tmp_path):
+    write_webdataset(tmp_path / "tars", tars=1)
+    os.mkfifo(tmp_path / "tars" / "pipe.tar")
+    done = index(tmp_path / "tars", tmp_path / "set")
+    assert done.returncode == 77
+    assert "broken  pipe.tar: it is not a regular file" in done.stdout
+
+
+# ---- rows of a dataset -------------------------------------------------------------------------------------
+
+
+def test_filter_equals_indexing_with_all_rules_and_reads_no_tar(tmp_path):
+    folder = write_img2dataset(tmp_path / "tars")
+    index(folder, tmp_path / "one", "--where", "punsafe < 1.5", "--val_split", "0.3")
+    index(folder, tmp_path / "both", "--where", "punsafe < 1.5 and punsafe >= 0.2", "--val_split", "0.3")
+    folder.rename(tmp_path / "away")
+    rules = ("--where", "punsafe >= 0.2", "--min_size", "64")
+    done = index(tmp_path / "one" / "dataset.json", tmp_path / "less", *rules)
+    assert done.returncode == 0, done.stderr
+    for name in ("dataset.json", "validation.json"):
+        one, other = (read_dataset(tmp_path / which / name) for which in ("less", "both"))
+        assert [shard.index_sha256 for shard in one.shards] == [shard.index_sha256 for shard in other.shards]
+    for flag in (("--formats", "png"), ("--val_split", "0.1")):
+        done = index(tmp_path / "one" / "dataset.json", tmp_path / "none", *flag)
+        assert (done.returncode, flag[0] in done.stderr) == (78, True)
 
 
 # ---- dataset.json of a stranger ----------------------------------------------------------------------------

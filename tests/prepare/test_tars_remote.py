@@ -7,7 +7,7 @@ import pytest
 from tests.harness.http_store import http_store, hurry
 from tests.harness.preparing import prepare
 from tests.harness.tars import images_of, write_webdataset
-from vae.prepare.tars import read_tar
+from vae.prepare import tar_source
 from vae.shards.dataset_json import read_dataset
 from vae.shards.remote_shards import open_images
 from vae.shards.shard_cache import has_remote_shards, open_cache
@@ -36,7 +36,7 @@ def read_all(path, cache):
 
 @pytest.mark.parametrize("gives_ranges", [True, False])
 def test_dataset_here_reads_tars_there(gives_ranges, web, tmp_path, monkeypatch):
-    monkeypatch.setattr(read_tar, "CHUNK_BYTES", 10_000)  # so that a tar file has several
+    monkeypatch.setattr(tar_source, "CHUNK_BYTES", 10_000)  # so that a tar file has several
     web.gives_ranges = gives_ranges
     done = index(web, tmp_path / "set")
     assert done.returncode == 0, done.stdout + done.stderr
@@ -46,7 +46,7 @@ def test_dataset_here_reads_tars_there(gives_ranges, web, tmp_path, monkeypatch)
     assert found == images_of(*tars)
     assert images.metadata(3) == {"source": "class1/000003.png", "caption": "a text", "label": "1"}
     words = ("--mode", "validate", "--input_dir", path, "--cache_dir", tmp_path / "cache")
-    checked = prepare(*words, "--num_workers", "1", "--output_file", tmp_path / "report.json")
+    checked = prepare(*words, "--num_workers", "1", "--output_file", tmp_path / "report.json", "--overwrite")
     assert checked.returncode == 0, checked.stdout
     version = read_dataset(path).version
     assert index(web, tmp_path / "set").returncode == 0  # again

@@ -16,16 +16,18 @@ from tests.harness.preparing import prepare
 from tests.harness.runs import run_script
 from vae.images.decoding import decode_image, read_image
 from vae.images.formats import BadImageError
-from vae.prepare.validate.quarantine import undo
-from vae.system.errors import DataError, UsageError
+from vae.prepare.quarantine import undo
+from vae.system.errors import DataError
 from vae.system.files import csv_text
+from vae.system.folder_marker import claim_folder
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="needs links, FIFOs and file names of Unix")
 RULES = ("--max_pixels", "1000000", "--min_size", "16", "--max_aspect", "8", "--num_workers", "2")
 
 
 def validate(folder, output, *flags):
-    return prepare("--mode", "validate", "--input_dir", folder, "--output_file", output, *flags)
+    words = ("--input_dir", folder, "--output_file", output, "--overwrite", *flags)
+    return prepare("--mode", "validate", *words)
 
 
 @pytest.fixture(scope="module")
@@ -34,7 +36,15 @@ def validated(tmp_path_factory):
     root = tmp_path_factory.mktemp("kinds")
     expected = write_all(root / "raw")
     words = ("--mode", "validate", "--input_dir", str(root / "raw"))
-    done = run_script("prepare_data.py", *words, "--output_file", str(root / "report.json"), *RULES)
+    done = run_script(
+        "prepare_data.py",
+        *words,
+        "--output_file",
+        str(root / "report.json"),
+        "--csv_file",
+        str(root / "report.csv"),
+        *RULES,
+    )
     assert done.returncode == 0, done.stderr
     return root / "raw", expected, done, root
 
@@ -73,8 +83,7 @@ def test_json_report_has_counts_and_names(validated):
     assert all(entry["remedy"] and entry["examples"] for entry in report["reasons"].values())
     assert {code: entry["count"] for code, entry in report["skipped"].items()} == SKIPPED
     names = [row["path"] for row in report["flagged_files"]]
-    assert all(os.path.lexists(folder / name) for name in names)
-    assert any("\udce9" in entry for entry in os.listdir(folder))
+    assert all(os.path.lexists(folder / name) for name in names if "\\" not in name)
 
 
 def test_summary_is_grouped_by_reason(validated):
@@ -133,7 +142,8 @@ def test_quarantine_moves_rejected_files_and_undo_moves_them_back(mixed, tmp_pat
     done = validate(mixed, tmp_path / "r.json", "--strict", "--quarantine_dir", str(tmp_path / "aside"))
     assert done.returncode == 77
     assert set(files_below(mixed)) == {"good.png", "sub/good.jpg"}
-    assert set(files_below(tmp_path / "aside")) == {"bad.png", "sub/bad.jpg", "quarantine.jsonl"}
+    expected = {"bad.png", "sub/bad.jpg", "quarantine.jsonl", ".vae_folder.json"}
+    assert set(files_below(tmp_path / "aside")) == expected
     assert validate(mixed, tmp_path / "r.json", "--strict").returncode == 0
     (mixed / "bad.png").write_bytes(b"another file")  # it has the original path of a moved file
     undo = ["--mode", "validate", "--undo_quarantine", "--quarantine_dir", tmp_path / "aside"]
@@ -153,20 +163,21 @@ def test_undo_moves_nothing_outside_of_the_two_folders(tmp_path, change):
     data, aside, other = (tmp_path / name for name in ("data", "aside", "other"))
     for folder in (data, aside, other):
         folder.mkdir()
+    claim_folder(aside, "quarantine")
     (aside / "good.png").write_bytes(b"good")
     (aside / "bad.png").write_bytes(b"bad")
     (other / "secret").write_bytes(b"secret")
-    row = {"from": str(data / "bad.png"), "to": str(aside / "bad.png")}
+    row = {"from": "bad.png", "to": "bad.png"}
     if change == "link":
         os.symlink(other, data / "link")
     row |= {
         "from": {"from": str(other / ".profile")},
         "to": {"to": str(other / "secret")},
-        "parent": {"from": f"{data}/../other/.profile"},
-        "link": {"from": str(data / "link" / ".profile")},
+        "parent": {"from": "../other/.profile"},
+        "link": {"from": "link/.profile"},
         "damaged": {"from": ["a"]},
     }.get(change, {})
-    good = {"from": str(data / "good.png"), "to": str(aside / "good.png")}
+    good = {"from": "good.png", "to": "good.png"}
     text = json.dumps(good) + "\n" + (json.dumps(row) if change != "deep" else "[" * 100_000) + "\n"
     (aside / "quarantine.jsonl").write_text(text)
     before = files_below(tmp_path)
@@ -175,11 +186,20 @@ def test_undo_moves_nothing_outside_of_the_two_folders(tmp_path, change):
     assert files_below(tmp_path) == before
 
 
-def test_undo_without_the_input_folder_names_it(tmp_path):
-    move = {"from": "/data/set/a.png", "to": "/x/a.png"}
-    (tmp_path / "quarantine.jsonl").write_text(json.dumps(move) + "\n")
-    with pytest.raises(UsageError, match=r"--input_dir.* files in /data/set"):
-        undo(str(tmp_path), None)
+def test_undo_after_a_full_disk_has_cut_the_record(mixed, tmp_path):
+    before = files_below(mixed)
+    validate(mixed, tmp_path / "r.json", "--quarantine_dir", tmp_path / "aside")
+    with (tmp_path / "aside/quarantine.jsonl").open("a") as file:
+        file.write('{"from": "good.png", "to": "goo')
+    assert undo(str(tmp_path / "aside"), str(mixed)) == (2, 0)
+    assert files_below(mixed) == before
+
+
+def test_report_replaces_no_file_without_the_flag(mixed, tmp_path):
+    (tmp_path / "r.json").write_text("mine")
+    done = prepare("--mode", "validate", "--input_dir", mixed, "--output_file", tmp_path / "r.json")
+    assert (done.returncode, (tmp_path / "r.json").read_text()) == (78, "mine")
+    assert "--overwrite" in done.stderr
 
 
 def test_names_in_the_csv_file_are_no_formulas(tmp_path):
@@ -187,7 +207,7 @@ def test_names_in_the_csv_file_are_no_formulas(tmp_path):
     folder.mkdir()
     for name in ("=HYPERLINK(1).png", "-1+2.png", "'=3.png"):
         Image.new("RGB", (32, 32)).save(folder / name)
-    assert validate(folder, tmp_path / "r.json").returncode == 0
+    assert validate(folder, tmp_path / "r.json", "--csv_file", tmp_path / "r.csv").returncode == 0
     with (tmp_path / "r.csv").open(newline="") as file:
         cells = {row["path"] for row in csv.DictReader(file)}
     assert cells == {"'=HYPERLINK(1).png", "'-1+2.png", "''=3.png"}
@@ -228,8 +248,8 @@ def test_files_are_compared_with_their_manifest(mixed, tmp_path):
         (["--input_dir", "raw", "--target_size", "512"], 2, "belongs to --mode preprocess"),
         (["--input_dir", "raw", "--limit", "0"], 2, "--limit 0"),
         (["--input_dir", "raw", "--max_aspect", "0.5"], 2, "--max_aspect 0.5"),
-        (["--undo_quarantine"], 2, "--quarantine_dir"),
-        (["--undo_quarantine", "--quarantine_dir", "empty"], 77, "nothing to undo"),
+        (["--input_dir", "raw", "--undo_quarantine"], 2, "--quarantine_dir"),
+        (["--input_dir", "raw", "--undo_quarantine", "--quarantine_dir", "empty"], 77, "nothing to undo"),
         ([], 2, "--input_dir"),
     ],
 )
@@ -245,11 +265,10 @@ def test_mistakes_are_one_line(mixed, tmp_path, monkeypatch, flags, code, word):
 
 
 def test_limit_uses_the_first_files_by_name(mixed, tmp_path):
-    assert validate(mixed, tmp_path / "r.json", "--limit", "2", "--no-csv").returncode == 0
+    assert validate(mixed, tmp_path / "r.json", "--limit", "2").returncode == 0
     report = json.loads((tmp_path / "r.json").read_text())
     assert (report["files_found"], report["files_checked"]) == (4, 2)
     assert [row["path"] for row in report["rejected_files"]] == ["bad.png"]
-    assert not (tmp_path / "r.csv").exists()
 
 
 def test_file_without_permission_is_rejected(tmp_path):

@@ -1,10 +1,8 @@
 """The options of prepare_data.py, each declared once: one dataclass per mode."""
 
-import os
 import sys
 from contextlib import suppress
-from dataclasses import MISSING, dataclass, fields, replace
-from importlib.util import find_spec
+from dataclasses import MISSING, dataclass, fields
 from typing import Any
 
 from vae.config.flags import parse_section
@@ -15,31 +13,44 @@ from vae.system import console
 from vae.system.errors import EXIT_DATA, UsageError, UserError
 
 MAX_PARTS = 10_000
+_IMAGES = (
+    "folder of image files, of any depth; or tar or Parquet files with images: a folder, a pattern, a .txt "
+    "list, "
+    "or an address such as s3://bucket/photos/"
+)
 
 
 def _part_option() -> Any:
     """--part, of the modes whose work is divided."""
     return option(
         None,
-        "do this part of the work, 0/N to N-1/N, each with a ledger of its own; --mode merge joins them",
+        "do this part of the work, 0/N to N-1/N; the same command without --part completes it",
         metavar="I/N",
     )
 
 
-def _remove_option(source: str) -> Any:
-    """--remove, of the modes that make versions of a dataset."""
+def _output_dir_option() -> Any:
+    return option(
+        MISSING,
+        "new or empty folder, or one that the same command has started to fill",
+        metavar="DIR",
+        writes=True,
+    )
+
+
+def _rows_dir_option() -> Any:
     return option(
         None,
-        "text file with an image of --parent on each line: the SHA-256 of its file, its name as training "
-        "prints it, or its url; the new version never reads these images, although its tar files still have "
-        f"them; without {source}, nothing else changes",
-        metavar="FILE",
+        "folder that keeps the result of each image, so that a killed command continues; parts share it",
+        metavar="DIR",
+        writes=True,
+        unset="a temporary folder",
     )
 
 
 @dataclass(frozen=True, kw_only=True)
 class RulesConfig:
-    """Options of every mode that accepts or rejects images: its rules, and what runs its tasks."""
+    """Options of every mode that accepts or rejects images: its rules, and its processes."""
 
     min_size: int = option(1, "reject images whose shorter side is below this", metavar="PX", at_least=1)
     max_aspect: float = option(
@@ -54,28 +65,46 @@ class RulesConfig:
     first_frame: bool = option(
         False, "use the first frame of animations and multi-page files instead of rejecting them"
     )
-    num_workers: str = option(
-        "auto", "processes, of each node with --engine ray; auto: one per usable core", metavar="N"
-    )
-    engine: str = option(
-        "processes",
-        "processes: of this machine; ray: on a Ray cluster, whose nodes must all see the input and the "
-        "output folder under the same paths; pip install ray",
-        choices=("processes", "ray"),
-    )
-    ray_address: str | None = option(
+    num_workers: str = option("auto", "processes; auto: one per usable core", metavar="N")
+
+
+@dataclass(frozen=True, kw_only=True)
+class SelectConfig:
+    """Options of every mode that chooses images for a training set."""
+
+    where: str | None = option(
         None,
-        "cluster of --engine ray, such as 10.0.0.1:6379",
-        metavar="ADDRESS",
-        unset="RAY_ADDRESS, or the cluster that runs on this machine, or a new one on it",
+        "keep only images for which this SQL expression is true; columns are width, height, bytes, format, "
+        "name and the metadata, as in \"aesthetic >= 5 and lang = 'en'\"",
+        metavar="EXPRESSION",
+        unset="all",
+    )
+    join: str | None = option(
+        None,
+        "Parquet, CSV or JSON lines files with more metadata: a file, a folder, a pattern or an address",
+        metavar="FILES",
+    )
+    join_on: str = option(
+        "key", "column of --join that images have too: key, url, sha256, name or another", metavar="NAME"
+    )
+    exclude: str | None = option(
+        None,
+        "text file with an image on each line to leave out: the SHA-256 or key of its file, its name or url",
+        metavar="FILE",
     )
 
 
 @dataclass(frozen=True, kw_only=True)
 class ReadingConfig(RulesConfig):
-    """Options of every mode that decodes image files."""
+    """Options of every mode that decodes images."""
 
-    input_dir: str = option(MISSING, "folder of image files, of any depth", metavar="DIR")
+    input_dir: str = option(MISSING, _IMAGES, metavar="DIR")
+    image_column: str | None = option(
+        None,
+        "column with the images, of Parquet files that have several",
+        metavar="NAME",
+        unset="the only one",
+    )
     background: str = background_option()
     limit: int | None = option(None, "process only the first N files by name", metavar="N", at_least=1)
     time_limit: float = option(60.0, "time limit for one image", metavar="SECONDS")
@@ -88,15 +117,10 @@ class ReadingConfig(RulesConfig):
 
 
 @dataclass(frozen=True, kw_only=True)
-class PreprocessConfig(ReadingConfig):
+class PreprocessConfig(SelectConfig, ReadingConfig):
     """Convert raw image files to a training set with a manifest."""
 
-    output_dir: str = option(
-        MISSING,
-        "new or empty folder, or one that the same command has started to fill",
-        metavar="DIR",
-        writes=True,
-    )
+    output_dir: str = _output_dir_option()
     part: str | None = _part_option()
     target_size: tuple[int, ...] = option(
         (1024,),
@@ -122,11 +146,13 @@ class PreprocessConfig(ReadingConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class ValidateConfig(ReadingConfig):
-    """Decode every image file as the trainer does, and report the files that cannot be used."""
+    """Decode every image as the trainer does, and report those that cannot be used."""
 
     output_file: str = option("validation_report.json", "report as JSON", metavar="FILE", writes=True)
+    csv_file: str | None = option(None, "also write a table of all files", metavar="FILE", writes=True)
+    overwrite: bool = option(False, "replace these files if they exist")
+    rows_dir: str | None = _rows_dir_option()
     part: str | None = _part_option()
-    csv: bool = option(True, "also write a table of all files beside the report")
     strict: bool = option(False, f"exit with {EXIT_DATA} if any file was rejected")
     val_path: str | None = option(
         None,
@@ -145,32 +171,23 @@ class ValidateConfig(ReadingConfig):
 
 
 @dataclass(frozen=True, kw_only=True)
-class ShardConfig(ReadingConfig):
-    """Pack image files, unchanged, into a dataset of tar shards for training."""
+class ShardConfig(SelectConfig, ReadingConfig):
+    """Pack images, unchanged, into a dataset of tar shards for training."""
 
-    output_dir: str = option(
-        MISSING,
-        "new or empty folder, or one that the same command has started to fill",
-        metavar="DIR",
-        writes=True,
-    )
+    output_dir: str = _output_dir_option()
     part: str | None = _part_option()
-    shard_mb: int = option(80, "size of a shard in megabytes", metavar="MB", at_least=1)
+    shard_mb: int = option(1000, "size of a shard in megabytes", metavar="MB", at_least=1)
     val_split: float = option(
         0.05,
         "share of the images for a validation dataset; not used if a manifest defines the split",
         metavar="SHARE",
     )
-    parent: str | None = option(
+    beside: tuple[str, ...] | None = option(
         None,
-        "dataset.json of the version before this one: the new version has all its images too, in the same "
-        "subsets, and only new files are decoded; unchanged shards are links to its files",
+        "dataset.json of datasets that will train together with this one: their images are left out, and "
+        "images that look like theirs join the same subset",
         metavar="FILE",
     )
-    drop: bool = option(
-        False, "leave out the images of --parent that --input_dir does not have; all files are decoded again"
-    )
-    remove: str | None = _remove_option("--input_dir")
     near_duplicates: bool = option(
         True,
         "keep images that look alike in one subset, and refuse a manifest whose split separates them",
@@ -178,29 +195,18 @@ class ShardConfig(ReadingConfig):
 
 
 @dataclass(frozen=True, kw_only=True)
-class IndexConfig(RulesConfig):
+class IndexConfig(SelectConfig, RulesConfig):
     """Index tar files that others wrote (WebDataset, img2dataset), where they are, for training."""
 
     input: str = option(
         MISSING,
         "folder or address/ with tar files, a pattern such as 's3://bucket/{00000..00099}.tar', or a .txt "
         "file with a path or address in each line; or the dataset.json of this mode, whose images are chosen "
-        "by their sizes without reading tar files",
+        "without reading tar files",
         metavar="TARS",
     )
-    output_dir: str = option(
-        MISSING,
-        "new or empty folder, or one that the same command has started to fill",
-        metavar="DIR",
-        writes=True,
-    )
-    where: str | None = option(
-        None,
-        "keep only images whose metadata (json; txt: caption; cls: label) fulfil conditions such as "
-        '"aesthetic>=5 and lang==en"',
-        metavar="CONDITIONS",
-        unset="all",
-    )
+    output_dir: str = _output_dir_option()
+    part: str | None = _part_option()
     formats: tuple[str, ...] | None = option(
         None, "keep only images of these formats, such as jpeg png webp", metavar="NAME", unset="all"
     )
@@ -213,13 +219,6 @@ class IndexConfig(RulesConfig):
     val_split: float = option(
         0.0, "share of the images for a validation dataset, by the hash of their bytes", metavar="SHARE"
     )
-    parent: str | None = option(
-        None,
-        "dataset.json of --mode index: the new version has all its images too, and only tar files of --input "
-        "that it lacks are read; the indexes of the others are links to its files",
-        metavar="FILE",
-    )
-    remove: str | None = _remove_option("--input")
     skip_broken_tars: bool = option(
         False, "leave out tar files that are broken or missing, instead of ending with an error"
     )
@@ -229,34 +228,13 @@ class IndexConfig(RulesConfig):
 class AnalyzeConfig(ReadingConfig):
     """Measure a set of images; write the statistics as JSON and as an HTML page."""
 
-    output_file: str = option(
-        "dataset_stats.json",
-        "statistics as JSON; the HTML page is written beside it",
-        metavar="FILE",
+    output_dir: str = option(
+        "./dataset_stats",
+        "new or empty folder for stats.json, page.html and near_duplicates.csv",
+        metavar="DIR",
         writes=True,
     )
     part: str | None = _part_option()
-
-
-@dataclass(frozen=True, kw_only=True)
-class MergeConfig:
-    """Join the parts of --part I/N."""
-
-    output_dir: str | None = option(
-        None,
-        "output folder of the parts of shard or preprocess",
-        metavar="DIR",
-        unset="see --output_file",
-        writes=True,
-    )
-    output_file: str | None = option(
-        None,
-        "report whose parts validate or analyze has made",
-        metavar="FILE",
-        unset="see --output_dir",
-        writes=True,
-    )
-    num_workers: str = option("auto", "processes; auto: one per usable core", metavar="N")
 
 
 PREVIOUS = "as in the previous split; first split: "
@@ -324,26 +302,18 @@ class DemoConfig:
 
 
 PrepareConfig = (
-    PreprocessConfig
-    | ValidateConfig
-    | ShardConfig
-    | MergeConfig
-    | IndexConfig
-    | AnalyzeConfig
-    | SplitConfig
-    | DemoConfig
+    PreprocessConfig | ValidateConfig | ShardConfig | IndexConfig | AnalyzeConfig | SplitConfig | DemoConfig
 )
 CONFIG_OF: dict[str, type[PrepareConfig]] = {
     "preprocess": PreprocessConfig,
     "validate": ValidateConfig,
     "shard": ShardConfig,
-    "merge": MergeConfig,
     "index": IndexConfig,
     "analyze": AnalyzeConfig,
     "split": SplitConfig,
     "demo": DemoConfig,
 }
-DESCRIPTION = "Prepare a training set from raw image files, in eight modes. Each mode has its own flags."
+DESCRIPTION = "Prepare a training set from raw images, in seven modes. Each mode has its own flags."
 
 
 def parse_prepare_flags(argv: list[str]) -> PrepareConfig:
@@ -361,15 +331,7 @@ def parse_prepare_flags(argv: list[str]) -> PrepareConfig:
             raise UsageError(f"--mode is missing: give one of {', '.join(CONFIG_OF)} (--help describes them)")
         _print_help(everything="--help_all" in words)
         sys.exit(0)
-    if "--undo_quarantine" in given:  # its own message about a missing folder names the folder in the record
-        words = ["--input_dir", os.devnull, *words]
-    source = "input" if mode == "index" else "input_dir"
-    has_no_input = "--remove" in given and f"--{source}" not in given
-    config = _parse_mode(mode, [f"--{source}", os.devnull, *words] if has_no_input else words)
-    if has_no_input and isinstance(config, IndexConfig):
-        config = replace(config, input="")
-    elif has_no_input and isinstance(config, ShardConfig):
-        config = replace(config, input_dir="")
+    config = _parse_mode(mode, words)
     _check_together(config, given)
     return config
 
@@ -433,10 +395,13 @@ def _flags_of(mode: str) -> set[str]:
 
 
 def _check_together(config: PrepareConfig, given: set[str]) -> None:
-    if isinstance(config, RulesConfig):
-        _check_rules(config)
+    if isinstance(config, RulesConfig) and 0 < config.max_aspect < 1:
+        raise UsageError(f"--max_aspect {config.max_aspect} is not a ratio: give 1 or more, or 0 for any")
     if isinstance(config, ReadingConfig):
-        _check_limits(config)
+        for name in ("time_limit", "memory_gib"):
+            value = getattr(config, name)
+            if value is not None and value <= 0:
+                raise UsageError(f"--{name} {value} is not a limit: give a number above 0")
     if isinstance(config, PreprocessConfig):
         if "--quality" in given and config.format == "png":
             raise UsageError(
@@ -445,60 +410,38 @@ def _check_together(config: PrepareConfig, given: set[str]) -> None:
         if len(set(config.target_size)) < len(config.target_size):
             sizes = " ".join(map(str, config.target_size))
             raise UsageError(f"--target_size {sizes} names one size twice: give each size once")
-    if (
-        isinstance(config, PreprocessConfig | ShardConfig | ValidateConfig | AnalyzeConfig)
-        and config.part is not None
-    ):
-        _check_part(config)
-    if isinstance(config, MergeConfig) and (config.output_dir is None) == (config.output_file is None):
-        raise UsageError(
-            "--mode merge needs either --output_dir, the folder of the parts of shard or preprocess, or "
-            "--output_file, the report whose parts validate or analyze has made"
-        )
+    if part := getattr(config, "part", None):
+        _check_part(part, getattr(config, "limit", None))
     if isinstance(config, ShardConfig | IndexConfig) and not 0 <= config.val_split < 1:
         raise UsageError(f"--val_split {config.val_split} is not a share: give 0 to below 1, such as 0.05")
-    if isinstance(config, ShardConfig) and config.drop and config.parent is None:
-        raise UsageError("--drop has no effect without --parent: leave it out")
-    if isinstance(config, ShardConfig | IndexConfig) and config.remove and config.parent is None:
-        raise UsageError("--remove has no effect without --parent: add it")
-    if isinstance(config, ShardConfig) and config.drop and not config.input_dir:
-        raise UsageError("--drop would leave out all images without --input_dir: add it, or leave --drop out")
+    if isinstance(config, SelectConfig) and "--join_on" in given and not config.join:
+        raise UsageError(f"--join_on {config.join_on} has no effect without --join: add it, or leave it out")
     if isinstance(config, ValidateConfig):
-        if config.undo_quarantine and config.part:
-            raise UsageError(f"--undo_quarantine is no work of a part: leave --part {config.part} out")
-        if config.undo_quarantine and not config.quarantine_dir:
-            raise UsageError("--undo_quarantine needs --quarantine_dir: give the folder to empty")
-        if config.quarantine_dir and config.limit is not None and not config.undo_quarantine:
-            raise UsageError(
-                f"--quarantine_dir with --limit {config.limit} would leave the other files unchecked: "
-                "leave one of the two out"
-            )
+        _check_validate(config)
 
 
-def _check_part(config: PreprocessConfig | ShardConfig | ValidateConfig | AnalyzeConfig) -> None:
-    number, _, count = str(config.part).partition("/")
+def _check_validate(config: ValidateConfig) -> None:
+    if config.undo_quarantine and config.part:
+        raise UsageError(f"--undo_quarantine is no work of a part: leave --part {config.part} out")
+    if config.undo_quarantine and not config.quarantine_dir:
+        raise UsageError("--undo_quarantine needs --quarantine_dir: give the folder to empty")
+    if config.quarantine_dir and config.limit is not None and not config.undo_quarantine:
+        raise UsageError(
+            f"--quarantine_dir with --limit {config.limit} would leave the other files unchecked: "
+            "leave one of the two out"
+        )
+    if config.part and not config.rows_dir:
+        raise UsageError(
+            f"--part {config.part} needs --rows_dir, a folder for the results of all parts: add it"
+        )
+
+
+def _check_part(part: str, limit: int | None) -> None:
+    number, _, count = part.partition("/")
     if not (number.isdecimal() and count.isdecimal() and int(number) < int(count) <= MAX_PARTS):
         raise UsageError(
-            f"--part {config.part} is no part: give 0/N to N-1/N, for example 0/16 to 15/16; N is at most "
+            f"--part {part} is no part: give 0/N to N-1/N, for example 0/16 to 15/16; N is at most "
             f"{MAX_PARTS}"
         )
-    if config.limit is not None:
-        raise UsageError(f"--limit {config.limit} has no meaning with --part: leave one of the two out")
-    if config.engine == "ray":
-        raise UsageError("--engine ray makes its own parts: leave --part out")
-
-
-def _check_limits(config: ReadingConfig) -> None:
-    for name in ("time_limit", "memory_gib"):
-        value = getattr(config, name)
-        if value is not None and value <= 0:
-            raise UsageError(f"--{name} {value} is not a limit: give a number above 0")
-
-
-def _check_rules(config: RulesConfig) -> None:
-    if config.engine == "ray" and ((spec := find_spec("ray")) is None or spec.origin is None):
-        raise UsageError("--engine ray needs the package ray: pip install ray, or leave the flag out")
-    if config.ray_address is not None and config.engine != "ray":
-        raise UsageError(f"--ray_address {config.ray_address} has no effect without --engine ray: add it")
-    if 0 < config.max_aspect < 1:
-        raise UsageError(f"--max_aspect {config.max_aspect} is not a ratio: give 1 or more, or 0 for any")
+    if limit is not None:
+        raise UsageError(f"--limit {limit} has no meaning with --part: leave one of the two out")

@@ -95,6 +95,23 @@ def read_image(
     return pil_image._replace(flags=tuple(sorted({*pil_image.flags, *flag})))
 
 
+def read_image_bytes(
+    data: bytes,
+    name: str,
+    *,
+    max_pixels: int = MAX_PIXELS,
+    background: str = "white",
+    first_frame: bool = False,
+) -> DecodedImage:
+    """As `read_image`, of the content of a file with this name."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # about broken metadata, which does not affect the pixels
+        backdrop = parse_background(background)
+        image = _decode_open_file(io.BytesIO(data), max_pixels, backdrop, first_frame)
+    flag = extension_flag(name, image.format)
+    return image._replace(flags=tuple(sorted({*image.flags, *flag})))
+
+
 def upright_size(path: str | os.PathLike[str], max_pixels: int = MAX_PIXELS) -> tuple[int, int]:
     """Width and height of an image after its EXIF rotation, from its header; BadImageError or OSError."""
     with open_regular(path) as file:

@@ -1,1 +1,1 @@
-"""The modes of prepare_data.py, one folder each, over shared files."""
+"""The modes of prepare_data.py: blocks of images become rows, which are selected from and published."""

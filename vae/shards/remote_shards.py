@@ -203,7 +203,7 @@ def open_images(dataset: ShardedDataset, num_streams: int | None, cache: ShardCa
     if not dataset.shards.hashed_indexes:
         console.info(
             f"{dataset.path} was written by an older version, without checksums of the indexes: damage of an "
-            "index is not noticed. A new version of it has them: prepare_data.py --mode shard --parent"
+            "index is not noticed. To have them, write it anew: prepare_data.py --mode shard"
         )
     if dataset.store is None and not (cache and cache.keeps_local):
         return ShardImages(dataset, num_streams)

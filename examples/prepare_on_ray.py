@@ -1,0 +1,56 @@
+#!/usr/bin/env python3
+"""Check the images of `prepare_data.py --mode shard` on a Ray cluster, whose nodes see all folders.
+
+    pip install "ray[data]"
+    ray start --head --port 6379                   # on the first node
+    ray start --address 10.0.0.1:6379              # on each other node
+    python examples/prepare_on_ray.py --input_dir /shared/photos --output_dir /shared/data/photos
+    python prepare_data.py --mode shard --input_dir /shared/photos --output_dir /shared/data/photos
+
+Ray Data maps over blocks what `prepare_data.py` maps in its own processes. The last command packs the
+shards. It also checks blocks that are missing: there, an image that ends its process costs that image alone.
+"""
+
+import sys
+from functools import partial
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from vae.config.prepare_flags import ShardConfig, parse_prepare_flags
+from vae.prepare.blocks import Block
+from vae.prepare.check import Check
+from vae.prepare.folders import output_folder
+from vae.prepare.rows import Task, write_rows
+from vae.prepare.shard import open_shard_job
+from vae.system import console
+from vae.system.script import run_script
+
+
+def check_block(rows: Path, scratch: Path, check: Check, row: dict[str, Block]) -> dict[str, int]:
+    """Write the rows of a block into the output folder; returns the number of rejected images."""
+    scratch.mkdir(parents=True, exist_ok=True)
+    return {"rejected": write_rows(rows, scratch, check, None, Task(row["block"]))}
+
+
+def main(argv: list[str]) -> int:
+    """Flags of --mode shard to the rows of all blocks; returns the exit code."""
+    import ray
+
+    config = parse_prepare_flags(["--mode", "shard", *argv])
+    assert isinstance(config, ShardConfig)
+    ray.init(ignore_reinit_error=True, runtime_env={"working_dir": None})
+    source, job = open_shard_job(config)
+    with output_folder(config.output_dir, "shard"), job.claimed() as folder:
+        todo = [{"block": block} for block in source.blocks if not folder.has(block)]
+        if todo:
+            check = partial(check_block, folder.root / "rows", folder.scratch, Check(config))
+            results = ray.data.from_items(todo, override_num_blocks=len(todo)).map(check)
+            rejected = results.sum("rejected")
+            console.info(f"{len(todo)} blocks are checked, {rejected} images rejected")
+    console.info("pack the shards: prepare_data.py --mode shard with the same flags")
+    return 0
+
+
+if __name__ == "__main__":
+    run_script("prepare_on_ray.py", main)

@@ -1,0 +1,163 @@
+"""Parquet files as Hugging Face `datasets` and img2dataset write them: trained on, byte for byte."""
+
+import json
+from hashlib import sha256
+
+import duckdb
+import pytest
+
+from tests.harness.http_store import http_store, hurry
+from tests.harness.image_kinds import detailed, encoded
+from tests.harness.preparing import prepare
+from tests.harness.runs import TINY
+from vae.shards.dataset_json import read_dataset
+from vae.shards.shard_images import ShardImages
+from vae.training.run import train
+
+LABELS = ("cat", "dog", "it's")
+FEATURES = {"image": {"_type": "Image"}, "label": {"names": LABELS, "_type": "ClassLabel"}}
+
+
+def picture(number):
+    return encoded(detailed(number), ("PNG", "JPEG")[number % 2])
+
+
+def write_datasets(folder, files=2, rows=12):
+    """As `datasets` writes a split: image {bytes, path}, label, text, and the features beside the schema."""
+    folder.mkdir(parents=True)
+    db = duckdb.connect()
+    db.execute(
+        "CREATE TABLE t (image STRUCT(bytes BLOB, path VARCHAR), label BIGINT, text VARCHAR, score FLOAT)"
+    )
+    for number in range(files * rows):
+        values = [picture(number), f"{number}.jpg", number % 3, f"text {number}", number / 10]
+        db.execute("INSERT INTO t VALUES ({'bytes': ?::BLOB, 'path': ?}, ?, ?, ?)", values)
+    notes = json.dumps({"info": {"features": FEATURES}}).replace("'", "''")
+    for file in range(files):
+        path = folder / f"train-{file:05}-of-{files:05}.parquet"
+        part = f"SELECT * FROM t LIMIT {rows} OFFSET {file * rows}"
+        db.execute(f"COPY ({part}) TO '{path}' (FORMAT parquet, KV_METADATA {{huggingface: '{notes}'}})")
+    return folder
+
+
+def shard(source, output, *flags):
+    return prepare("--mode", "shard", "--input_dir", source, "--output_dir", output, *flags)
+
+
+def images_of(path):
+    images = ShardImages(read_dataset(path), 1)
+    return [(images.read(number), images.metadata(number)) for number in range(len(images))]
+
+
+def test_images_have_their_bytes_and_columns_and_are_filtered_split_and_trained(tmp_path):
+    folder = write_datasets(tmp_path / "data")
+    done = shard(folder, tmp_path / "set", "--where", "label <> 'dog' and score < 2", "--val_split", "0.2")
+    assert done.returncode == 0, done.stderr
+    found = [one for name in ("dataset", "validation") for one in images_of(tmp_path / f"set/{name}.json")]
+    numbers = [number for number in range(24) if number % 3 != 1 and number < 20]
+    assert sorted(data for data, _ in found) == sorted(map(picture, numbers))
+    for data, metadata in found:
+        number = int(metadata["path"].removesuffix(".jpg"))
+        assert data == picture(number)
+        assert (metadata["label"], metadata["text"]) == (LABELS[number % 3], f"text {number}")
+        assert metadata["key"] == sha256(data).hexdigest()[:32]
+    given = {**TINY, "data_path": str(tmp_path / "set/dataset.json"), "output_dir": str(tmp_path / "run")}
+    del given["val_split"]
+    train({**given, "num_epochs": 1})
+    assert (tmp_path / "run/vae/config.json").is_file()
+
+
+def test_other_modes_read_the_same_images(tmp_path):
+    folder = write_datasets(tmp_path / "data", files=1)
+    words = ("--input_dir", folder, "--output_dir", tmp_path / "out", "--target_size", 32)
+    assert prepare("--mode", "preprocess", *words).returncode == 0
+    rows = [json.loads(line) for line in (tmp_path / "out/manifest.jsonl").read_text().splitlines()]
+    assert [row["path"] for row in rows][:2] == [
+        f"train-00000-of-00001.parquet/{number:08}.jpg" for number in range(2)
+    ]
+    done = prepare("--mode", "validate", "--input_dir", folder, "--output_file", tmp_path / "r.json")
+    assert "12 files" in done.stdout
+    assert "12 accepted, 0 rejected" in done.stdout
+
+
+def test_column_of_bytes_as_img2dataset_writes_it(tmp_path):
+    db = duckdb.connect()
+    db.execute("CREATE TABLE t (key VARCHAR, jpg BLOB, caption VARCHAR, other BLOB)")
+    for number in range(3):
+        db.execute("INSERT INTO t VALUES (?, ?, ?, NULL)", [f"{number:09}", picture(number), "a text"])
+    db.execute("INSERT INTO t VALUES ('failed', NULL, NULL, NULL)")
+    db.execute(f"COPY t TO '{tmp_path / '00000.parquet'}' (FORMAT parquet)")
+    done = shard(tmp_path / "00000.parquet", tmp_path / "set")
+    assert (done.returncode, "--image_column jpg" in done.stderr) == (78, True)
+    done = shard(tmp_path / "00000.parquet", tmp_path / "set", "--image_column", "jpg", "--val_split", "0")
+    assert done.returncode == 0, done.stderr
+    assert "rejected       1  empty" in done.stdout
+    found = images_of(tmp_path / "set/dataset.json")
+    assert [data for data, _ in found] == [picture(number) for number in range(3)]
+    assert found[2][1]["of_source"] == "000000002"
+
+
+@pytest.mark.parametrize("content", [b"", b"PAR1", b"PAR1" + bytes(200) + b"PAR1", b"no table at all"])
+def test_what_is_no_parquet_file_is_one_line(tmp_path, content):
+    (tmp_path / "a.parquet").write_bytes(content)
+    done = shard(tmp_path / "a.parquet", tmp_path / "set")
+    assert (done.returncode, f"--input_dir {tmp_path / 'a.parquet'}" in done.stderr) == (77, True)
+    assert len(done.stderr.strip().splitlines()) == 1
+
+
+def test_table_of_urls_names_the_remedy(tmp_path):
+    duckdb.execute(
+        f"COPY (SELECT 'http://x' AS url, 1 AS score) TO '{tmp_path / 'a.parquet'}' (FORMAT parquet)"
+    )
+    done = shard(tmp_path / "a.parquet", tmp_path / "set")
+    assert (done.returncode, "give the tar files beside it, and the table as --join" in done.stderr) == (
+        77,
+        True,
+    )
+
+
+def test_files_on_a_web_server_give_the_same_images(tmp_path, monkeypatch):
+    pytest.importorskip("aiohttp", reason="requirements-remote.txt is not installed")
+    hurry(monkeypatch)
+    write_datasets(tmp_path / "web/data")
+    with http_store(tmp_path / "web") as web:
+        pattern = web.url("data/train-{00000..00001}-of-00002.parquet")
+        done = shard(pattern, tmp_path / "there", "--val_split", "0.2")
+        assert done.returncode == 0, done.stderr
+    assert shard(tmp_path / "web/data", tmp_path / "here", "--val_split", "0.2").returncode == 0
+    versions = [read_dataset(tmp_path / name / "dataset.json").version for name in ("here", "there")]
+    assert versions[0] == versions[1]
+
+
+@pytest.fixture
+def bucket(monkeypatch):
+    """The address of an empty bucket, in a stand-in for S3 on this machine."""
+    server = pytest.importorskip("moto.server", reason="moto is not installed")
+    pytest.importorskip("s3fs", reason="requirements-remote.txt is not installed")
+    import s3fs
+
+    thread = server.ThreadedMotoServer(ip_address="127.0.0.1", port=0)
+    thread.start()
+    host, port = thread.get_host_and_port()
+    monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://{host}:{port}")
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.setenv(name, "test")
+    system = s3fs.S3FileSystem(skip_instance_cache=True)
+    system.mkdir("bucket")
+    yield system
+    thread.stop()
+
+
+@pytest.mark.slow
+def test_photos_and_parquet_files_in_a_bucket_need_no_mount(bucket, tmp_path):
+    write_datasets(tmp_path / "data")
+    (tmp_path / "photos/sub").mkdir(parents=True)
+    for number in range(6):
+        (tmp_path / "photos" / ("sub" * (number % 2)) / f"{number}.png").write_bytes(picture(number * 2))
+    for name in ("data", "photos"):
+        bucket.put(str(tmp_path / name), f"bucket/{name}", recursive=True)
+        done = shard(f"s3://bucket/{name}/", tmp_path / f"{name}-there", "--val_split", "0.2")
+        assert done.returncode == 0, done.stderr
+        assert shard(tmp_path / name, tmp_path / f"{name}-here", "--val_split", "0.2").returncode == 0
+        sets = [read_dataset(tmp_path / f"{name}-{place}/dataset.json") for place in ("there", "here")]
+        assert sets[0].version == sets[1].version

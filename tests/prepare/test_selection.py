@@ -1,0 +1,208 @@
+"""Which images a dataset has: look-alikes in one subset, conditions, lists, other datasets, joined tables."""
+
+import json
+from hashlib import sha256
+
+import duckdb
+import numpy as np
+import pytest
+from PIL import Image, ImageOps
+
+from tests.harness.image_kinds import encoded
+from tests.harness.preparing import prepare
+from tests.harness.runs import TINY
+from tests.harness.shards import pack
+from tests.harness.tars import write_img2dataset
+from vae.prepare.draw import draw_image
+from vae.prepare.selection import held_out_clusters
+from vae.prepare.shared import find_shared
+from vae.shards.dataset_json import read_dataset
+from vae.shards.shard_images import ShardImages
+from vae.system.errors import DataError
+from vae.training.run import train
+
+PHOTOS = 12
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory):
+    """Drawn images, each with a mirrored copy and a compressed one."""
+    folder = tmp_path_factory.mktemp("groups") / "raw"
+    folder.mkdir()
+    for number in range(PHOTOS):
+        image = Image.fromarray(draw_image(96, 5, number))
+        (folder / f"{number:02}_a.png").write_bytes(encoded(image, "PNG"))
+        (folder / f"{number:02}_b.png").write_bytes(encoded(ImageOps.mirror(image), "PNG"))
+        (folder / f"{number:02}_c.jpg").write_bytes(encoded(image, "JPEG", quality=50))
+    return folder
+
+
+def shard(source, output, *flags):
+    return prepare("--mode", "shard", "--input_dir", source, "--output_dir", output, *flags)
+
+
+def names_in(source, dataset):
+    """The names of the images of a dataset."""
+    names = {sha256(path.read_bytes()).hexdigest()[:32]: path.name for path in source.glob("*_*")}
+    images = ShardImages(read_dataset(dataset), 1)
+    return [names[images.key(number)] for number in range(len(images))]
+
+
+def test_copies_of_a_validation_image_do_not_train(source, tmp_path):
+    assert shard(source, tmp_path / "set", "--val_split", "0.25").returncode == 0
+    parts = [names_in(source, tmp_path / "set" / name) for name in ("dataset.json", "validation.json")]
+    photos = [{name[:2] for name in part} for part in parts]
+    assert sum(map(len, parts)) == 3 * PHOTOS
+    assert not photos[0] & photos[1]
+    assert 0.1 < len(parts[1]) / (3 * PHOTOS) < 0.5
+
+
+def test_manifest_that_separates_copies_is_refused_unless_it_is_allowed(source, tmp_path):
+    rows = [
+        {"path": path.name, "sha256": "", "split": "val" if path.name == "03_b.png" else "train"}
+        for path in sorted(source.glob("*_*"))
+    ]
+    manifest = source / "manifest.jsonl"
+    manifest.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    try:
+        refused = shard(source, tmp_path / "set")
+        assert refused.returncode == 78
+        assert "03_a.png, 03_b.png, 03_c.jpg" in refused.stderr
+        assert "--group_by near_duplicates" in refused.stderr
+        assert not list((tmp_path / "set").glob("*.tar"))
+        allowed = shard(source, tmp_path / "set", "--no-near_duplicates")
+        assert allowed.returncode == 0, allowed.stderr
+        assert names_in(source, tmp_path / "set/validation.json") == ["03_b.png"]
+    finally:
+        manifest.unlink()
+
+
+@pytest.mark.parametrize("share", [0.0, 0.05, 0.3, 0.9])
+@pytest.mark.parametrize("count", [1, 2, 30, 1500])
+def test_images_without_copies_are_chosen_by_the_lowest_hashes(count, share):
+    hashes = np.random.default_rng(0).integers(2**64, size=count, dtype=np.uint64)
+    held = held_out_clusters(hashes, np.arange(count), share)
+    assert held[np.argsort(hashes)].tolist() == sorted(held.tolist(), reverse=True)
+    assert not held.all()
+    assert abs(held.sum() - share * count) <= max(1, 0.05 * count)
+    assert held.any() == (share > 0 and count > 1)
+
+
+def test_clusters_are_whole_and_large_ones_train():
+    random = np.random.default_rng(1)
+    hashes = random.integers(2**64, size=2000, dtype=np.uint64)
+    clusters = np.concatenate([np.zeros(600, int), 600 + np.arange(1400) // 2 * 2])
+    held = held_out_clusters(hashes, clusters, 0.2)
+    assert not held[:600].any()
+    assert (held[600::2] == held[601::2]).all()
+    assert 0.1 < held.mean() < 0.25
+    assert not held_out_clusters(hashes, np.zeros(2000, int), 0.2).any()  # one group cannot be divided
+    two = held_out_clusters(hashes[:5], np.array([0, 0, 0, 3, 3]), 0.2)  # all are larger than the share
+    assert two.tolist() == [False, False, False, True, True]
+
+
+@pytest.fixture(scope="module")
+def old(source, tmp_path_factory):
+    """A dataset of the first photos, without their compressed copies."""
+    root = tmp_path_factory.mktemp("old")
+    (root / "raw").mkdir()
+    for path in source.glob("*_[ab].png"):
+        if int(path.name[:2]) < 8:
+            (root / "raw" / path.name).write_bytes(path.read_bytes())
+    return pack(root / "raw", root / "set", val_split=0.3)
+
+
+def test_growth_has_no_image_of_the_old_dataset_and_keeps_its_subsets(source, old, tmp_path):
+    done = shard(source, tmp_path / "new", "--beside", old, "--val_split", "0.2")
+    assert done.returncode == 0, done.stderr
+    parts = ("dataset.json", "validation.json")
+    before = [set(names_in(source, old.with_name(name))) for name in parts]
+    after = [set(names_in(source, tmp_path / "new" / name)) for name in parts]
+    assert not (before[0] | before[1]) & (after[0] | after[1])
+    assert len(before[0] | before[1] | after[0] | after[1]) == 3 * PHOTOS
+    photos = [{name[:2] for name in one | other} for one, other in zip(before, after, strict=True)]
+    assert not photos[0] & photos[1]
+    assert "left out      16  in_other_dataset" in done.stdout
+
+
+def test_training_and_validate_refuse_a_validation_set_that_shares_images(source, old, tmp_path):
+    for kind, reason in (("a.png", "is_in_training"), ("c.jpg", "looks_alike")):
+        (tmp_path / kind).mkdir()
+        name = next(one for one in names_in(source, old) if one.endswith("a.png"))[:3] + kind
+        (tmp_path / kind / name).write_bytes((source / name).read_bytes())
+        other = pack(tmp_path / kind, tmp_path / f"{kind}-set")
+        report = tmp_path / f"{kind}.json"
+        words = ("--input_dir", old, "--val_path", other, "--output_file", report)
+        assert prepare("--mode", "validate", *words).returncode == 77
+        assert {one["reason"] for one in json.loads(report.read_text())["problems"]} == {reason}
+        given = {**TINY, "data_path": str(old), "val_path": str(other), "output_dir": str(tmp_path / "run")}
+        del given["val_split"]
+        with pytest.raises(DataError, match=r"--val_path .*for example [0-9a-f]{32}.*other images"):
+            train(given)
+
+
+def test_two_sets_without_near_images_share_nothing(old, tmp_path):
+    (tmp_path / "raw").mkdir()
+    (tmp_path / "raw/x.png").write_bytes(encoded(Image.fromarray(draw_image(96, 5, 99)), "PNG"))
+    other = pack(tmp_path / "raw", tmp_path / "set")
+    assert find_shared(*(ShardImages(read_dataset(path), 1) for path in (old, other))) == []
+
+
+def test_list_of_images_to_leave_out(source, tmp_path):
+    digest = sha256((source / "00_a.png").read_bytes()).hexdigest()
+    key = sha256((source / "01_a.png").read_bytes()).hexdigest()[:32].upper()
+    (tmp_path / "list.txt").write_text(f"{digest}\n{key}\n\n02_c.jpg\nunknown\n")
+    done = shard(source, tmp_path / "set", "--exclude", tmp_path / "list.txt", "--val_split", "0")
+    assert "left out       3  excluded" in done.stdout
+    left = set(names_in(source, tmp_path / "set/dataset.json"))
+    assert {path.name for path in source.iterdir()} - left == {"00_a.png", "01_a.png", "02_c.jpg"}
+    (tmp_path / "empty.txt").write_text("\n")
+    for name in ("empty.txt", "none.txt"):
+        done = shard(source, tmp_path / "other", "--exclude", tmp_path / name)
+        assert (done.returncode, f"--exclude {tmp_path / name}" in done.stderr) == (78, True)
+
+
+@pytest.mark.parametrize("suffix", ["parquet", "csv", "jsonl"])
+def test_columns_of_another_table_are_joined_by_key_or_url(tmp_path, suffix):
+    """As LAION publishes scores beside the tar files that img2dataset wrote."""
+    tars = write_img2dataset(tmp_path / "tars", tars=1)
+    scores = tmp_path / f"scores.{suffix}"
+    kind = {"jsonl": "json"}.get(suffix, suffix)
+    values = (
+        "SELECT lpad(i::VARCHAR, 9, '0') AS key, i / 10.0 AS score, 'it''s' AS \"a b\" FROM range(10) r(i)"
+    )
+    duckdb.execute(f"COPY ({values}) TO '{scores}' (FORMAT {kind})")
+    rules = ("--join", scores, "--where", "score >= 0.5 and \"a b\" like 'it%' and punsafe < 0.9")
+    for mode, source in (("index", "--input"), ("shard", "--input_dir")):
+        words = (source, tars, "--output_dir", tmp_path / mode, "--val_split", "0", *rules)
+        done = prepare("--mode", mode, *words)
+        assert done.returncode == 0, done.stderr
+        images = ShardImages(read_dataset(tmp_path / mode / "dataset.json"), 1)
+        assert [images.metadata(n)["punsafe"] for n in range(len(images))] == [0.5, 0.6, 0.7, 0.8]
+    assert images.metadata(0)["score"] == 0.5
+    words = ("--input", tars, "--output_dir", tmp_path / "none", "--join", scores, "--join_on", "nothing")
+    done = prepare("--mode", "index", *words)
+    assert (done.returncode, "--join_on nothing" in done.stderr) == (78, True)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "a",
+        "width >",
+        "missing = 1",
+        "width > 1; DROP TABLE images",
+        "width > 1); DROP TABLE images; SELECT (1",
+        "width > (SELECT count(*) FROM read_csv('/etc/passwd'))",
+        "width > (SELECT count(*) FROM '/etc/passwd')",
+        "width > getenv('HOME')",
+        "__import__('os')",
+    ],
+)
+def test_what_is_no_condition_is_one_line_and_reads_no_file(source, tmp_path, text):
+    done = shard(source, tmp_path / "set", f"--where={text}", "--limit", "3")
+    assert done.returncode in (2, 78), done.stdout
+    assert "--where" in done.stderr.splitlines()[-1]
+    assert "Traceback" not in done.stderr
+    assert not list((tmp_path / "set").glob("*.tar"))

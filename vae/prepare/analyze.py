@@ -1,0 +1,159 @@
+"""`--mode analyze`: measure a set of images; write the statistics as JSON and as an HTML page."""
+
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import closing
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from vae.config.prepare_flags import AnalyzeConfig
+from vae.images.decoding import parse_background
+from vae.images.formats import BadImageError
+from vae.prepare.analysis_page import write_analysis_page
+from vae.prepare.blocks import Block, Source, open_source
+from vae.prepare.check import Check, check_image, image_limits, warn_without_simplejpeg
+from vae.prepare.dataset_stats import Groups, Sections, near_groups, summarize
+from vae.prepare.folders import check_apart, output_folder, refuse_links
+from vae.prepare.measures import thumbnail
+from vae.prepare.pool import count_workers, run_tasks
+from vae.prepare.reasons import count_rejected
+from vae.prepare.rows import HIDDEN, RowFolder, parse_part
+from vae.prepare.selection import drop_exact, name_near_groups
+from vae.prepare.table import Table
+from vae.prepare.validate import broken_lines, part_line, rules_of
+from vae.progress import Progress
+from vae.system import console
+from vae.system.console import counted, printable
+from vae.system.errors import DataError
+from vae.system.files import write_csv_rows, write_json
+
+STATS, PAGE, NEAR = "stats.json", "page.html", "near_duplicates.csv"
+GROUPS_SHOWN, NAMES_SHOWN = 3, 4  # in a summary
+
+
+def run_analyze(config: AnalyzeConfig) -> int:
+    """Analyze a source, or a part of it, and print a summary; returns the exit code.
+
+    DataError if no image can be read, and UserError for unusable flags.
+    """
+    warn_without_simplejpeg()
+    parse_background(config.background)
+    check_apart(config.input_dir, config.output_dir)
+    source = open_source(config.input_dir, "--input_dir", config.limit, config.image_column)
+    with output_folder(config.output_dir, "analyze") as root:
+        owner = f"--output_dir {config.output_dir}"
+        part = parse_part(config.part)
+        with RowFolder(root / HIDDEN, owner, rules_of(config, source), part).claimed() as folder:
+            check = Check(config, measures=True)
+            limits = image_limits(config)
+            folder.run(source, check, config.num_workers, limits, seconds=config.time_limit, title="analyze")
+            if config.part:
+                console.info(part_line(config.part, source, folder))
+                return 0
+            return _report(config, source, Table(folder, source.blocks, folder.scratch), root)
+
+
+def _report(config: AnalyzeConfig, source: Source, table: Table, root: Path) -> int:
+    """Write the statistics, the page and the list of near duplicates."""
+    if not table.accepted:
+        (reason, _), *_ = table.counts() or [("no_image", 0)]
+        raise DataError(
+            f"--input_dir {config.input_dir}: none of {count_rejected(table)} images can be read, for "
+            "example "
+            f"{', '.join(name for name, _ in table.examples(reason, 1))} ({reason}): --mode validate reports "
+            "every file"
+        )
+    drop_exact(table)
+    name_near_groups(table)
+    near = near_groups(table)
+    free = shutil.disk_usage(source.folder or root).free
+    stats, sections = summarize(table, near, config.input_dir, free)
+    thumbnails = _thumbnails(table, config, sections)
+    for name in (STATS, PAGE, NEAR):
+        refuse_links(root, name)
+    write_json(root / STATS, stats, indent=1)
+    write_csv_rows(root / NEAR, _near_duplicate_rows(near))
+    write_analysis_page(root / PAGE, stats, sections, thumbnails)
+    console.info("\n".join([*_summary_lines(stats, near, root), *broken_lines(table)]))
+    return 0
+
+
+class _Examples(NamedTuple):
+    """Example images of a block, by their number in it."""
+
+    block: Block
+    places: dict[int, tuple[int, int]]
+    numbers: dict[int, int]  # in the table
+    names: dict[int, str]
+
+
+def _thumbnails(table: Table, config: AnalyzeConfig, sections: Sections) -> dict[int, bytes]:
+    """A small JPEG of each example image that can be read, by its number in the table."""
+    shown = sorted({n for rows in sections.values() for row in rows for n, _, _ in row})
+    tasks: dict[int, _Examples] = {}
+    for n in shown:
+        row = table.one("SELECT block, number, coalesce(position, 0), bytes, name FROM images WHERE n = ?", n)
+        assert row is not None
+        block, number, position, size, name = row
+        task = tasks.setdefault(block, _Examples(table.blocks[block], {}, {}, {}))
+        task.places[number], task.numbers[number], task.names[number] = (position, size), n, name
+    thumbnails: dict[int, bytes] = {}
+    workers = max(1, min(count_workers(config.num_workers), len(tasks)))
+    limits = image_limits(config)._replace(seconds=config.time_limit * 4)
+    results = run_tasks(partial(_thumbnails_of, config), tasks.values(), workers, limits)
+    with Progress("thumbnails", len(shown), "image", keep=False) as bar, closing(results):
+        for task, made in results:
+            if isinstance(made, dict):
+                thumbnails |= {task.numbers[number]: data for number, data in made.items()}
+            bar.update(len(task.numbers))
+    return thumbnails
+
+
+def _thumbnails_of(config: AnalyzeConfig, task: _Examples) -> dict[int, bytes]:
+    made = {}
+    try:
+        for number, data in task.block.chosen(task.places):
+            try:
+                made[number] = thumbnail(check_image(data, task.names[number], config).pixels)
+            except (BadImageError, MemoryError):
+                continue
+    except (BadImageError, OSError):  # it has changed just now
+        pass
+    return made
+
+
+def _near_duplicate_rows(near: Groups) -> Iterator[tuple[Any, ...]]:
+    """The rows of the list of near duplicates; --drop_duplicates keeps the first image of each group."""
+    yield "group", "path", "width", "height", "keep"
+    for group, images in near.items():
+        for image in images:
+            yield group, image.name, image.width, image.height, int(image == images[0])
+
+
+def group_lines(groups: dict[str, list[str]], where: str) -> list[str]:
+    """Lines of a summary: the number of near duplicates, `where` all are listed, and a few groups."""
+    images = counted(sum(map(len, groups.values())), "image")
+    lines = [
+        f"  near duplicates: {images} in {counted(len(groups), 'group')}{f', {where}' if groups else ''}"
+    ]
+    for group, names in list(groups.items())[:GROUPS_SHOWN]:
+        more = ", ..." if len(names) > NAMES_SHOWN else ""
+        lines.append(f"    {group}: {printable(', '.join(sorted(names)[:NAMES_SHOWN]))}{more}")
+    return lines
+
+
+def _summary_lines(stats: dict[str, Any], near: Groups, root: Path) -> list[str]:
+    rejected = sum(one["count"] for one in stats["rejected"].values())
+    sizes = [
+        f"{one['image_size']}: {one['images']} ({100 * one['share']:.0f} %)" for one in stats["resolutions"]
+    ]
+    names = {group: [image.name for image in images] for group, images in near.items()}
+    return [
+        f"{stats['input_dir']}: {stats['images']} images, {rejected} rejected",
+        f"  at least as large as --image_size  {', '.join(sizes)}",
+        f"  exact copies: {stats['exact_duplicates']['superfluous']}",
+        *group_lines(names, f"all listed in {os.path.join(root, NEAR)}"),
+        f"  statistics: {root / STATS}, page: {root / PAGE}",
+    ]

@@ -1,1 +1,0 @@
-"""`--mode analyze`: statistics of a set as JSON and as an HTML page."""

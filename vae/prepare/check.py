@@ -1,0 +1,193 @@
+"""One check of an image: it is read once, decoded once, and becomes one row."""
+
+import hashlib
+import json
+import math
+import zlib
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from vae.config.prepare_flags import ReadingConfig, RulesConfig
+from vae.images.decoding import DecodedImage, check_header, read_image_bytes
+from vae.images.formats import BadImageError
+from vae.images.strict_jpeg import has_simplejpeg
+from vae.prepare.blocks import Block, Item
+from vae.prepare.measures import measure_image
+from vae.prepare.perceptual_hash import hash_pixels
+from vae.prepare.pool import Limits
+from vae.system import console
+from vae.system.host import GIB
+
+# Reading an image needs at most this many bytes per pixel: Pillow's four, a rotated copy, and two arrays.
+BYTES_PER_PIXEL = 16
+NEAR_BLANK = 2.0  # levels: below this standard deviation only sensor noise remains
+SAMPLE_SIDE, COARSE_SIDE = 256, 24  # px: enough points to measure blankness, and to exclude it
+MAX_METADATA_CHARS = 2**16  # of an image, as JSON
+
+Row = dict[str, Any]
+
+
+class Checked(NamedTuple):
+    """An image that the rules accept, with its bytes."""
+
+    image: DecodedImage
+    data: bytes
+
+
+def image_limits(config: ReadingConfig) -> Limits:
+    """The memory limit of a process that decodes images."""
+    return Limits(None, config.memory_gib or 1 + config.max_pixels * BYTES_PER_PIXEL / GIB)
+
+
+def check_image(data: bytes, name: str, config: ReadingConfig) -> DecodedImage:
+    """The decoded image with all its flags; BadImageError if the reader or the rules reject it."""
+    image = read_image_bytes(
+        data,
+        name,
+        max_pixels=config.max_pixels,
+        background=config.background,
+        first_frame=config.first_frame,
+    )
+    height, width = image.pixels.shape[:2]
+    check_size(width, height, config)
+    return image._replace(flags=tuple(sorted({*image.flags, *_blankness(image.pixels)})))
+
+
+def check_size(width: int, height: int, config: RulesConfig) -> None:
+    """BadImageError if the user's rules reject images of this size."""
+    if min(height, width) < config.min_size:
+        raise BadImageError("too_small", f"{width}x{height} is below --min_size {config.min_size}")
+    if config.max_aspect and max(height, width) > config.max_aspect * min(height, width):
+        raise BadImageError("aspect", f"{width}x{height} exceeds --max_aspect {config.max_aspect:g}")
+
+
+def _blankness(pixels: np.ndarray) -> list[str]:
+    # A few pixels show that most images are far from blank, in a hundredth of the time.
+    if _deviation(pixels, COARSE_SIDE) >= 2 * NEAR_BLANK or _deviation(pixels, SAMPLE_SIDE) >= NEAR_BLANK:
+        return []
+    return ["constant"] if (pixels == pixels[0, 0]).all() else ["near_blank"]
+
+
+def _deviation(pixels: np.ndarray, side: int) -> float:
+    """The largest standard deviation of a channel, of at most side x side pixels of (H, W, 3)."""
+    height, width = pixels.shape[:2]
+    sample = pixels[:: -(-height // side), :: -(-width // side)]
+    return float(sample.reshape(-1, 3).std(axis=0).max())
+
+
+@dataclass(frozen=True)
+class Check:
+    """The check of each image of a verb; `measures`: with the statistics of --mode analyze."""
+
+    config: ReadingConfig
+    measures: bool = False
+
+    def row(self, _block: Block, _at: int, item: Item) -> Row:
+        """The row of an image."""
+        row, checked = self.decode(item)
+        if checked and self.measures:
+            row["stats"] = measure_image(checked.image, checked.data)
+        return row
+
+    def decode(self, item: Item) -> tuple[Row, Checked | None]:
+        """The row of an image and its pixels, if it is accepted."""
+        row = start_row(item)
+        try:
+            data = item.read()
+            row["bytes"] = len(data)
+            row["sha256"] = hashlib.sha256(data).hexdigest()
+            image = check_image(data, item.name, self.config)
+        except BadImageError as error:
+            return rejected(row, error), None
+        except MemoryError:
+            return rejected(row, BadImageError("out_of_memory", "needs more than --memory_gib")), None
+        height, width = image.pixels.shape[:2]
+        row |= {"format": image.format, "width": width, "height": height, "flags": list(image.flags)}
+        row["phash"] = hash_pixels(image.pixels).astype(">u8").tobytes().hex()
+        return row, Checked(image, data)
+
+
+@dataclass(frozen=True)
+class HeaderCheck:
+    """The check of an image in a tar file that stays where it is: complete by its markers, not decoded."""
+
+    config: RulesConfig
+    formats: tuple[str, ...] | None = None
+
+    def row(self, _block: Block, _at: int, item: Item) -> Row:
+        """The row of an image."""
+        row = start_row(item)
+        try:
+            data = item.read()
+            row["sha256"] = hashlib.sha256(data).hexdigest()
+            config = self.config
+            kind, (width, height) = check_header(
+                data, max_pixels=config.max_pixels, first_frame=config.first_frame
+            )
+            check_size(width, height, config)
+            if self.formats and kind.lower() not in self.formats:
+                raise BadImageError("format", f"{kind} is not in --formats")
+        except BadImageError as error:
+            return rejected(row, error)
+        offset, size, *texts = item.place
+        row |= {"bytes": size, "format": kind, "width": width, "height": height}
+        return row | {
+            "position": offset,
+            "crc32": zlib.crc32(data),
+            "text_start": texts[0],
+            "text_end": texts[1],
+        }
+
+
+def start_row(item: Item) -> Row:
+    """The row of an image before it is read."""
+    row: Row = {"name": utf8_text(item.name)}
+    if item.metadata:
+        row["metadata"] = _plain(item.metadata)
+    if item.place != (0, 0, 0, 0):
+        row["position"] = item.place[0]
+    return row
+
+
+def rejected(row: Row, error: BadImageError) -> Row:
+    """The row of an image that is not accepted."""
+    return row | {"reason": error.reason, "detail": utf8_text(error.detail)[:1000]}
+
+
+def utf8_text(text: str) -> str:
+    """A text without characters that JSON readers refuse: names of files may have any bytes."""
+    return text.encode("utf-8", "backslashreplace").decode().replace("\0", "\\0")
+
+
+def _plain(metadata: dict[str, Any]) -> dict[str, Any]:
+    """The metadata that JSON can have, at most MAX_METADATA_CHARS of them; texts are those of strangers."""
+    plain: dict[str, Any] = {}
+    size = 0
+    for name, value in metadata.items():
+        if isinstance(value, float) and not math.isfinite(value):
+            continue
+        if isinstance(value, str):
+            value = utf8_text(value)
+        elif isinstance(value, int) and abs(value) >= 2**63:
+            value = str(value)
+        elif not isinstance(value, bool | int | float):
+            try:
+                json.dumps(value, ensure_ascii=False, allow_nan=False).encode()
+            except (ValueError, TypeError, RecursionError):  # not what JSON readers accept
+                continue
+        size += len(name) + len(str(value))
+        if size > MAX_METADATA_CHARS:
+            break
+        plain[utf8_text(name)] = value
+    return plain
+
+
+def warn_without_simplejpeg() -> None:
+    """Print what a missing simplejpeg costs."""
+    if not has_simplejpeg():
+        console.warning(
+            "simplejpeg is not installed: damage inside JPEG data is not detected, and reading takes 3x the "
+            "time; python -m pip install simplejpeg"
+        )

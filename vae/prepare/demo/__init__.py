@@ -1,1 +1,0 @@
-"""`--mode demo`: synthetic images to try the trainer with."""

@@ -1,0 +1,160 @@
+"""What --input_dir and --input name: files of one kind, from a folder, a pattern, a list or an address."""
+
+import glob
+import itertools
+import math
+import os
+import re
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from vae.shards.store import StoreFile, list_files, read_file
+from vae.system.addresses import is_remote, public_text
+from vae.system.errors import DataError, UserError
+from vae.system.files import check_regular
+
+MAX_LIST_BYTES = 2**30
+MAX_EXPANDED = 10_000_000  # files that one pattern may name
+COMPRESSED = re.compile(r"\.(?:tgz|tbz2?|txz|tar\.\w+)$", re.IGNORECASE)
+_BRACES = re.compile(r"\{([^{}]*)\}")
+_RANGE = re.compile(r"(\d{1,18})\.\.(\d{1,18})")
+
+File = Path | StoreFile
+
+
+def find_files(text: str, flag: str, extensions: tuple[str, ...]) -> list[File]:
+    """The files with these extensions that a text names, each once; one-line errors if there are none."""
+    refuse_secrets(text, flag)
+    first: dict[str, str] = {}  # of the paths to one file
+    for path in _paths(text, flag, extensions):
+        refuse_secrets(path, flag)
+        if COMPRESSED.search(path):
+            raise DataError(
+                f"{flag} {path} is compressed, and images are read by their offset: unpack it to a .tar"
+            )
+        if not path.lower().endswith(extensions):
+            raise DataError(
+                f"{flag} {path} is no {' or '.join(extensions)} file: give a folder, files of this kind, a "
+                "pattern or a .txt list of them"
+            )
+        first.setdefault(path if is_remote(path) else os.path.realpath(path), path)
+    if not first:
+        raise DataError(
+            f"{flag} {text} has no {' or '.join(extensions)} files: give a folder, a pattern or a list of "
+            "them"
+        )
+    return [as_file(path, flag) for path in first.values()]
+
+
+def as_file(path: str, flag: str) -> File:
+    """A path of this machine or an address."""
+    return StoreFile(path, flag) if is_remote(path) else Path(path)
+
+
+def refuse_secrets(path: str, flag: str) -> None:
+    """UserError for an address with a password or a signature: it would be written into files."""
+    if is_remote(path) and public_text(path) != path:
+        raise UserError(
+            f"{flag} {path}: files that are written name the address, which must have no password or "
+            "signature: use credentials that fsspec finds, such as ~/.aws/credentials or .netrc"
+        )
+
+
+def _paths(text: str, flag: str, extensions: tuple[str, ...]) -> Iterator[str]:
+    """Addresses, or absolute paths."""
+    for path in expand(text, flag):
+        if is_remote(path):
+            yield from _remote_paths(path, flag, extensions)
+        elif os.path.isdir(path):
+            yield from _in_folder(Path(path).absolute(), extensions)
+        elif path.lower().endswith(".txt"):
+            yield from read_list(path, flag)
+        elif glob.has_magic(path) and not os.path.exists(path):
+            yield from (os.path.abspath(found) for found in sorted(glob.glob(path)))
+        elif not path.lower().endswith(extensions) and not os.path.lexists(path):
+            raise DataError(f"{flag} {path} does not exist: give a folder, a file, a pattern or a .txt list")
+        else:
+            yield os.path.abspath(path)
+
+
+def _remote_paths(path: str, flag: str, extensions: tuple[str, ...]) -> Iterator[str]:
+    if path.endswith("/"):
+        yield from (one for one in list_files(StoreFile(path, flag)) if _is_wanted(one, extensions))
+    elif path.lower().endswith(".txt"):
+        yield from read_list(path, flag)
+    else:
+        yield path
+
+
+def _in_folder(folder: Path, extensions: tuple[str, ...]) -> Iterator[str]:
+    for root, folders, names in os.walk(folder):
+        folders[:] = sorted(name for name in folders if not name.startswith("."))
+        yield from (os.path.join(root, name) for name in sorted(names) if _is_wanted(name, extensions))
+
+
+def read_list(path: str, flag: str) -> Iterator[str]:
+    """The addresses and absolute paths in a text file; others are relative to its folder."""
+    if is_remote(path):
+        text = read_file(StoreFile(path, flag), max_bytes=MAX_LIST_BYTES).decode("utf-8-sig", "replace")
+        folder = path.rpartition("/")[0]
+    else:
+        try:
+            check_regular(path)
+            text = Path(path).read_text(encoding="utf-8-sig")
+        except (OSError, UnicodeError) as error:
+            raise DataError(f"{flag} {path} cannot be read: {getattr(error, 'strerror', error)}") from error
+        folder = str(Path(path).absolute().parent)
+    for line in text.splitlines():
+        if line.strip() and not line.startswith("#"):
+            for name in expand(line.strip(), flag):
+                if is_remote(name):
+                    yield name
+                else:
+                    yield (
+                        f"{folder}/{name}"
+                        if is_remote(path)
+                        else os.path.normpath(os.path.join(folder, name))
+                    )
+
+
+def _is_wanted(name: str, extensions: tuple[str, ...]) -> bool:
+    base = name.replace("\\", "/").rpartition("/")[2]
+    is_tar = ".tar" in extensions and COMPRESSED.search(name) is not None
+    return not base.startswith(".") and (name.lower().endswith(extensions) or is_tar)
+
+
+def expand(text: str, flag: str) -> Iterator[str]:
+    """The texts of a pattern with {00..12} and {a,b}, as a shell makes them; UserError for too many."""
+    parts = _BRACES.split(text)
+    choices = [_choices(part, flag) if number % 2 else [part] for number, part in enumerate(parts)]
+    if (count := math.prod(map(len, choices))) > MAX_EXPANDED:
+        raise UserError(f"{flag} {text[:200]} names {count} files, more than {MAX_EXPANDED}: correct it")
+    return map("".join, itertools.product(*choices))
+
+
+def _choices(inner: str, flag: str) -> Sequence[str]:
+    found = _RANGE.fullmatch(inner)
+    if found is None:
+        return inner.split(",") if "," in inner else [f"{{{inner}}}"]
+    first, last = int(found[1]), int(found[2])
+    step = 1 if first <= last else -1
+    if abs(last - first) >= MAX_EXPANDED:
+        raise UserError(f"{flag} {{{inner}}} names more than {MAX_EXPANDED} files: correct it")
+    width = max(map(len, found.groups())) if any(one.startswith("0") for one in found.groups()) else 0
+    return [f"{number:0{width}}" for number in range(first, last + step, step)]
+
+
+def common_folder(files: Sequence[File], flag: str) -> tuple[str, list[str]]:
+    """The folder or address that files have in common, and their names below it."""
+    paths = [one.url if isinstance(one, StoreFile) else str(one).replace(os.sep, "/") for one in files]
+    remote = [is_remote(path) for path in paths]
+    protocols = {path.partition("://")[0] for path in paths if is_remote(path)}
+    folders = [path.split("/")[:-1] for path in paths]
+    pairs = zip(min(folders), max(folders), strict=False)  # all others are between these two
+    count = sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs))
+    # Of an address, protocol, nothing, and host or bucket are needed.
+    if any(remote) != all(remote) or len(protocols) > 1 or count < (3 if remote[0] else 1):
+        raise UserError(
+            f"{flag}: {paths[0]} and {paths[-1]} have no folder in common: make a dataset of each store"
+        )
+    return "/".join(folders[0][:count]) or "/", ["/".join(path.split("/")[count:]) for path in paths]

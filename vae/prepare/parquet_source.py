@@ -1,0 +1,213 @@
+"""Parquet files with image bytes, as Hugging Face `datasets` and img2dataset write them; DuckDB reads them.
+
+A block is a row group, or a whole file on a remote store, which is copied to this machine while it is read.
+"""
+
+import glob
+import io
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from vae.images.formats import EXTENSIONS_OF, BadImageError, sniff_format
+from vae.prepare.blocks import Block, Item, stamp_of
+from vae.prepare.inputs import File
+from vae.shards.shard_list import MAX_SHARD_BYTES
+from vae.shards.store import StoreFile, download
+from vae.system.console import printable
+from vae.system.errors import DataError, UserError
+from vae.system.files import check_regular, parse_json
+
+BYTES_STRUCT = "STRUCT(bytes BLOB"  # the type of an image column of `datasets`, with a path beside
+PLAIN_TYPES = ("VARCHAR", "BOOLEAN", "BIGINT", "INTEGER", "SMALLINT", "TINYINT", "UBIGINT", "UINTEGER",
+               "USMALLINT", "UTINYINT", "DOUBLE", "FLOAT")  # fmt: skip
+OFFLINE = {"autoinstall_known_extensions": False, "autoload_known_extensions": False}
+READER_MEMORY = "2GB"  # of DuckDB for one row group; a larger one goes through its temporary folder
+
+
+def connect(scratch: str | None = None) -> Any:
+    """DuckDB in memory, with one thread: processes share the cores."""
+    import duckdb
+
+    config: dict[str, Any] = {"threads": 1, "memory_limit": READER_MEMORY, **OFFLINE}
+    if scratch:
+        config["temp_directory"] = scratch
+    return duckdb.connect(config=config)
+
+
+def literal(path: str | os.PathLike[str]) -> str:
+    """A path as DuckDB reads it: not as a pattern."""
+    return glob.escape(os.fspath(path))
+
+
+def parquet_blocks(files: Sequence[File], flag: str, image_column: str | None) -> Iterator["ParquetBlock"]:
+    """The row groups of all files; DataError for a file that is no Parquet, or has no images."""
+    for file in files:
+        listing, name = stamp_of(file), printable(str(file).replace("\\", "/").rpartition("/")[2])
+        if isinstance(file, StoreFile):
+            yield ParquetBlock([*listing, image_column], file, name, 0, None, image_column, flag)
+            continue
+        first = 0
+        for rows in _row_groups(file, flag, image_column):
+            place = [*listing, first, rows, image_column]
+            yield ParquetBlock(place, file, name, first, rows, image_column, flag)
+            first += rows
+
+
+def _row_groups(file: Path, flag: str, image_column: str | None) -> list[int]:
+    """The number of rows of each row group."""
+    import duckdb
+
+    try:
+        check_regular(file)
+        db = connect()
+        _columns(db, file, flag, image_column)
+        query = "SELECT DISTINCT row_group_id, row_group_num_rows FROM parquet_metadata(?) ORDER BY 1"
+        return [rows for _, rows in db.execute(query, [literal(file)]).fetchall()]
+    except OSError as error:
+        raise DataError(f"{flag} {file} cannot be read: {error.strerror}") from error
+    except duckdb.Error as error:
+        raise DataError(f"{flag} {file} is no Parquet file, or is damaged ({_short(error)})") from error
+
+
+def _short(error: Exception) -> str:
+    return " ".join(str(error).split())[:200]
+
+
+def _columns(db: Any, path: Path, flag: str, image_column: str | None) -> tuple[str, bool, list[str]]:
+    """The column with images, whether it is a struct, and the columns with numbers and texts."""
+    rows = db.execute("DESCRIBE SELECT * FROM read_parquet(?)", [literal(path)]).fetchall()
+    kinds = {name: kind for name, kind, *_ in rows}
+    images = [name for name, kind in kinds.items() if kind == "BLOB" or kind.startswith(BYTES_STRUCT)]
+    if image_column is not None:
+        if image_column not in images:
+            raise UserError(
+                f"--image_column {image_column}: {path} has no such column of images (columns: "
+                f"{', '.join(f'{name} {kind}' for name, kind in kinds.items())[:500]})"
+            )
+        images = [image_column]
+    if not images:
+        raise DataError(
+            f"{flag} {path} has no column with the bytes of images (columns: {', '.join(kinds)[:500]}): of a "
+            "table with urls, give the tar files beside it, and the table as --join"
+        )
+    if len(images) > 1:
+        raise UserError(
+            f"{flag} {path} has several columns of images: choose one by --image_column {images[0]}"
+        )
+    return (
+        images[0],
+        kinds[images[0]] != "BLOB",
+        [name for name, kind in kinds.items() if kind in PLAIN_TYPES],
+    )
+
+
+@dataclass(frozen=True)
+class ParquetBlock(Block):
+    """A row group of a Parquet file, or all of a remote one."""
+
+    file: File
+    name: str
+    first: int
+    rows: int | None
+    image_column: str | None
+    flag: str
+
+    @property
+    def count(self) -> int:
+        """Its number of images; 0 if it is not known yet."""
+        return self.rows or 0
+
+    @property
+    def is_remote(self) -> bool:
+        """Whether it is read from a store."""
+        return isinstance(self.file, StoreFile)
+
+    def items(self) -> Iterator[Item]:
+        """Its images with the other columns; DataError if it cannot be read."""
+        import duckdb
+
+        with self._local_file() as path, TemporaryDirectory(prefix="vae-trainer-") as scratch:
+            try:
+                check_regular(path)
+                yield from self._items(connect(scratch), path)
+            except duckdb.Error as error:
+                raise DataError(
+                    f"{self.flag} {self.file} is damaged ({_short(error)}): copy it again"
+                ) from error
+            except OSError as error:
+                raise DataError(f"{self.flag} {self.file} cannot be read: {error.strerror}") from error
+
+    def _items(self, db: Any, path: Path) -> Iterator[Item]:
+        image, is_struct, others = _columns(db, path, self.flag, self.image_column)
+        labels = _label_names(db, path)
+        quoted = [_quoted(name) for name in others]
+        columns = (
+            [f"{_quoted(image)}.bytes, {_quoted(image)}.path"] if is_struct else [f"{_quoted(image)}, NULL"]
+        )
+        last = self.first + self.rows - 1 if self.rows is not None else 2**62
+        rows = db.execute(
+            f"SELECT {', '.join([*columns, *quoted])} FROM read_parquet(?, file_row_number=true) "
+            "WHERE file_row_number BETWEEN ? AND ? ORDER BY file_row_number",
+            [literal(path), self.first, last],
+        )
+        number = self.first
+        while (row := rows.fetchone()) is not None:
+            data, source, *values = row
+            metadata = {
+                k: labels.get(k, {}).get(v, v) for k, v in zip(others, values, strict=True) if v is not None
+            }
+            if source is not None:
+                metadata.setdefault("path", source)
+            yield Item(f"{self.name}/{number:08}{_extension(data)}", _reader_of(data), metadata)
+            number += 1
+
+    @contextmanager
+    def _local_file(self) -> Iterator[Path]:
+        if not isinstance(self.file, StoreFile):
+            yield self.file
+            return
+        with TemporaryDirectory(prefix="vae-trainer-") as folder:
+            path = Path(folder, "file.parquet")
+            download(self.file, path, max_bytes=MAX_SHARD_BYTES)
+            yield path
+
+
+def _quoted(name: str) -> str:
+    """A name of a column in SQL."""
+    return '"' + name.replace('"', '""') + '"'
+
+
+def _label_names(db: Any, path: Path) -> dict[str, dict[int, str]]:
+    """The names of the classes of each ClassLabel column, which `datasets` writes beside the schema."""
+    query = "SELECT value FROM parquet_kv_metadata(?) WHERE key = 'huggingface'::BLOB"
+    names: dict[str, dict[int, str]] = {}
+    for (value,) in db.execute(query, [literal(path)]).fetchall():
+        try:
+            features = parse_json(bytes(value).decode("utf-8"))["info"]["features"]
+            for column, feature in features.items():
+                if isinstance(feature, dict) and isinstance(feature.get("names"), list):
+                    names[column] = dict(enumerate(map(str, feature["names"])))
+        except (ValueError, KeyError, TypeError, AttributeError):
+            continue
+    return names
+
+
+def _extension(data: bytes | None) -> str:
+    try:
+        return EXTENSIONS_OF[sniff_format(io.BytesIO(data or b""), 2**62, first_frame=True)][0]
+    except BadImageError:
+        return ""
+
+
+def _reader_of(data: bytes | None) -> Any:
+    def read() -> bytes:
+        if data is None:
+            raise BadImageError("empty", "the column is null in this row")
+        return bytes(data)
+
+    return read

@@ -1,1 +1,0 @@
-"""`--mode preprocess`: raw image files to a training set."""

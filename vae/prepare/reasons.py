@@ -1,0 +1,92 @@
+"""Reasons for rejecting a file: the remedy for each, and the lines about them in a terminal summary."""
+
+from vae.prepare.blocks import Skips
+from vae.prepare.table import Table
+from vae.system.console import printable
+
+REMEDIES = {
+    "animated": "save one frame, or use --first_frame",
+    "aspect": "crop it, or raise --max_aspect",
+    "broken_link": "fix the link",
+    "changed_since_manifest": "copy it again, or write the manifest again",
+    "changed_while_reading": "wait until it is written completely, then run again",
+    "crashed": "the decoder crashed: convert it, or leave it out",
+    "damaged": "copy it again from its source",
+    "bad_name": "rename it",
+    "duplicate_key": "give each sample a key of its own",
+    "excluded": "--exclude lists it",
+    "empty": "copy it again from its source",
+    "float_pixels": "save it as 16-bit",
+    "format": "its format is not in --formats",
+    "format_not_supported": "convert it to PNG or JPEG",
+    "hung": "convert it, or raise --time_limit",
+    "in_other_dataset": "a dataset of --beside has it",
+    "jpeg_coding_not_supported": "convert it to 8-bit JPEG or PNG",
+    "link": "store the file itself in the tar file",
+    "looks_like_both": "leave it out: it looks like training and like validation images of --beside",
+    "missing": "copy it again, or write the manifest again",
+    "near_duplicate": "it looks like a larger image",
+    "name_too_long": "shorten it",
+    "no_image": "a sample without an image: see --image_key",
+    "no_permission": "fix its permissions",
+    "not_an_image": "leave it out",
+    "out_of_memory": "raise --memory_gib, or lower --max_pixels",
+    "plugin_missing": "install the named package",
+    "several_images": "the first image of each sample is used: choose with --image_key",
+    "sparse": "store the file without holes",
+    "special": "leave it out",
+    "text_bomb": "save it without its comments",
+    "too_large": "make it smaller",
+    "too_large_for_format": "use --format png, or lower --max_aspect",
+    "too_many_pixels": "make it smaller, or raise --max_pixels",
+    "too_many_scans": "save it again with few scans",
+    "too_small": "use a smaller size, or --upscale",
+    "transparent": "leave it out",
+    "truncated": "copy it again from its source",
+    "unreadable": "fix the disk, link or permission",
+    "where": "its metadata do not fulfil --where",
+}
+EXAMPLES = 3  # files named per reason
+NOT_REJECTED = ("exact_duplicate", "near_duplicate", "where", "excluded", "in_other_dataset")  # good images
+# Reasons of files that no verb reads: the user may have expected it to.
+SKIPPED = {"raw_file": "a camera's raw file: develop it to PNG or JPEG first"}
+
+
+def remedy(reason: str) -> str:
+    """What to do about files with this reason."""
+    return REMEDIES.get(reason, "copy it again or leave it out")
+
+
+def reason_lines(table: Table) -> list[str]:
+    """For each reason: a line with its count and remedy, and a line for each of a few example files."""
+    lines = []
+    for reason, count in table.counts():
+        verb = "left out" if reason in NOT_REJECTED else "rejected"
+        if reason == "exact_duplicate":
+            continue  # the first line of a summary has them
+        lines.append(f"  {verb} {count:>7}  {reason}: {remedy(reason)}")
+        if verb == "rejected":
+            for name, detail in table.examples(reason, EXAMPLES):
+                lines.append(f"                    {printable(name)}: {printable(detail)}")
+    return lines
+
+
+def skip_lines(skips: Skips) -> list[str]:
+    """For each kind of skipped entry: a line with its count and an example."""
+    order = sorted(skips.counts.items(), key=lambda item: (-item[1], item[0]))
+    return [
+        f"  skipped  {count:>7}  {code}: {printable(skips.examples[code][0])}"
+        + (f" ({SKIPPED[code]})" if code in SKIPPED else "")
+        for code, count in order
+    ]
+
+
+def count_rejected(table: Table) -> int:
+    """Number of images that cannot be used, or that the rules for images refuse."""
+    return sum(count for reason, count in table.counts() if reason not in NOT_REJECTED)
+
+
+def duplicates_text(table: Table) -> str:
+    """The number of exact duplicates in words."""
+    count = dict(table.counts()).get("exact_duplicate", 0)
+    return f"{count} exact duplicate{'s' * (count != 1)}"

@@ -1,0 +1,237 @@
+"""The rows of a job: one file for each block, written whole and renamed. The file is the ledger.
+
+A killed job repeats its unfinished blocks. A block has another file if its content or the settings change, so
+no old row is taken for a new one.
+"""
+
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager, suppress
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol
+
+from vae.images.formats import BadImageError
+from vae.prepare.blocks import Block, Item, Source
+from vae.prepare.check import Row, rejected, start_row, utf8_text
+from vae.prepare.folders import FULL_DISK
+from vae.prepare.pool import Failure, Limits, count_workers, run_tasks, time_limit
+from vae.prepare.tar_source import BrokenTarError, TarBlock
+from vae.progress import Progress
+from vae.shards.store import StoreError
+from vae.system.errors import UserError
+from vae.system.files import read_json, write_json
+from vae.system.lock_file import open_locked
+
+HIDDEN = ".prepare"  # in an output folder
+OF_BLOCK = -1  # the number of the row about the block itself
+BROKEN = "broken_tar"
+STORE_SECONDS = 300.0  # more for an image on a store, which is asked again several times
+_PARTIAL = ".part"
+
+
+class Part(NamedTuple):
+    """Part `number` of `total`, from 0 on: a slice of the list of blocks."""
+
+    number: int = 0
+    total: int = 1
+
+    def __str__(self) -> str:
+        return f"{self.number}/{self.total}"
+
+
+def parse_part(text: str | None) -> Part:
+    """The part that --part names; everything without one."""
+    return Part(*map(int, text.split("/"))) if text else Part()
+
+
+class MakesRows(Protocol):
+    """What a verb does with each image."""
+
+    def row(self, block: Block, at: int, item: Item) -> Row:
+        """The row of the image with this number in its block."""
+        ...
+
+
+class Task(NamedTuple):
+    """A block to work on, and its images that ended a process before."""
+
+    block: Block
+    lost: tuple[tuple[int, Failure], ...] = ()
+
+
+@dataclass
+class RowFolder:
+    """A folder with the rows of a job, which one process of each part uses at a time."""
+
+    root: Path
+    owner: str  # the flag and the folder, for messages
+    settings: dict[str, Any]  # all that decides the rows
+    part: Part = field(default_factory=Part)
+
+    @contextmanager
+    def claimed(self) -> Iterator["RowFolder"]:
+        """Hold the folder; UserError if it has other settings, or another process works on this part."""
+        for folder in (self.root, self.root / "rows"):
+            if folder.is_symlink():
+                raise UserError(
+                    f"{self.owner}: {folder} is a link: replace it by a folder, or give another one"
+                )
+        (self.root / "rows").mkdir(parents=True, exist_ok=True)
+        name = f"part-{self.part.number}-of-{self.part.total}"
+        path, lock = self.root / f"{name}.lock", None
+        if path.is_symlink():
+            raise UserError(f"{self.owner}: {path} is a link: remove it")
+        with suppress(OSError):  # a file system without locks
+            lock = open_locked(path)
+            if lock is None:
+                raise UserError(f"{self.owner}: another command is working in it: wait until it has ended")
+        try:
+            self._compare_settings()
+            for leftover in self.root.glob(f"scratch-{name}-*"):  # of a killed process of this part
+                if not leftover.is_symlink():
+                    shutil.rmtree(leftover, ignore_errors=True)
+            self.scratch = Path(tempfile.mkdtemp(prefix=f"scratch-{name}-", dir=self.root))
+            try:
+                yield self
+            finally:
+                shutil.rmtree(self.scratch, ignore_errors=True)
+        finally:
+            if lock is not None:
+                lock.close()
+
+    def _compare_settings(self) -> None:
+        path = self.root / "settings.json"
+        if not path.exists():
+            write_json(path, self.settings, indent=1)
+            return
+        try:
+            theirs = read_json(path)
+        except (OSError, ValueError):
+            theirs = None
+        if not isinstance(theirs, dict):
+            raise UserError(f"{self.owner}: {path} is damaged: give another folder, or delete this one")
+        mine = json.loads(json.dumps(self.settings))
+        different = [name for name in mine if theirs.get(name) != mine[name]]
+        if different:
+            values = ", ".join(f"{name} {theirs.get(name)}" for name in different)
+            raise UserError(
+                f"{self.owner} was made with other settings ({values[:1000]}): use those, or give another "
+                "folder"
+            )
+
+    def path(self, block: Block) -> Path:
+        """The file with the rows of a block."""
+        return self.root / "rows" / f"{block.id}.jsonl"
+
+    def has(self, block: Block) -> bool:
+        """Whether a block is finished."""
+        return self.path(block).is_file()
+
+    def mine(self, blocks: Sequence[Block]) -> Sequence[Block]:
+        """The blocks of this part."""
+        return blocks[self.part.number :: self.part.total]
+
+    def run(
+        self,
+        source: Source,
+        maker: MakesRows,
+        num_workers: str,
+        limits: Limits,
+        *,
+        seconds: float | None = None,
+        title: str = "check",
+    ) -> int:
+        """Write the rows of all unfinished blocks of this part; returns the number of these blocks.
+
+        `seconds`: the time limit of one image.
+        """
+        blocks = self.mine(source.blocks)
+        todo = [block for block in blocks if not self.has(block)]
+        done = sum(block.count or 1 for block in blocks) - sum(block.count or 1 for block in todo)
+        total = sum(block.count or 1 for block in blocks)
+        work = partial(write_rows, self.root / "rows", self.scratch, maker, seconds)
+        workers = max(1, min(count_workers(num_workers), len(todo)))
+        results = run_tasks(work, map(Task, todo), workers, limits, self._without_lost)
+        unit = "image" if any(block.count for block in blocks) else source.unit
+        bad = 0
+        with Progress(title, total, unit, done=done) as bar, closing(results):
+            for task, count in results:
+                bad += count
+                bar.update(task.block.count or 1, note=f"{bad} bad")
+        return len(todo)
+
+    def _without_lost(self, task: Task, failure: Failure) -> Task:
+        """The task again, with the image that ended its process as lost: the rows before it are written."""
+        at = sum(1 for _ in _complete_lines(self.scratch / f"{task.block.id}{_PARTIAL}"))
+        return Task(task.block, (*task.lost, (at, failure)))
+
+    def remove(self, block: Block) -> None:
+        """Work on a block again in the next run."""
+        self.path(block).unlink(missing_ok=True)
+
+
+def write_rows(rows: Path, scratch: Path, maker: MakesRows, seconds: float | None, task: Task) -> int:
+    """Write the rows of a block; returns the number of images that are not accepted.
+
+    The rows go to a partial file first, one after another: if this process ends, it tells at which image.
+    """
+    partial_path = scratch / f"{task.block.id}{_PARTIAL}"
+    lines = list(_complete_lines(partial_path)) if task.lost else []
+    with partial_path.open("w", encoding="utf-8", newline="\n") as file:
+        file.writelines(lines)
+        file.flush()
+        bad = sum('"reason"' in line for line in lines)
+        for row in _rows(maker, seconds, task, len(lines)):
+            file.write(json.dumps(row) + "\n")
+            file.flush()
+            bad += "reason" in row
+        os.fsync(file.fileno())
+    os.replace(partial_path, rows / f"{task.block.id}.jsonl")
+    return bad
+
+
+def _rows(maker: MakesRows, seconds: float | None, task: Task, first: int) -> Iterator[Row]:
+    """The rows of a block from a number on, the last one about the block itself."""
+    block, facts = task.block, dict[str, Any]()
+    lost = dict(task.lost)
+    whole: Row = {"number": OF_BLOCK, "name": ""}
+    items = block.read(facts) if isinstance(block, TarBlock) else block.items()
+    if seconds is not None and block.is_remote:
+        seconds += STORE_SECONDS
+    number = 0
+    try:
+        while True:
+            if sum(at == number for at, _ in task.lost) > 1:  # not its image: reading it ends the process
+                whole |= {"reason": lost[number].reason, "detail": lost[number].detail}
+                break
+            with time_limit(seconds):
+                item = next(items, None)
+                if item is None:
+                    break
+                row: Row | None = None
+                if number in lost:
+                    row = rejected(start_row(item), BadImageError(*lost[number]))
+                elif number >= first:
+                    row = maker.row(block, number, item)
+            if row is not None and number >= first:
+                yield {"number": number, **row}
+            number += 1
+    except (BrokenTarError, StoreError, OSError) as error:
+        if not isinstance(block, TarBlock) or getattr(error, "errno", None) in FULL_DISK:
+            raise
+        detail = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+        whole |= {"reason": BROKEN, "detail": utf8_text(detail)[:1000]}
+    yield whole | ({"metadata": facts} if facts else {})
+
+
+def _complete_lines(path: Path) -> Iterator[str]:
+    """The lines of a partial file without the last one, if that was cut."""
+    with suppress(FileNotFoundError), path.open(encoding="utf-8", newline="\n") as file:
+        for line in file:
+            if line.endswith("\n"):
+                yield line

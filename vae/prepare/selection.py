@@ -1,0 +1,346 @@
+"""Which rows a dataset has: duplicates, look-alikes, conditions, lists of removed images, other datasets.
+
+Each function sets the reason of the rows that it leaves out.
+"""
+
+import os
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from vae.config.prepare_flags import SelectConfig
+from vae.images.folder import count_lowest
+from vae.images.formats import BadImageError
+from vae.prepare.inputs import find_files
+from vae.prepare.near_duplicates import find_clusters, near_between
+from vae.prepare.parquet_source import connect, literal
+from vae.prepare.table import Table, refuse_where
+from vae.shards.dataset_json import read_dataset
+from vae.shards.remote_shards import open_images
+from vae.shards.store import StoreFile, download
+from vae.system.errors import DataError, UserError
+from vae.system.files import bounded_lines, check_regular
+
+EXACT, NEAR = "exact_duplicate", "near_duplicate"
+KEY_DIGITS = 32  # of the SHA-256 of an image file
+MAX_COLUMNS = 500  # of metadata that --where may use
+MAX_JOINED_BYTES = 2**36
+TRAIN, VAL = "train", "val"
+_COLUMNS_OF_ROWS = ("name", "bytes", "format", "width", "height", "flags")
+
+
+def check_where(config: SelectConfig) -> None:
+    """UserError if --where is no expression, before any image is read."""
+    import duckdb
+
+    if config.where is None:
+        return
+    try:
+        statements = duckdb.extract_statements(f"SELECT 1 WHERE (\n{config.where}\n)")
+    except duckdb.Error as error:
+        raise refuse_where(config.where, " ".join(str(error).split())[:300]) from None
+    if len(statements) != 1:
+        raise refuse_where(config.where, "it is more than one expression")
+
+
+def apply_rules(table: Table, config: SelectConfig) -> None:
+    """Leave out the images that --exclude names and that do not fulfil --where, which may use --join."""
+    if config.join:
+        _join(table, config.join, config.join_on)
+    if config.exclude:
+        _exclude(table, config.exclude)
+    if config.where:
+        _where(table, config.where)
+
+
+def drop_exact(table: Table) -> int:
+    """Leave out all but the first of accepted images with equal bytes; returns their number."""
+    before = table.accepted
+    table.run(
+        "UPDATE images SET reason = ?, detail = 'of ' || first.name, duplicates = first.sha256 FROM ("
+        "SELECT sha256, arg_min(name, n) AS name, min(n) AS n FROM images WHERE reason = '' "
+        "GROUP BY sha256 HAVING count(*) > 1) AS first "
+        "WHERE images.reason = '' AND images.sha256 = first.sha256 AND images.n > first.n",
+        EXACT,
+    )
+    return before - table.accepted
+
+
+def find_near(table: Table) -> tuple[np.ndarray, np.ndarray]:
+    """`n` of all accepted images, and the cluster of each as a position there: int64 (N,) each."""
+    found = table.columns(
+        "SELECT n, ('0x' || phash[1:16])::UBIGINT AS low, ('0x' || phash[17:32])::UBIGINT AS high "
+        "FROM images WHERE reason = '' AND phash IS NOT NULL ORDER BY n"
+    )
+    hashes = np.stack([found["low"], found["high"]], axis=1).astype(np.uint64)
+    return found["n"].astype(np.int64), find_clusters(hashes)
+
+
+def name_near_groups(table: Table) -> None:
+    """Write the name of its group into each accepted image that looks like another one."""
+    numbers, clusters = find_near(table)
+    sizes = np.bincount(clusters, minlength=len(clusters))
+    in_group = sizes[clusters] > 1
+    firsts = numbers[clusters[in_group]]
+    with table.arrays("near", n=numbers[in_group], first=firsts):
+        table.run("ALTER TABLE images ADD COLUMN grp VARCHAR")
+        table.run(
+            "UPDATE images SET grp = 'near-' || f.sha256[1:16] FROM near JOIN images f ON f.n = near.first "
+            "WHERE images.n = near.n"
+        )
+
+
+def drop_near(table: Table) -> int:
+    """Leave out all but the largest of images that look alike, by `grp`; returns their number."""
+    before = table.accepted
+    table.run(
+        "UPDATE images SET reason = ?, detail = 'of ' || k.name FROM (SELECT grp, "
+        f"first(n ORDER BY {LARGEST_FIRST}) AS n, first(name ORDER BY {LARGEST_FIRST}) AS name "
+        "FROM images WHERE reason = '' AND grp IS NOT NULL GROUP BY grp) AS k "
+        "WHERE images.reason = '' AND images.grp = k.grp AND images.n <> k.n",
+        NEAR,
+    )
+    return before - table.accepted
+
+
+LARGEST_FIRST = "width::BIGINT * height DESC, bytes DESC, name"  # of a group: which one is kept
+
+
+def choose_validation(table: Table, share: float, *, near: bool) -> None:
+    """Set the subset of all accepted images: about a share validates, and look-alikes stay together."""
+    table.run("UPDATE images SET subset = ? WHERE reason = ''", TRAIN)
+    if not share:
+        return
+    keys = table.columns(
+        "SELECT n, ('0x' || sha256[1:16])::UBIGINT AS key FROM images WHERE reason = '' ORDER BY n"
+    )
+    numbers, hashes = keys["n"].astype(np.int64), keys["key"].astype(np.uint64)
+    clusters = find_near(table)[1] if near else np.arange(len(numbers))
+    held_out = held_out_clusters(hashes, clusters, share)
+    _set_subset(table, numbers[held_out], VAL)
+
+
+def held_out_clusters(hashes: np.ndarray, clusters: np.ndarray, share: float) -> np.ndarray:
+    """Which images validate: about a share of all, whole clusters, and never all of them: bool (N,).
+
+    The clusters with the lowest hashes are chosen, so that adding images hardly changes the choice. Clusters
+    larger than the share train, unless no smaller one is left.
+    """
+    sizes = np.bincount(clusters, minlength=len(clusters))
+    lowest = np.full(len(clusters), 2**64 - 1, np.uint64)  # by cluster
+    np.minimum.at(lowest, clusters, hashes)
+    # The lowest of many hashes is low: a larger cluster is drawn by another hash of it.
+    mixed = (lowest * np.uint64(0x9E3779B97F4A7C15)) ^ (lowest >> np.uint64(29))
+    keys = np.where(sizes > 1, mixed * np.uint64(0xBF58476D1CE4E5B9), lowest)[clusters]  # by image
+    ordered = np.sort(keys)
+    count = count_lowest(ordered.tolist(), share) if len(ordered) else 0
+    exists = np.flatnonzero(sizes)
+    if count == 0 or len(exists) < 2:
+        return np.zeros(len(clusters), bool)
+    chosen = (keys <= ordered[count - 1]) & (sizes[clusters] <= count) & (keys < ordered[-1])
+    if not chosen.any():
+        small = sizes[clusters] == sizes[exists].min()
+        chosen = small & (keys == keys[small].min())
+    return chosen
+
+
+def _set_subset(table: Table, numbers: np.ndarray, subset: str) -> None:
+    with table.arrays("chosen", n=numbers):
+        table.run(
+            "UPDATE images SET subset = ? FROM chosen WHERE images.n = chosen.n AND reason = ''", subset
+        )
+
+
+def refuse_divided_look_alikes(table: Table) -> None:
+    """UserError if images that look alike are in both subsets."""
+    numbers, clusters = find_near(table)
+    subsets = table.columns(
+        "SELECT subset = 'val' AS val FROM images WHERE reason = '' AND phash IS NOT NULL ORDER BY n"
+    )
+    val = subsets["val"].astype(bool)
+    count = len(clusters)
+    both = (np.bincount(clusters[val], minlength=count) > 0) & (
+        np.bincount(clusters[~val], minlength=count) > 0
+    )
+    divided = np.flatnonzero(both)[:2]
+    if len(divided):
+        wanted = numbers[np.isin(clusters, divided)][:6]
+        with table.arrays("wanted", n=wanted):
+            names = [
+                name for (name,) in table.all("SELECT name FROM images JOIN wanted USING (n) ORDER BY name")
+            ]
+        raise UserError(
+            "--input_dir: its manifest has images that look alike in training and in validation, for "
+            f"example {', '.join(names)}: run prepare_data.py --mode split --group_by near_duplicates, or "
+            "allow it with --no-near_duplicates"
+        )
+
+
+def compare_with(table: Table, paths: Sequence[str], flag: str = "--beside") -> None:
+    """Leave out images of other datasets, which train beside this one.
+
+    Images that look like theirs join the same subset. One that looks like images of both subsets is left out.
+    """
+    for path in paths:
+        training = read_dataset(path, flag=flag)
+        validation = training.beside(training.validation) if training.validation else None
+        subsets = {TRAIN: training, **({VAL: read_dataset(validation, flag=flag)} if validation else {})}
+        keys, near = list[bytes](), dict[str, np.ndarray]()
+        found = table.columns(
+            "SELECT n, ('0x' || phash[1:16])::UBIGINT AS low, ('0x' || phash[17:32])::UBIGINT AS high "
+            "FROM images WHERE reason = '' ORDER BY n"
+        )
+        hashes = np.stack([found["low"], found["high"]], axis=1).astype(np.uint64)
+        for subset, dataset in subsets.items():
+            is_near = np.zeros(len(hashes), bool)
+            images = open_images(dataset, 1, None)
+            try:
+                for rows in images.indexes():
+                    keys += rows["key"].tolist()
+                    theirs = np.stack([rows["phash_low"], rows["phash_high"]], axis=1)
+                    for ours, _ in near_between(hashes, theirs[theirs.any(axis=1)]):
+                        is_near[ours] = True
+            except BadImageError as error:
+                raise DataError(f"{flag} {path} is damaged: {error.detail}") from None
+            near[subset] = found["n"][is_near]
+        for subset, numbers in near.items():
+            _set_subset(table, numbers, subset)
+        both = np.intersect1d(near.get(TRAIN, []), near.get(VAL, []))
+        with table.arrays("both_subsets", n=both.astype(np.int64)):
+            table.run(
+                "UPDATE images SET reason = 'looks_like_both', detail = ? FROM both_subsets b WHERE images.n "
+                "= b.n",
+                f"training and validation images of {os.path.basename(path)}",
+            )
+        with table.arrays("their_keys", key=np.array([key.decode() for key in keys], object)):
+            table.run(
+                "UPDATE images SET reason = 'in_other_dataset', detail = ? FROM their_keys k "
+                f"WHERE images.sha256[1:{KEY_DIGITS}] = k.key",
+                f"{path} has it",
+            )
+
+
+def _exclude(table: Table, file: str) -> None:
+    """Leave out the images that a text file lists: by the SHA-256 or key of the file, by name or by url."""
+    words = set[str]()
+    try:
+        check_regular(file)
+        with open(file, encoding="utf-8-sig") as lines:
+            for line in bounded_lines(lines):
+                if word := line.strip():
+                    words.add(
+                        word.lower()[:KEY_DIGITS] if re.fullmatch(r"(?i)([0-9a-f]{32}){1,2}", word) else word
+                    )
+    except (OSError, ValueError) as error:
+        raise UserError(f"--exclude {file} cannot be read ({getattr(error, 'strerror', error)})") from None
+    if not words:
+        raise UserError(
+            f"--exclude {file} has no line: give the SHA-256, the key, the name or the url of an image on "
+            "each line"
+        )
+    table.lines("excluded", ({"word": word} for word in sorted(words)), {"word": "VARCHAR"})
+    for value in (f"sha256[1:{KEY_DIGITS}]", "name", "(metadata ->> '$.url')"):
+        table.run(
+            f"UPDATE images SET reason = 'excluded', detail = 'by --exclude' FROM excluded e "
+            f"WHERE images.reason = '' AND e.word = {value}"
+        )
+
+
+def _join(table: Table, text: str, key: str) -> None:
+    """Add the columns of Parquet, CSV or JSON lines files to the metadata, by a column that both have."""
+    files = find_files(text, "--join", (".parquet", ".csv", ".tsv", ".jsonl"))
+    table.run("CREATE TABLE joined (key VARCHAR, more JSON)")
+    for file in files:
+        path = table.scratch / f"joined{Path(str(file)).suffix}"
+        if isinstance(file, StoreFile):
+            download(file, path, max_bytes=MAX_JOINED_BYTES)
+        else:
+            path = file
+        try:
+            check_regular(path)
+            _read_joined(table, path, key, str(file))
+        except OSError as error:
+            raise DataError(f"--join {file} cannot be read: {error.strerror}") from error
+        except table.error as error:
+            raise DataError(f"--join {file} cannot be read ({' '.join(str(error).split())[:300]})") from error
+        finally:
+            if isinstance(file, StoreFile):
+                path.unlink(missing_ok=True)
+    own = {"name": "name", "sha256": "sha256"}.get(key, f"(metadata ->> '{_json_path(key)}')")
+    if key == "key":  # of WebDataset: the name of the member without its extension
+        own = f"coalesce({own}, regexp_extract(name, '([^/.]+)[.][^/]*$', 1))"
+    table.run(
+        f"UPDATE images SET metadata = json_merge_patch(coalesce(metadata, '{{}}'::JSON), j.more) FROM "
+        f"(SELECT key, any_value(more) AS more FROM joined GROUP BY key) AS j WHERE j.key = {own}"
+    )
+    table.run("DROP TABLE joined")
+
+
+def _read_joined(table: Table, path: Path, key: str, shown: str) -> None:
+    """Append a file to the table `joined`; files of strangers are read by a connection of their own."""
+    reader = {".parquet": "read_parquet", ".jsonl": "read_json"}.get(path.suffix.lower(), "read_csv")
+    db = connect(str(table.scratch / "join"))
+    kinds = db.execute(f"DESCRIBE SELECT * FROM {reader}(?)", [literal(path)]).fetchall()
+    names = [name for name, kind, *_ in kinds if kind != "BLOB" and not kind.startswith("STRUCT(bytes")]
+    if key not in names:
+        raise UserError(f"--join_on {key}: {shown} has no such column (columns: {', '.join(names)[:500]})")
+    quoted = ['"' + name.replace('"', '""') + '"' for name in names]
+    fields = ", ".join(f"{column} := {column}" for column in quoted)
+    copy = table.scratch / "joined-rows.jsonl"
+    own = '"' + key.replace('"', '""') + '"'
+    db.execute(
+        f"COPY (SELECT {own}::VARCHAR AS key, to_json(struct_pack({fields})) AS more FROM {reader}(?)) "
+        f"TO '{str(copy).replace(chr(39), chr(39) * 2)}' (FORMAT json)",
+        [literal(path)],
+    )
+    db.close()
+    table.run(
+        "INSERT INTO joined SELECT * FROM read_json(?, columns = {key: 'VARCHAR', more: 'JSON'}, "
+        "format = 'newline_delimited', maximum_object_size = 67108864)",
+        literal(copy),
+    )
+    copy.unlink()
+
+
+def _json_path(name: str) -> str:
+    """The path of a key in SQL's JSON functions, within single quotes."""
+    return '$."' + name.replace('"', '\\"').replace("'", "''") + '"'
+
+
+def _where(table: Table, text: str) -> None:
+    """Leave out the images for which an SQL expression is not true; UserError if it is no expression."""
+    import duckdb
+
+    keys = [
+        key
+        for (key,) in table.all(
+            "SELECT DISTINCT unnest(json_keys(metadata)) AS key FROM images WHERE metadata IS NOT NULL "
+            f"ORDER BY key LIMIT {MAX_COLUMNS}"
+        )
+        if key not in _COLUMNS_OF_ROWS and '"' not in key
+    ]
+    columns = [f'"{key}"' for key in _COLUMNS_OF_ROWS]
+    for key in keys:
+        path = _json_path(key)
+        kinds = {kind for (kind,) in table.all(
+            f"SELECT DISTINCT json_type(metadata, '{path}') FROM images WHERE metadata IS NOT NULL"
+        )} - {None, "NULL"}  # fmt: skip
+        kind = "DOUBLE" if kinds and kinds <= {"UBIGINT", "BIGINT", "DOUBLE"} else "VARCHAR"
+        kind = "BOOLEAN" if kinds == {"BOOLEAN"} else kind
+        columns.append(f"TRY_CAST(metadata ->> '{path}' AS {kind}) AS \"{key}\"")
+    table.run(f"CREATE VIEW wanted AS SELECT n, {', '.join(columns)} FROM images WHERE reason = ''")
+    query = f"SELECT n FROM wanted WHERE (\n{text}\n)"
+    try:
+        table.lock()
+        numbers: Any = table.columns(query)["n"].astype(np.int64)
+    except duckdb.Error as error:
+        raise refuse_where(text, " ".join(str(error).split())[:300]) from None
+    with table.arrays("fulfilling", n=numbers):
+        table.run(
+            "UPDATE images SET reason = 'where', detail = '' WHERE reason = '' AND n NOT IN (SELECT n FROM "
+            "fulfilling)"
+        )
+    table.run("DROP VIEW wanted")

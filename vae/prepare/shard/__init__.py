@@ -1,1 +1,0 @@
-"""`--mode shard`: a folder of images becomes a dataset of shards."""

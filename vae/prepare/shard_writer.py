@@ -1,0 +1,156 @@
+"""One shard: a tar file in the layout of WebDataset, its indexes, and a note that they are complete."""
+
+import hashlib
+import io
+import tarfile
+import zlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from vae.images.formats import BadImageError
+from vae.prepare.blocks import Block
+from vae.prepare.folders import refuse_links
+from vae.prepare.other_indexes import SUFFIXES, Entry, indexes
+from vae.prepare.rows import HIDDEN
+from vae.prepare.selection import KEY_DIGITS
+from vae.shards.dataset_json import shard_content
+from vae.shards.index import INDEX, Shard, index_path
+from vae.system.errors import DataError
+from vae.system.files import atomic_path, read_json, sha256_of_file, write_json
+
+BLOCK_BYTES = tarfile.BLOCKSIZE  # members begin at multiples of it
+
+
+class Member(NamedTuple):
+    """An image of a shard, where it is in the source, and what its JSON file says about it."""
+
+    block: int
+    number: int  # in its block
+    position: int  # in a tar file
+    sha256: str
+    extension: str
+    bytes: int
+    size: tuple[int, int]  # width, height
+    phash: str  # perceptual hash: 32 hexadecimal digits
+    json: str  # ASCII
+
+    @property
+    def key(self) -> str:
+        """Name of its two files within the tar file."""
+        return self.sha256[:KEY_DIGITS]
+
+    @property
+    def stored_bytes(self) -> int:
+        """Its bytes in the tar file: two headers, and whole blocks."""
+        return sum(
+            BLOCK_BYTES + -(-size // BLOCK_BYTES) * BLOCK_BYTES for size in (self.bytes, len(self.json))
+        )
+
+
+@dataclass
+class Plan:
+    """A shard that is to be written."""
+
+    name: str  # of the tar file
+    members: list[Member]
+    blocks: dict[int, Block]  # that have them
+
+    def digest(self) -> str:
+        """A hash of the content that the shard will have."""
+        parts = [f"{member.sha256} {member.extension} {member.json}" for member in self.members]
+        return hashlib.sha256("\n".join([self.name, *parts]).encode()).hexdigest()
+
+
+def write_shard(root: Path, plan: Plan) -> Shard:
+    """Write a shard in `root`, unless its note says that it is complete; the same plan gives the same bytes.
+
+    DataError if an image has changed since it was checked, and OSError if writing fails.
+    """
+    digest = plan.digest()
+    if done := _read_note(root, plan.name, digest):
+        return done
+    with atomic_path(refuse_links(root, plan.name)) as temporary:
+        rows, foreign = _write_tar(temporary, plan)
+        shard = Shard(plan.name, len(rows), temporary.stat().st_size, sha256_of_file(temporary))
+    for suffix, content in foreign.items():
+        with atomic_path(root / plan.name.replace(".tar", suffix)) as temporary:
+            temporary.write_bytes(content)
+    with atomic_path(index_path(root, shard)) as temporary, temporary.open("wb") as file:
+        np.save(file, rows, allow_pickle=False)
+    shard = shard._replace(index_sha256=sha256_of_file(index_path(root, shard)))
+    write_json(note_path(root, shard.name), {"plan": digest, "shard": shard_content(shard)})
+    return shard
+
+
+def note_path(root: Path, name: str) -> Path:
+    """The note that a shard is complete."""
+    return root / HIDDEN / "shards" / f"{name}.json"
+
+
+def _read_note(root: Path, name: str, digest: str) -> Shard | None:
+    """The shard, if it is complete, has this content and the size that was written."""
+    try:
+        content = read_json(note_path(root, name))
+        shard = Shard(**content["shard"])
+        suffixes = (".npy", *SUFFIXES)
+        is_complete = (root / name).stat().st_size == shard.bytes and all(
+            (root / name.replace(".tar", suffix)).is_file() for suffix in suffixes
+        )
+        is_same = content["plan"] == digest and shard.name == name
+        is_complete = is_complete and sha256_of_file(index_path(root, shard)) == shard.index_sha256
+    except (OSError, ValueError, TypeError, KeyError):
+        return None
+    return shard if is_complete and is_same else None
+
+
+def _write_tar(path: Path, plan: Plan) -> tuple[np.ndarray, dict[str, bytes]]:
+    """Write a tar file; returns its index, INDEX (N,), and those of other programs by suffix."""
+    rows, samples = np.zeros(len(plan.members), INDEX), []
+    with tarfile.open(path, "w", format=tarfile.USTAR_FORMAT) as tar:
+        for at, (member, data) in enumerate(_read_members(plan)):
+            image = _add(tar, f"{member.key}.{member.extension}", data)
+            samples.append((image, _add(tar, f"{member.key}.json", member.json.encode())))
+            phash = int(member.phash[:16], 16), int(member.phash[16:], 16)
+            crc32 = zlib.crc32(data)
+            rows[at] = (member.key.encode(), image.offset, image.size, crc32, *member.size, *phash)
+        return rows, indexes(samples, tar.offset)
+
+
+def _read_members(plan: Plan) -> Iterator[tuple[Member, bytes]]:
+    """The members in their order with their bytes; DataError if one has changed."""
+    of_block: dict[int, dict[int, Member]] = {}
+    for member in plan.members:  # in the order of their blocks
+        of_block.setdefault(member.block, {})[member.number] = member
+    for number, members in of_block.items():
+        places = {at: (member.position, member.bytes) for at, member in members.items()}
+        found = 0
+        try:
+            for at, data in plan.blocks[number].chosen(places):
+                if hashlib.sha256(data).hexdigest() != members[at].sha256:
+                    raise BadImageError("changed", "its bytes are other ones")
+                found += 1
+                yield members[at], data
+        except BadImageError as error:
+            raise _changed(members, error.detail) from None
+        if found < len(members):
+            raise _changed(members, "an image is missing")
+
+
+def _changed(members: dict[int, Member], detail: str) -> DataError:
+    names = next(iter(members.values())).json
+    return DataError(
+        f"--input_dir has changed since it was checked ({detail}, at or after {names[:200]}): give a new "
+        "folder"
+    )
+
+
+def _add(tar: tarfile.TarFile, name: str, data: bytes) -> Entry:
+    """Add a file without time, owner or other traces of this machine."""
+    info, header = tarfile.TarInfo(name), tar.offset
+    info.size, info.mode = len(data), 0o644
+    tar.addfile(info, io.BytesIO(data))
+    return Entry(name, header, header + BLOCK_BYTES, len(data))

@@ -1,1 +1,0 @@
-"""`--mode split`: training and validation subsets for the images of a manifest."""

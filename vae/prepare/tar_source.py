@@ -1,0 +1,309 @@
+"""Tar files that others wrote, read once from front to back: the images of samples, and what cannot be one.
+
+Members are grouped into samples as webdataset groups them: those that follow each other with one key.
+"""
+
+import hashlib
+import posixpath
+import tarfile
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from vae.images.formats import EXTENSIONS_OF, BadImageError
+from vae.prepare.blocks import Block, Item, stamp_of
+from vae.prepare.inputs import File, common_folder
+from vae.shards.index import MAX_IMAGE_BYTES, MAX_NAME_BYTES
+from vae.shards.members import TAR_ERRORS, TEXTS, is_plain, metadata_of, split_name
+from vae.shards.shard_images import FOREIGN_BYTES
+from vae.shards.shard_list import MAX_SHARD_BYTES
+from vae.shards.store import StoreError, StoreFile, TooLargeError, download, read_range, stamp
+from vae.system.files import check_regular
+
+CHUNK_BYTES = 8 * 2**20  # that are read at once
+# A longer header is no name. tarfile searches it in quadratic time (CVE-2024-6232, open in Python 3.11.7).
+MAX_HEADER_BYTES = 16_384
+MAX_HEADERS = 16  # of one member
+IMAGE_EXTENSIONS = {extension[1:] for names in EXTENSIONS_OF.values() for extension in names}
+_BLOCK = tarfile.BLOCKSIZE
+_MAGIC = {b"\x1f\x8b": "gzip", b"BZh": "bzip2", b"\xfd7zXZ": "xz", b"\x28\xb5\x2f\xfd": "zstd"}
+
+
+class BrokenTarError(Exception):
+    """A tar file that cannot be read to its end."""
+
+
+class _Source:
+    """A file that is read forwards, with the SHA-256 of all its bytes, from a disk or a store."""
+
+    def __init__(self, chunks: Iterator[bytes]) -> None:
+        self._chunks, self._chunk, self._at, self._end = chunks, b"", 0, 0  # _end: of the chunk, in the file
+        self._digest = hashlib.sha256()
+        self.last = b""  # what the last `read` gave
+
+    def tell(self) -> int:
+        """The position in the file."""
+        return self._end - len(self._chunk) + self._at
+
+    def seek(self, position: int) -> int:
+        """Go forwards, at most to the end."""
+        while position > self._end and self._next():
+            pass
+        if position < self.tell():
+            raise ValueError("a header has a negative size")
+        self._at = min(len(self._chunk), self._at + position - self.tell())
+        return self.tell()
+
+    def read(self, size: int) -> bytes:
+        """The next bytes, fewer at the end."""
+        size = max(0, size)
+        part = self._chunk[self._at : self._at + size]
+        self._at += len(part)
+        if len(part) < size:
+            parts, have = [part], len(part)
+            while size > have and self._next():
+                parts.append(self._chunk[: size - have])
+                self._at = len(parts[-1])
+                have += self._at
+            part = b"".join(parts)
+        self.last = part
+        return part
+
+    def finish(self) -> tuple[int, str]:
+        """Size and SHA-256 of the file."""
+        while self._next():
+            pass
+        return self._end, self._digest.hexdigest()
+
+    def _next(self) -> bool:
+        chunk = next(self._chunks, b"")
+        if not chunk:
+            self._at = len(self._chunk)
+            return False
+        self._digest.update(chunk)
+        self._chunk, self._at, self._end = chunk, 0, self._end + len(chunk)
+        return True
+
+
+class _BoundedInfo(tarfile.TarInfo):
+    """A header whose extensions are short and few."""
+
+    _headers = 0
+
+    def _check_extension(self, tar: tarfile.TarFile) -> None:
+        place, count = getattr(tar, "extensions", (-1, 0))
+        count = count + 1 if place == self.offset else 1
+        tar.extensions = (self.offset + _BLOCK + -(-self.size // _BLOCK) * _BLOCK, count)  # type: ignore[attr-defined]
+        if self.size > MAX_HEADER_BYTES or count > MAX_HEADERS:
+            raise tarfile.ReadError("a header is longer than any name")
+
+    def _proc_pax(self, tar: tarfile.TarFile) -> tarfile.TarInfo:
+        self._check_extension(tar)
+        return super()._proc_pax(tar)  # type: ignore[misc]
+
+    def _proc_gnulong(self, tar: tarfile.TarFile) -> tarfile.TarInfo:
+        self._check_extension(tar)
+        return super()._proc_gnulong(tar)  # type: ignore[misc]
+
+
+def chunks_of(file: File) -> Iterator[bytes]:
+    """The bytes of a file. OSError or StoreError if they cannot be read."""
+    if isinstance(file, StoreFile):
+        yield from _remote_chunks(file)
+        return
+    check_regular(file)
+    with open(file, "rb") as opened:
+        while chunk := opened.read(CHUNK_BYTES):
+            yield chunk
+
+
+def _remote_chunks(file: StoreFile) -> Iterator[bytes]:
+    """Ranges one after another, each with its tries; or a copy, if the store gives only whole files."""
+    size, _ = stamp(file)
+    position = 0
+    try:
+        while size is not None and position < size:
+            chunk = read_range(file, position, min(CHUNK_BYTES, size - position))
+            if not chunk:
+                return
+            yield chunk
+            position += len(chunk)
+    except TooLargeError:
+        size = None
+    if size is None:
+        with TemporaryDirectory(prefix="vae-trainer-") as folder:
+            path = Path(folder, "tar")
+            download(file, path, max_bytes=MAX_SHARD_BYTES)
+            yield from chunks_of(path)
+
+
+def tar_blocks(
+    files: Sequence[File], flag: str, image_key: str | None = None, *, keeps_metadata: bool = True
+) -> Iterator["TarBlock"]:
+    """A block of each tar file, named below the folder that all have in common."""
+    _, names = common_folder(files, flag)
+    for file, name in zip(files, names, strict=True):
+        yield TarBlock([*stamp_of(file), image_key, keeps_metadata], file, name, image_key, keeps_metadata)
+
+
+@dataclass(frozen=True)
+class TarBlock(Block):
+    """A tar file."""
+
+    file: File
+    name: str
+    image_key: str | None = None  # extension of the images, if samples have several
+    keeps_metadata: bool = True
+
+    @property
+    def is_remote(self) -> bool:
+        """Whether it is read from a store."""
+        return isinstance(self.file, StoreFile)
+
+    def items(self) -> Iterator[Item]:
+        """Its images, and its members that are none; `facts` has a meaning when all were read.
+
+        BrokenTarError if it is not complete; OSError or StoreError if it cannot be read.
+        """
+        yield from self.read({})
+
+    def read(self, facts: dict[str, Any]) -> Iterator[Item]:
+        """As `items`; `facts` gets the size and the SHA-256 of the file."""
+        source = _Source(chunks_of(self.file))
+        reader = _Reader(source, self)
+        try:
+            with tarfile.open(fileobj=source, mode="r:", tarinfo=_BoundedInfo) as tar:  # type: ignore[call-overload]
+                while (member := tar.next()) is not None:
+                    yield from reader.add(member)
+                    tar.members = []  # it keeps all that it has seen
+        except (*TAR_ERRORS, RecursionError) as error:
+            raise BrokenTarError(_why_no_tar(self.file, error)) from error
+        if source.last.strip(b"\0") or len(source.last) < _BLOCK:
+            raise BrokenTarError(f"its end mark is missing after byte {source.tell()}: it is cut or damaged")
+        yield from reader.end_sample()
+        facts["bytes"], facts["sha256"] = source.finish()
+
+    def chosen(self, places: dict[int, tuple[int, int]]) -> Iterator[tuple[int, bytes]]:
+        """Some images: of a file of this machine by their offset."""
+        if isinstance(self.file, StoreFile):
+            yield from super().chosen(places)
+            return
+        check_regular(self.file)
+        with open(self.file, "rb") as file:
+            for at, (offset, size) in sorted(places.items()):
+                file.seek(offset)
+                yield at, file.read(size)
+
+
+def _why_no_tar(file: File, error: BaseException) -> str:
+    try:
+        head = next(chunks_of(file), b"")
+    except (OSError, StoreError):
+        head = b""
+    kind = next((kind for magic, kind in _MAGIC.items() if head.startswith(magic)), None)
+    if kind:
+        return f"it is compressed with {kind}, and images are read by their offset: unpack it"
+    return f"it is no tar file, or is cut or damaged ({' '.join(str(error).split())[:200]})"
+
+
+@dataclass
+class _Sample:
+    """The members of one key that have been read."""
+
+    key: str
+    name: str = ""  # of the image
+    image: bytes | BadImageError | None = None
+    place: tuple[int, int] = (0, 0)  # of the image
+    extensions: set[str] = field(default_factory=set)
+    texts: dict[str, bytes] = field(default_factory=dict)
+    text_start: int = -1
+    text_end: int = 0
+
+
+class _Reader:
+    def __init__(self, source: _Source, block: TarBlock) -> None:
+        self.source, self.block = source, block
+        self.sample = _Sample("")
+        self.keys: set[str] = set()  # of samples
+
+    def add(self, member: tarfile.TarInfo) -> Iterator[Item]:
+        """Take one member; gives the sample before it, if it is complete, and what is no image."""
+        parts = split_name(member.name)
+        if parts is None or member.isdir():
+            return  # as webdataset does
+        if not is_plain(member):
+            kind = "sparse" if member.isreg() else "link" if member.islnk() or member.issym() else "special"
+            yield _left_out(member.name, kind, "its bytes are not in one piece in the tar file")
+            return
+        key, extension = parts
+        if key != self.sample.key:
+            yield from self.end_sample()
+            self.sample = _Sample(key)
+        sample = self.sample
+        if key in self.keys or extension in sample.extensions:
+            if self._is_image(extension):
+                yield _left_out(member.name, "duplicate_key", "an image before it has this key")
+            return
+        sample.extensions.add(extension)
+        if extension in TEXTS:
+            sample.text_start = member.offset if sample.text_start < 0 else sample.text_start
+            sample.text_end = member.offset_data + -(-member.size // _BLOCK) * _BLOCK
+            if self.block.keeps_metadata and member.size <= FOREIGN_BYTES:
+                sample.texts[extension] = self._data(member)
+        elif self._is_image(extension):
+            if sample.image is not None:
+                yield _left_out(member.name, "several_images", "its sample has an image: see --image_key")
+                return
+            sample.name, sample.place = posixpath.normpath(member.name), (member.offset_data, member.size)
+            sample.image = self._image(member, sample.name)
+
+    def _is_image(self, extension: str) -> bool:
+        if self.block.image_key is None:
+            return extension in IMAGE_EXTENSIONS
+        return extension == self.block.image_key.lower()
+
+    def _data(self, member: tarfile.TarInfo) -> bytes:
+        self.source.seek(member.offset_data)
+        data = self.source.read(member.size)
+        if len(data) < member.size:
+            raise BrokenTarError(f"it ends within {member.name}")
+        return data
+
+    def _image(self, member: tarfile.TarInfo, name: str) -> bytes | BadImageError:
+        if len(name.encode("utf-8", "surrogateescape")) > MAX_NAME_BYTES:
+            return BadImageError("name_too_long", f"more than {MAX_NAME_BYTES} bytes")
+        if not name.isprintable():
+            return BadImageError("bad_name", "it has control characters, or is not UTF-8")
+        if member.size > MAX_IMAGE_BYTES:
+            return BadImageError("too_large", f"{member.size} bytes")
+        return self._data(member)
+
+    def end_sample(self) -> Iterator[Item]:
+        """The image of the sample whose members have been read."""
+        sample = self.sample
+        self.keys.add(sample.key)
+        if sample.image is None:
+            if sample.extensions:
+                yield _left_out(
+                    sample.key, "no_image", "its members: " + " ".join(sorted(sample.extensions))[:200]
+                )
+            return
+        texts = (max(0, sample.text_start), sample.text_end)
+        yield Item(sample.name, _giver(sample.image), metadata_of(sample.texts), (*sample.place, *texts))
+
+
+def _left_out(name: str, reason: str, detail: str) -> Item:
+    return Item(name, _giver(BadImageError(reason, detail)))
+
+
+def _giver(image: bytes | BadImageError) -> Callable[[], bytes]:
+    """A function that gives the bytes of an image, or raises why there are none."""
+
+    def give() -> bytes:
+        if isinstance(image, BadImageError):
+            raise image
+        return image
+
+    return give

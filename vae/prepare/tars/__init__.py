@@ -1,1 +1,0 @@
-"""`--mode index`: tar files that others wrote become a dataset of shards, where they are."""

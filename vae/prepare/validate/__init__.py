@@ -1,1 +1,0 @@
-"""`--mode validate`: which files of a folder the trainer can read."""

@@ -1,0 +1,208 @@
+"""`--mode validate` of a dataset of shards: sizes, checksums, indexes, and every image decoded, in place."""
+
+import tarfile
+import time
+import zlib
+from collections.abc import Sequence
+from contextlib import closing
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from vae.config.prepare_flags import ValidateConfig
+from vae.images.decoding import decode_bytes
+from vae.images.formats import BadImageError
+from vae.prepare.folders import write_error
+from vae.prepare.other_indexes import Entry, indexes
+from vae.prepare.pool import Failure, Limits, count_workers, run_tasks
+from vae.prepare.shared import find_shared
+from vae.progress import Progress
+from vae.shards.dataset_json import ShardedDataset, read_dataset
+from vae.shards.index import Shard, index_path, max_index_bytes, read_index, row_name
+from vae.shards.remote_shards import RemoteShards, no_room, open_images
+from vae.shards.shard_cache import ShardCache, open_cache
+from vae.shards.store import MissingError
+from vae.system import console
+from vae.system.errors import EXIT_DATA, UserError
+from vae.system.files import sha256_of_file, write_json
+
+SHARD_SECONDS = 7200.0  # to read one shard, on a slow disk too
+EXAMPLES = 10  # problems that are printed
+SHARED = ("is_in_training", "looks_alike")  # problems of the images, not of their files
+
+
+class Problem(NamedTuple):
+    """What is wrong with a shard or with one of its images."""
+
+    name: str
+    reason: str
+    detail: str
+
+
+def run_verify(config: ValidateConfig) -> int:
+    """Verify a dataset, write the report and print a summary; returns the exit code.
+
+    Raises DataError if the file is no dataset, and UserError for flags that only fit a folder.
+    """
+    if config.part:
+        raise UserError(f"--part {config.part} divides images, not a dataset of shards: leave it out")
+    if config.quarantine_dir:
+        raise UserError(
+            "--quarantine_dir does not fit a dataset of shards, which never changes: leave it out"
+        )
+    began = time.monotonic()
+    dataset = read_dataset(config.input_dir, flag="--input_dir")
+    other = config.val_path or (dataset.validation and dataset.beside(dataset.validation))
+    validation = read_dataset(other, flag="--val_path") if other else None
+    cache = open_cache((config.input_dir, config.val_path), config.cache_dir, config.cache_gib)
+    problems = _verify_all(dataset, config, cache)
+    problems += _shared(dataset, validation, cache) if validation else []
+    report = {
+        "dataset": str(dataset.path),
+        "version": dataset.version,
+        "shards": len(dataset.shards),
+        "samples": dataset.samples,
+        "problems": [problem._asdict() for problem in problems],
+    }
+    try:
+        write_json(Path(config.output_file), report, indent=1)
+    except OSError as error:
+        raise write_error(error, config.output_file, "--output_file") from error
+    lines = [
+        f"{console.printable(str(dataset.path))}: {dataset.samples} images in {len(dataset.shards)} shards, "
+        f"{len(problems)} problems ({time.monotonic() - began:.1f} s)",
+        *(console.printable(f"  {p.name}: {p.reason} ({p.detail})") for p in problems[:EXAMPLES]),
+        f"  report: {console.printable(config.output_file)}",
+    ]
+    if any(problem.reason in SHARED for problem in problems):
+        lines.append("  leave the named images out of one subset, and write the datasets again")
+    if any(problem.reason not in SHARED for problem in problems):
+        lines.append("  copy the named shards again from their source, or write the dataset again")
+    console.info("\n".join(lines))
+    return EXIT_DATA if problems else 0
+
+
+def _shared(dataset: ShardedDataset, validation: ShardedDataset, cache: ShardCache | None) -> list[Problem]:
+    """The images of the validation set that the dataset has too, or that look like one of its images."""
+    subsets = open_images(dataset, 1, cache), open_images(validation, 1, cache)
+    try:
+        shared = find_shared(*subsets)
+    except BadImageError as error:
+        return [Problem(str(validation.path), "not_compared", error.detail)]
+    return [
+        Problem(f"validation image {one.key}", "is_in_training", "the same bytes")
+        if one.is_equal
+        else Problem(f"validation image {one.key}", "looks_alike", f"training image {one.training_key}")
+        for one in shared
+    ]
+
+
+def _verify_all(dataset: ShardedDataset, config: ValidateConfig, cache: ShardCache | None) -> list[Problem]:
+    problems: list[Problem] = []
+    if dataset.store is not None and cache is not None:
+        config = _with_room(dataset, config, cache)
+    verify = partial(
+        verify_shard, dataset, config.max_pixels, cache_dir=config.cache_dir, cache_gib=config.cache_gib
+    )
+    workers = max(1, min(count_workers(config.num_workers), len(dataset.shards)))
+    results = run_tasks(verify, dataset.shards, workers, Limits(SHARD_SECONDS))
+    with Progress("validate", len(dataset.shards), "shard") as bar, closing(results):
+        for shard, result in results:
+            problems += [Problem(shard.name, *result)] if isinstance(result, Failure) else result
+            bar.update(note=f"{len(problems)} bad")
+    return sorted(problems)
+
+
+def _with_room(dataset: ShardedDataset, config: ValidateConfig, cache: ShardCache) -> ValidateConfig:
+    """The options with at most one process for each shard that fits; UserError if the largest does not."""
+    largest = dataset.shards[int(dataset.shards.bytes.argmax())]
+    fitting = cache.room() // (largest.bytes + max_index_bytes(largest))
+    if fitting < 1:
+        raise no_room(cache, largest)
+    return replace(config, num_workers=str(min(fitting, count_workers(config.num_workers))))
+
+
+def verify_shard(
+    dataset: ShardedDataset,
+    max_pixels: int,
+    shard: Shard,
+    *,
+    cache_dir: str | None = None,
+    cache_gib: float = 0.0,
+) -> list[Problem]:
+    """The problems of one shard: none if its bytes, its index and its images are as written.
+
+    A remote shard is downloaded into this cache, even if it has a copy: the store's bytes are verified.
+    """
+    whole = shard._replace(removed=())
+    try:
+        if dataset.store is None:
+            rows = read_index(index_path(dataset.index_folder, shard), whole)
+            path = dataset.folder / shard.name
+            if sha256_of_file(path) != shard.sha256:
+                return [Problem(shard.name, "checksum", "its bytes are not those that were written")]
+            return _verify_members(dataset, max_pixels, shard, path, rows)
+        cache = open_cache((dataset.store.url,), cache_dir, cache_gib)
+        assert cache is not None, "the shards are remote"
+        files = RemoteShards(dataset, cache)
+        rows = files.fetch_index(whole)
+        with files.fetched_anew(shard) as path:
+            return _verify_members(dataset, max_pixels, shard, path, rows)
+    except BadImageError as error:
+        return [Problem(shard.name, error.reason, error.detail)]
+    except MissingError:
+        return [Problem(shard.name, "missing", "the store has no such shard, or no index of it")]
+    except tarfile.TarError as error:
+        return [Problem(shard.name, "damaged", str(error))]
+    except OSError as error:
+        return [Problem(shard.name, "unreadable", error.strerror or str(error))]
+
+
+def _verify_indexes(path: Path, members: Sequence[tarfile.TarInfo], end: int) -> list[Problem]:
+    """Problems of the indexes for other programs; a dataset of another program may have none."""
+    entries = [Entry(member.name, member.offset, member.offset_data, member.size) for member in members]
+    samples = list(zip(entries[::2], entries[1::2], strict=False))
+    files = {path.with_suffix(suffix): content for suffix, content in indexes(samples, end).items()}
+    wrong = [file for file, content in files.items() if file.exists() and file.read_bytes() != content]
+    return [Problem(file.name, "bad_index", f"it does not describe {path.name}: delete it") for file in wrong]
+
+
+def _verify_members(
+    dataset: ShardedDataset, max_pixels: int, shard: Shard, path: Path, rows: np.ndarray
+) -> list[Problem]:
+    problems = _verify_own(path, rows, shard) if dataset.tars is None else []
+    if any(problem.name == shard.name for problem in problems):
+        return problems
+    first_frame = bool(dataset.policy.get("first_frame"))
+    with open(path, "rb") as file:
+        for row in rows:
+            if row["key"] in shard.removed:
+                continue
+            file.seek(row["offset"])
+            data, name = file.read(row["size"]), f"{shard.name}/{row_name(row)}"
+            if zlib.crc32(data) != row["crc32"]:
+                problems.append(Problem(name, "checksum", "its crc32 is not that of the index"))
+                continue
+            try:
+                height, width = decode_bytes(data, max_pixels=max_pixels, first_frame=first_frame).shape[:2]
+            except BadImageError as error:
+                problems.append(Problem(name, error.reason, error.detail))
+                continue
+            if (width, height) != (row["width"], row["height"]):
+                problems.append(Problem(name, "bad_index", f"it has {width}x{height} pixels"))
+    return problems
+
+
+def _verify_own(path: Path, rows: np.ndarray, shard: Shard) -> list[Problem]:
+    """Problems of the members of a tar file that --mode shard wrote, and of its indexes."""
+    with tarfile.open(path, "r:") as tar:
+        members = list(tar)
+        problems = _verify_indexes(path, members, tar.offset)
+    images = [member for member in members if not member.name.endswith(".json")]
+    entries = [(m.name.split(".")[0].encode(), m.offset_data, m.size) for m in images]
+    if entries != [(row["key"], row["offset"], row["size"]) for row in rows]:
+        return [Problem(shard.name, "bad_index", "the index does not describe this tar file")]
+    return problems
