@@ -22,7 +22,7 @@ ALLOWED = {
     "vae/shards/shard_cache.py": {".touch", ".write_bytes"},  # in the folder of the cache, by its own rules
     "vae/shards/store.py": {"open", ".read_bytes"},  # the same, and a temporary folder
 }
-LATER = ("vae/prepare/",)  # to be rewritten
+LATER = ("vae/prepare/",)  # it opens what it has scanned or written itself
 
 
 def name_of(call: ast.Call) -> str:

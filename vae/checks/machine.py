@@ -11,7 +11,7 @@ from typing import Any
 
 from vae.checks.facts import Folder, HostFacts, PythonFacts
 from vae.system.addresses import is_remote, public_text
-from vae.system.files import nearest_existing
+from vae.system.files import nearest_existing, read_text
 from vae.system.host import free_memory, main_memory, usable_cores
 
 VARIABLES = ("CUDA_VISIBLE_DEVICES", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
@@ -106,8 +106,8 @@ def _file_system(path: Path) -> str | None:
         is_share = drive.startswith("\\\\") or ctypes.windll.kernel32.GetDriveTypeW(f"{drive}\\") == remote
         return "network" if is_share else "local"
     try:
-        mounts = Path("/proc/mounts").read_text(encoding="utf-8", errors="surrogateescape")
-    except OSError:
+        mounts = read_text("/proc/mounts")
+    except (OSError, ValueError):
         return None
     return kind_of_mount(mounts, str(path.resolve()))
 
