@@ -48,6 +48,8 @@ def main(argv: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    keeps_rows = {"preprocess", "shard", "index", "analyze", "demo", "--rows_dir"} & set(sys.argv)
-    stopped = "stopped: the same command continues from here" if keeps_rows else "stopped"
+    words = [word for argument in sys.argv[1:] for word in argument.split("=", 1)]
+    mode = words[words.index("--mode") + 1 :][:1] if "--mode" in words else []
+    continues = mode in (["preprocess"], ["shard"], ["index"], ["analyze"], ["demo"]) or "--rows_dir" in words
+    stopped = "stopped: the same command continues from here" if continues else "stopped"
     run_script("prepare_data.py", main, stopped)

@@ -17,7 +17,7 @@ FULL_RATE_STEPS = 400
 TRAINED_SHARE = 0.5
 HARMFUL_FACTOR = 3.0  # times the rule: rates that ended below the start in the same measurement
 
-# Of the EMA weights from a warm start: benchmarks/LOG-recipe.md.
+# Of the EMA weights from a warm start: benchmarks/LOG.md.
 START_STEPS, WINDOWS = 100, 4
 
 WARMUP_SHARE = 0.2  # short stages still spend four fifths of their steps at the full rate
