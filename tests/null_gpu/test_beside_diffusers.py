@@ -23,7 +23,7 @@ def test_launches_of_a_step(record_property: Any):
     for name, cost in (("without", ours), ("with", graph)):
         record_property(f"host time {name} a graph, ratio", cost["host_ms"] / theirs["host_ms"])
     assert ours["launches"] / theirs["launches"] < 0.87  # 0.81
-    assert graph["launches"] < 30
+    assert graph["launches"] < 50  # 26, and 43 with torch 2.10
     assert graph["graphs"] == 1
     assert ours["synchronizations"] == graph["synchronizations"] == 0
     assert theirs["synchronizations"] > 0

@@ -131,5 +131,5 @@ def test_muon_needs_the_predicted_memory_and_few_launches(found: dict[str, Found
     assert found["muon"]["allocated_gib"] < found["bf16"]["allocated_gib"] - 0.3  # one moment less
     muon, adamw = (found[name]["counts"] for name in ("muon", "bf16"))
     more = {name: muon[name] - adamw[name] for name in ("launches", "library_calls", "copies")}
-    assert sum(more.values()) < 250  # 236, for 66 weights; backward has 2,645
+    assert sum(more.values()) < 260  # 236, with torch 2.10 256, for 66 weights; backward has 2,645
     assert found["muon graph"]["counts"]["graph_launches"] == 1

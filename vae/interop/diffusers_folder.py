@@ -74,7 +74,7 @@ def save_diffusers_folder(
     metadata: dict[str, str] | None = None,
 ) -> None:
     """Write weights, with diffusers names, and a config from diffusers_config; each file atomically."""
-    if config["_class_name"] == "AsymmetricAutoencoderKL":
+    if config.get("_class_name") == "AsymmetricAutoencoderKL":
         dtype = weights["decoder.conv_in.weight"].dtype
         weights = weights | _condition_encoder(config["up_block_out_channels"], dtype)
     write_safetensors(folder / WEIGHTS_NAME, weights, metadata or {})
