@@ -53,7 +53,7 @@ class Case:
     def config(self) -> Config:
         """The configuration of the run; LPIPS with random weights needs as much memory as LPIPS."""
         small = SMALL if self.device == "cpu" else {}
-        values = {"image_size": self.image_size, "batch_size": PASSES, "use_bf16": True}
+        values = {"image_size": self.image_size, "batch_size": PASSES, "use_bf16": self.device == "cuda"}
         values["background_save"] = False  # this step saves nothing
         return build({**small, **values, "perceptual_net": "random", "use_torch_compile": self.compiled})
 
