@@ -12,6 +12,7 @@ import pytest
 from launchers import command
 from tests.harness.waiting import is_running, wait_until
 from vae.system import child_process
+from vae.system.folder_marker import claim_folder
 
 if sys.platform != "linux":
     pytest.skip("these tests read /proc", allow_module_level=True)
@@ -35,7 +36,9 @@ wait
 def fake_pip(project) -> Path:
     """The project's environment has a pip that waits; the file with the process ids of pip and its child."""
     python = project.folder / ".venv" / "bin" / "python"
-    python.parent.mkdir(parents=True)
+    claim_folder(project.folder / ".venv", "setup", "--venv")
+    python.parent.mkdir()
+    (project.folder / ".venv" / "pyvenv.cfg").touch()
     python.write_text(FAKE_PYTHON)
     python.chmod(0o755)
     return project.folder / "pids"
@@ -63,7 +66,7 @@ def test_signal_ends_pip_and_its_children(project, fake_pip, script, arguments, 
         start_new_session=True,
     )
     with process:
-        wait_until(fake_pip.exists)
+        wait_until(fake_pip.exists, process)
         *numbers, temporary = fake_pip.read_text().split()
         pids = [int(number) for number in numbers]
         try:
