@@ -26,6 +26,12 @@ def test_what_a_file_browser_leaves_does_not_count(tmp_path):
     assert claim_folder(tmp_path, "train").command == "train"
 
 
+def test_a_folder_of_results_may_become_one(tmp_path):
+    """As ./outputs after the demo, which is in ./outputs/demo."""
+    claim_folder(tmp_path / "demo", "train")
+    assert claim_folder(tmp_path, "train").id != read_marker(tmp_path / "demo").id
+
+
 def test_folders_of_others_are_refused(tmp_path):
     claim_folder(tmp_path / "shards", "shard")
     with pytest.raises(UserError, match=r"--output_dir .*shards is the folder of another command \(shard\)"):

@@ -23,8 +23,8 @@ def compare_all(config: EvaluateConfig) -> Results:
     if len(datasets) == 1:
         return compare(replace(config, data_path=(datasets[0][0],)))
     check_command(config)
-    claim_folder(Path(config.output_dir), COMMAND)
     names = short_names([_folder(path) for path, _ in datasets], "--data_path")
+    claim_folder(Path(config.output_dir), COMMAND)
     found: dict[str, Results] = {}
     for name, (path, _) in zip(names, datasets, strict=True):
         console.info(f"\n{console.printable(name)}")

@@ -24,7 +24,7 @@ from vae.prepare.tar_source import BrokenTarError, TarBlock
 from vae.progress import Progress
 from vae.shards.store import StoreError
 from vae.system.errors import UserError
-from vae.system.files import read_json, write_json
+from vae.system.files import parse_json, read_json, write_json
 from vae.system.lock_file import open_locked
 
 HIDDEN = ".prepare"  # in an output folder
@@ -115,7 +115,7 @@ class RowFolder:
             theirs = None
         if not isinstance(theirs, dict):
             raise UserError(f"{self.owner}: {path} is damaged: give another folder, or delete this one")
-        mine = json.loads(json.dumps(self.settings))
+        mine = parse_json(json.dumps(self.settings))
         different = [name for name in mine if theirs.get(name) != mine[name]]
         if different:
             values = ", ".join(f"{name} {theirs.get(name)}" for name in different)

@@ -113,12 +113,18 @@ def _refuse_linked_folders(folder: Path, flag: str) -> None:
 
 
 def _foreign_name(folder: Path) -> str | None:
-    """The first name, sorted, that prevents a folder without a marker from being empty."""
+    """The first name, sorted, that prevents a folder without a marker from being empty.
+
+    Folders inside it that have a marker are other results of this toolkit, such as outputs/demo.
+    """
     with os.scandir(folder) as entries:
-        foreign = {
-            entry.name
-            for entry in entries
-            if entry.name not in _OF_THE_SYSTEM
-            and not (entry.name == MARKER_NAME and entry.is_file(follow_symlinks=False))
-        }
+        foreign = [entry.name for entry in entries if not _belongs_to_nobody(entry)]
     return min(foreign, default=None)
+
+
+def _belongs_to_nobody(entry: "os.DirEntry[str]") -> bool:
+    if entry.is_dir(follow_symlinks=False):
+        return entry.name in _OF_THE_SYSTEM or read_marker(Path(entry)) is not None
+    return entry.name in _OF_THE_SYSTEM or (
+        entry.name == MARKER_NAME and entry.is_file(follow_symlinks=False)
+    )
