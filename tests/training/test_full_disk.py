@@ -116,7 +116,7 @@ def test_run_survives_a_full_disk_and_equals_an_undisturbed_one(tiny, tmp_path):
 def test_disk_that_is_full_from_the_start_stops_the_run_only_at_its_last_save(tiny, tmp_path, capsys):
     """Not even config.json can be written."""
     with (
-        injected(Fault("full_disk", r"open:\.config\.json")),
+        injected(Fault("full_disk", r"open:vae-scratch.*config\.json")),
         pytest.raises(UserError, match=r"the last checkpoint could not be written: .*File too large"),
     ):
         train({**tiny, "log_freq": 1, "save_samples_freq": 2})
@@ -130,7 +130,7 @@ def test_full_disk_while_an_old_run_is_resumed(tiny, tmp_path, capsys):
     """Its later records cannot be removed; the run goes on."""
     folder = tmp_path / "run"
     assert train({**tiny, "max_steps": 2, "log_freq": 1, "checkpoint_steps": 1}) == 0
-    with injected(Fault("fail", r"open:\.metrics\.jsonl.*tmp")):
+    with injected(Fault("fail", r"open:vae-scratch.*metrics\.jsonl")):
         resumed = {**tiny, "log_freq": 1, "resume_from": str(folder / "checkpoint_step_1.pt")}
         assert train({**resumed, "max_steps": 3}) == 0
     assert "metrics.jsonl cannot be written" in capsys.readouterr().out

@@ -15,7 +15,7 @@ NOTHING = torch.zeros(0)
 
 
 def batch(images: int, **counts: float) -> Batch:
-    return Batch(torch.zeros(images, 3, 1, 1), NOTHING, NOTHING, [], counts)
+    return Batch(torch.zeros(images, 3, 1, 1), NOTHING, NOTHING, counts=counts)
 
 
 def gathered(*processes: Health, seconds: float = 10.0, allreduces: tuple[float, ...] = (0.0,)) -> Gathered:

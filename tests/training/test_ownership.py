@@ -85,7 +85,7 @@ def test_the_first_run_in_a_folder_has_the_id_of_its_marker(tiny, tmp_path):
     assert first is not None
     assert first.id == read_marker(run).id
     assert train({**tiny, "resume_from": "latest", "max_steps": 2}) == 0
-    assert last_checkpoint(run)["run"]["ancestors"][0] == [first.id, 1]
+    assert list(last_checkpoint(run)["run"]["ancestors"][0]) == [first.id, 1]
     # Into another folder, in which a run was killed early, too.
     other = claim_folder(tmp_path / "other", "train")
     changes = {"resume_from": str(run / "checkpoint_step_2.pt"), "output_dir": str(tmp_path / "other")}

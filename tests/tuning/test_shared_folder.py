@@ -144,16 +144,6 @@ def test_journal_that_is_a_link_is_refused(tmp_path):
     assert target.read_text() == ""
 
 
-def test_a_search_that_is_older_than_an_option_continues(tune):
-    folder = tune(SPACE, "--trials", "1")
-    journal = folder / "journal.log"
-    text = journal.read_text()
-    assert '"rotate90":false,' in text
-    journal.write_text(text.replace('"rotate90":false,', ""))
-    tune(SPACE, "--trials", "2")
-    assert len(rows_of(folder)) == 2
-
-
 def test_a_search_of_other_images_or_another_space_is_refused(tune, image_folder, tmp_path):
     tune(SPACE, "--trials", "1")
     with pytest.raises(UserError, match=r'another space: "beta1" was not set, and is now \[0.5, 0.9\]'):

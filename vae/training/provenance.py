@@ -61,6 +61,7 @@ def read_last_run(folder: Path) -> tuple[Lineage | None, Path | None]:
     """The last run in the folder and its good checkpoint; None for what is unknown."""
     try:
         plain = dict(read_json(folder / RUN_NAME))
+        plain.pop(EXPORTED, None)
         name, lineage = plain.pop("good_checkpoint"), Lineage.from_plain(plain)
     except (OSError, ValueError, KeyError, TypeError):
         return None, None
