@@ -72,7 +72,7 @@ def test_comparison_writes_correct_values_to_every_file(flags, folder, tmp_path)
     code, output, errors = run_command(flags)
     assert (code, errors) == (0, "")
     out = tmp_path / "out"
-    assert {path.name for path in out.iterdir()} == OUTPUTS
+    assert {path.name for path in out.glob("[!.]*")} == OUTPUTS
     results = json.loads((out / "results.json").read_text())
     assert [row["name"] for row in results["vaes"]] == [
         "first/vae", "second/vae", "bicubic 4x", "JPEG 8 bit/px", "WebP 8 bit/px",
@@ -208,7 +208,7 @@ def test_several_datasets_are_compared_one_by_one_and_on_average(flags, folder, 
     code, output, errors = run_command(flags, "--no-codecs")
     assert (code, errors) == (0, "")
     out = tmp_path / "out"
-    assert {path.name for path in out.iterdir()} == {"b_set", "c_set", "results.json", "results.csv"}
+    assert {path.name for path in out.glob("[!.]*")} == {"b_set", "c_set", "results.json", "results.csv"}
     rows = {
         vae["name"]: vae["sizes"][0]["metrics"]
         for vae in json.loads((out / "results.json").read_text())["vaes"]

@@ -33,7 +33,7 @@ def options(tiny) -> dict:
 def test_search_writes_its_two_files_and_prints_the_command(options, tmp_path, capsys):
     assert train(options) == 0
     folder = tmp_path / "run"
-    assert sorted(path.name for path in folder.iterdir()) == [f"{NAME}.json", f"{NAME}.png"]
+    assert sorted(path.name for path in folder.glob("[!.]*")) == [f"{NAME}.json", f"{NAME}.png"]
     content = json.loads((folder / f"{NAME}.json").read_text())
     first, second = content["curves"]
     assert (first["seed"], second["seed"]) == (0, 1)
