@@ -12,6 +12,7 @@ from PIL import Image
 from tests.harness.runs import ROOT, run_here, run_script
 from tests.harness.small_vae import write_vae
 from tests.harness.waiting import wait_until
+from vae.system.folder_marker import MARKER_NAME
 
 
 def run_command(*words: object) -> tuple[int, str, str]:
@@ -90,7 +91,7 @@ def test_process_with_a_bad_file_exits_with_77(flags, image_folder, tmp_path):
     assert "8 of 9 done, 1 failed" in found.stdout
     assert found.stderr.startswith("bad.png: ")
     assert "Traceback" not in found.stderr
-    assert len(list((tmp_path / "out").iterdir())) == 8
+    assert len(list((tmp_path / "out").glob("[!.]*"))) == 8
 
 
 @pytest.mark.slow
@@ -110,7 +111,7 @@ def test_sigterm_leaves_only_complete_images(flags, image_folder, tmp_path):
     errors = process.communicate(timeout=60)[1]
     assert process.returncode == 130, errors
     assert errors.startswith("stopped")
-    names = [path.name for path in out.iterdir()]
+    names = [path.name for path in out.iterdir() if path.name != MARKER_NAME]
     assert not [name for name in names if not name.endswith(".png")]  # no temporary file
     assert 2 <= len(names) < 200
     for name in names:
