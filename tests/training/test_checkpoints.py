@@ -15,6 +15,7 @@ from tests.training.test_gradient_sum import CPU, on_processes
 from vae.interop.checkpoint_file import DamagedCheckpointError, load_checkpoint, record_path, save_checkpoint
 from vae.system.errors import UserError
 from vae.system.files import write_json
+from vae.system.folder_marker import claim_folder
 from vae.training.checkpoints import broadcast, store
 from vae.training.checkpoints.store import (
     list_checkpoints,
@@ -184,6 +185,7 @@ def test_abandoned_checkpoints_do_not_count_and_go_when_they_are_passed(tmp_path
 def test_run_keeps_the_best_the_last_and_the_newest_checkpoints(tiny, tmp_path):
     given = {**tiny, "num_epochs": 5, "checkpoint_steps": 2, "keep_checkpoints": 2}
     folder, promoted = tmp_path / "run", "checkpoint_step_2.pt"
+    claim_folder(folder, "train")
     write_json(folder / "promoted.json", {"checkpoint": promoted})
     assert train(given) == 0
     kept = {path.name for path in folder.glob("*.pt")}
