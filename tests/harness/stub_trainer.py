@@ -65,7 +65,8 @@ def start_search(stub: Path, *words: str) -> subprocess.Popen[str]:
             from vae.tuning import training_process
             child_runs.ROOT = Path({str(stub)!r})
             child_runs.POLL_SECONDS = training_process.POLL_SECONDS = 0.02
-            from tune_vae import main, run_script
+            from tune_vae import main
+            from vae.system.script import run_script
             run_script("tune_vae.py", main)
             """
         )

@@ -75,7 +75,7 @@ def test_stopped_folds_are_resumed_by_the_same_command_and_give_one_table(given,
     assert train_vae.main([*words(given), "--folds", "1", "3"]) == 0
     printed = capfd.readouterr().out
     assert "exact" in printed
-    names = {path.name for path in folder.iterdir()}
+    names = {path.name for path in folder.glob("[!.]*")}
     assert names == {"fold_1", "fold_3", "folds.csv", "folds.json"}
     last = [last_checkpoint(folder / f"fold_{fold}") for fold in (1, 3)]
     assert [content["position"]["step"] for content in last] == [30, 30]
