@@ -84,7 +84,8 @@ def train_under_torchrun(
     else:
         script = Path(given["output_dir"]).with_name("patched_trainer.py")
         script.write_text(
-            f"{textwrap.dedent(before)}\nfrom train_vae import main\nfrom vae.system.script import run_script\n"
+            f"{textwrap.dedent(before)}\n"
+            "from train_vae import main\nfrom vae.system.script import run_script\n"
             "run_script('train_vae.py', main)\n"
         )
         found = run_script(*words, str(script), *command_words(given), env={"PYTHONPATH": str(ROOT)})
