@@ -68,7 +68,7 @@ def test_latest_follows_the_run_that_was_resumed_last(given, abandoned, capsys):
     assert train({**given, "resume_from": "latest", "max_steps": 5}) == 0
     assert f"from {abandoned / 'checkpoint_step_3.pt'}, step 3" in capsys.readouterr().out
     saved = load_checkpoint(abandoned / "checkpoint_step_5.pt")["run"]
-    assert saved["ancestors"] == [[first, 2], [second, 3]]
+    assert [list(one) for one in saved["ancestors"]] == [[first, 2], [second, 3]]
     runs = [(r["step"], r["id"], r["parent"]) for r in records(abandoned, "run")]
     assert runs == [(0, first, ""), (2, second, first), (3, saved["id"], second)]
     assert [r["step"] for r in records(abandoned, "train")] == [1, 2, 3, 4, 5]
