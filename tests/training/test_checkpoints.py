@@ -186,7 +186,8 @@ def test_run_keeps_the_best_the_last_and_the_newest_checkpoints(tiny, tmp_path):
     given = {**tiny, "num_epochs": 5, "checkpoint_steps": 2, "keep_checkpoints": 2}
     folder, promoted = tmp_path / "run", "checkpoint_step_2.pt"
     claim_folder(folder, "train")
-    write_json(folder / "promoted.json", {"checkpoint": promoted})
+    mark = {"checkpoint": promoted, "sha256": "", "metrics": {"psnr": 20.0}, "evaluation": {}}
+    write_json(folder / "promoted.json", mark)
     assert train(given) == 0
     kept = {path.name for path in folder.glob("*.pt")}
     best = load_checkpoint(folder / "checkpoint_epoch_5.pt")["history"]["best_checkpoint"]
