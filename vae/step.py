@@ -34,7 +34,7 @@ class Networks:
 
     @property
     def eval_dtype(self) -> torch.dtype:
-        """What validation computes in: fp16 is near fp32, bf16 is not (docs/measurements.md)."""
+        """What validation computes in: fp16 is near fp32, bf16 is not (benchmarks/LOG.md)."""
         return torch.float32 if self.dtype == torch.bfloat16 else self.dtype
 
 

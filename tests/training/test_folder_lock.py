@@ -18,6 +18,7 @@ from vae.config.flags import command_words
 from vae.interop.checkpoint_file import load_checkpoint
 from vae.system import lock_file
 from vae.system.errors import EXIT_CONFIG, UserError
+from vae.system.files import scratch_folder
 from vae.system.folder_marker import MARKER_NAME, claim_folder
 from vae.training.output.folder_lock import LOCK_NAME, FolderLock
 from vae.training.run import train
@@ -252,3 +253,18 @@ def test_resuming_in_a_folder_without_a_run_names_the_folder(tmp_path, monkeypat
         UserError, match=r"latest: there is no checkpoint in --output_dir typo: give the folder"
     ):
         train({"output_dir": "typo", "resume_from": "latest"})
+
+
+def test_unfinished_files_of_a_run_inside_are_kept(tmp_path):
+    """./outputs may be the folder of a run, and ./outputs/demo that of another one, which is saving."""
+    for name in ("samples", "demo"):
+        (tmp_path / name).mkdir()
+    claim_folder(tmp_path / "demo", "train")
+    with (
+        scratch_folder(tmp_path / "samples"),
+        scratch_folder(tmp_path / "demo") as saving,
+        FolderLock() as lock,
+    ):
+        lock.acquire(tmp_path)
+        assert saving.is_dir()
+        assert not list((tmp_path / "samples").iterdir())

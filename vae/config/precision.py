@@ -19,7 +19,7 @@ class PrecisionSupport:
     def mixed_dtype(self) -> str:
         """What --mixed_precision computes in: fp16 with loss scaling on a GPU, on a CPU bf16 if it is fast.
 
-        bf16 has as many bytes and the same rate, but its 8 bits cost smooth images (docs/measurements.md).
+        bf16 has as many bytes and the same rate, but its 8 bits cost smooth images (benchmarks/LOG.md).
         """
         if self.is_gpu:
             return "float16"

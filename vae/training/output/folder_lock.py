@@ -13,6 +13,7 @@ from typing import BinaryIO
 from vae.system import console
 from vae.system.errors import UserError
 from vae.system.files import NotRegularError, is_link, open_appending, open_regular, remove_temporary
+from vae.system.folder_marker import read_marker
 from vae.system.lock_file import open_locked
 
 LOCK_NAME = ".lock"
@@ -72,9 +73,12 @@ class FolderLock:
                     f"--output_dir {folder} is in use by {holder}: wait until it ends, or use another folder"
                 )
             with suppress(OSError):
-                for written in (folder, *folder.glob("*/")):
-                    if not is_link(written):
-                        remove_temporary(written)
+                inner = (one for one in folder.glob("*/") if not is_link(one) and read_marker(one) is None)
+                for written in (
+                    folder,
+                    *inner,
+                ):  # a folder with a marker is another run's, which may be saving
+                    remove_temporary(written)
         self._file = file
         try:
             file.truncate(0)
