@@ -35,8 +35,6 @@ def _norms(module: nn.Module, inputs: tuple[Any, ...]) -> list[Shape]:
     """Of the norms and the attention in a module, without those of its parts."""
     if isinstance(module, ResnetBlock):
         first, channels = _norm(module.norm1, inputs[0]), module.norm2.num_channels
-        if isinstance(first, RmsShape):
-            return [first, first._replace(channels=channels, has_h_bias=True)]
         return [first, first._replace(channels=channels, has_h_bias=True)]
     if isinstance(module, GroupNorm | RMSNorm):
         return [_norm(module, inputs[0])]
