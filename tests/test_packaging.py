@@ -22,7 +22,7 @@ def test_requirements_files_contain_only_requirements():
     """Setuptools reads them line by line and does not support pip's options, such as -r."""
     dynamic = PYPROJECT["tool"]["setuptools"]["dynamic"]
     extras = dynamic["optional-dependencies"]
-    assert set(extras) == {"dev", "ray", "remote", "tune", "wandb"}
+    assert set(extras) == {"dev", "remote", "tune", "wandb"}
     for files in (dynamic["dependencies"], *extras.values()):
         for name in files["file"]:
             lines = (ROOT / name).read_text(encoding="utf-8").splitlines()
