@@ -245,6 +245,9 @@ def test_one_process_reads_the_checkpoint_and_all_end_together_if_it_is_damaged(
     given |= {"max_steps": 2, "resume_from": "latest"}
     fails_to_read = Fault("fail", r"open:checkpoint_step_1\.pt$", rank=1, times=99)
     assert run_forked(given, fails_to_read, processes=2, log=tmp_path / "log") == [0, 0]
+    begun = {name: value for name, value in given.items() if name not in ("resume_from", "init")}
+    begun |= {"init_from": str(tmp_path / "run/checkpoint_step_1.pt"), "output_dir": str(tmp_path / "begun")}
+    assert run_forked(begun, fails_to_read, processes=2, log=tmp_path / "log") == [0, 0]
     for path in (tmp_path / "run").glob("checkpoint_*.pt"):
         path.write_bytes(path.read_bytes()[:-1000])
     log = tmp_path / "damaged"

@@ -237,18 +237,19 @@ def resolve_options(given: Given, device: torch.device, dist: Distributed | None
     config = _resolve(given, content, device)
     if content is None:
         check_encoder(config, given)
-    config, source = _existing_vae(config, given)
+    config, source = _existing_vae(config, given, dist)
     return ResolvedOptions(config, given, path, content, source)
 
 
-def _existing_vae(config: Config, given: Given) -> tuple[Config, VaeFile | None]:
+def _existing_vae(config: Config, given: Given, dist: Distributed | None) -> tuple[Config, VaeFile | None]:
     """The VAE of --init_from, and the configuration with its shape; unchanged and None without the flag.
 
     Another given shape of the decoder replaces its decoder by a new one.
     """
     if not config.model.init_from:
         return config, None
-    file = read_vae(Path(config.model.init_from))
+    read = partial(read_vae, Path(config.model.init_from))
+    file = from_main(read, dist) if dist else read()
     shape = {"norm_groups": config.model.norm_groups, **file.shape}
     of_decoder = {name: given[name] for name in DECODER_SHAPE if given.get(name) is not None}
     check_shape(

@@ -1,10 +1,11 @@
-"""A checkpoint is read and verified by the main process, and sent to the other ones.
+"""A checkpoint or VAE is read and verified by the main process, and sent to the other ones.
 
-So shared storage reads it once, and all processes continue from the same bytes. Tensors go through a buffer
+So shared storage reads it once, and all processes begin from the same bytes. Tensors go through a buffer
 on the device, over the network of the gradients.
 """
 
 from collections.abc import Callable, Iterator
+from dataclasses import fields, is_dataclass, replace
 from typing import Any, NamedTuple, TypeVar
 
 import torch
@@ -26,7 +27,7 @@ class _Absent(NamedTuple):
 
 
 def from_main(read: Callable[[], _Content], group: Distributed) -> _Content:
-    """What `read` returns on the main process, on all of them: plain data and tensors on the CPU.
+    """What `read` returns on the main process, on all of them: plain data, dataclasses and CPU tensors.
 
     If it raises a UserError there, the others end with its exit code and without a line of their own.
     """
@@ -71,6 +72,8 @@ def _mapped(value: Any, change: Callable[[Any], Any]) -> Any:
         return {key: change(part) for key, part in value.items()}
     if type(value) in (list, tuple):
         return type(value)(change(part) for part in value)
+    if is_dataclass(value) and not isinstance(value, type):
+        return replace(value, **{item.name: change(getattr(value, item.name)) for item in fields(value)})
     return value
 
 

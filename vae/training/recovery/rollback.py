@@ -121,6 +121,6 @@ class Rollback:
     def _initial_content(self) -> dict[str, Any]:
         """The snapshot before the first step, on the CPU."""
         init_from = self._config.model.init_from
-        source = read_vae(Path(init_from)) if init_from else None
+        source = from_main(lambda: read_vae(Path(init_from)), self._dist) if init_from else None
         state = begin_state(self._config, torch.device("cpu"), self._state.fp16, source)
         return snapshot(state)
