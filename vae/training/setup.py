@@ -123,7 +123,7 @@ def prepare_run(given: Given, dist: Distributed) -> PreparedRun:
         sample_images=_sample_images(config, stages, dist),
         num_workers=num_workers,
         compiled=compiled,
-        provenance=_provenance(options, config, state.stage, training_set, validation_set, dist.world_size),
+        provenance=_provenance(options, config, state, training_set, validation_set, dist.world_size),
     )
     if state.fp16 and _overflows_fp16(run, content):
         leave_fp16(run)
@@ -157,13 +157,14 @@ def leave_fp16(run: PreparedRun) -> None:
 def _provenance(
     options: "ResolvedOptions",
     config: Config,
-    stage: Stage,
+    state: TrainingState,
     training_set: TrainingSet,
     validation_set: ValidationSet | None,
     processes: int,
 ) -> Provenance:
     """Where the run comes from. How it continues the one before it is printed."""
     content, path = options.content, options.path
+    stage, position = state.stage, state.begun_at
     continues = None
     if content is not None:
         parent, step = saved_lineage(content).id, content["position"]["step"]
@@ -172,7 +173,7 @@ def _provenance(
     resume = Resume(NEW)
     if content is not None:
         resume = compare(content["contract"], samples)
-        print_resume(resume)
+        print_resume(resume, None if is_started(stage, position) else stage.image_size)
     return Provenance(samples, _begun_from(config, content, options.source), path, resume)
 
 
