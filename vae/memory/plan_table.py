@@ -248,14 +248,14 @@ def features_note(memory: StepMemory, images: int) -> str | None:
 
 
 TABLE_HEADER = (
-    f"{'profile':<11}{'px':>5}{'images':>8}{'passes':>9}  {'recompute':<15}{'peak GiB':>8}{'of GiB':>8}"
+    f"{'profile':<13}{'px':>5}{'images':>8}{'passes':>9}  {'recompute':<15}{'peak GiB':>8}{'of GiB':>8}"
     f"{'TFLOP/image':>13}{'floor s/step':>14}"
 )
 
 
 def table_row(plan: ProfilePlan) -> str:
     """One row of the table under TABLE_HEADER."""
-    start = f"{plan.profile:<11}{plan.image_size:>5}{plan.images_per_step:>8}"
+    start = f"{plan.profile:<13}{plan.image_size:>5}{plan.images_per_step:>8}"
     if plan.problem:
         return f"{start}{'-':>9}  {plan.recompute or '-':<15} {plan.problem}"
     passes = f"{plan.passes} x {plan.micro_batch}"
@@ -292,7 +292,7 @@ def print_table(target: Target, plans: Iterable[ProfilePlan], first_column: str 
     console.info(f"Plan for {target.name}: {target.available / GIB:.1f} GiB ({target.explained})")
     for note in target.notes:
         console.info(f"note: {note}")
-    console.info("\n" + TABLE_HEADER.replace("profile", f"{first_column:<7}"))
+    console.info("\n" + TABLE_HEADER.replace("profile", first_column.ljust(7)))
     for plan in plans:
         console.info(table_row(plan))
         if plan.note and not plan.problem:

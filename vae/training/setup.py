@@ -265,7 +265,7 @@ def _existing_vae(config: Config, given: Given, dist: Distributed | None) -> tup
     read = partial(read_vae, Path(config.model.init_from))
     file = from_main(read, dist) if dist else read()
     shape = {"norm_groups": config.model.norm_groups, **file.shape}
-    of_decoder = {name: given[name] for name in DECODER_SHAPE if given.get(name) is not None}
+    of_decoder = {name: value for name in DECODER_SHAPE if (value := getattr(config.model, name)) is not None}
     check_shape(
         {name: value for name, value in given.items() if name not in of_decoder}, shape, "--init_from"
     )
