@@ -635,7 +635,7 @@ def test_certificate_that_is_not_trusted_is_named(root, tmp_path, monkeypatch):
         with pytest.raises(DataError) as caught:
             read_dataset(url)
         with pytest.raises(DataError, match="certificate is not trusted"):
-            store.stamp(StoreFile(url))
+            store.stamp(StoreFile(url, "--data_path"))
     assert "certificate is not trusted (self-signed certificate), 3 times" in str(caught.value)
     assert "SSL_CERT_FILE" in str(caught.value)
 
