@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from vae.config.options import LossConfig, OptimConfig
 from vae.interop.checkpoint_content import RANDOM, TRAINED, WARM
 from vae.losses.adversarial import ramp
+from vae.optimizers import WARM_ENDS_SHARE
 from vae.training.stages import Position, StageSteps
 
 REFERENCE_PEAK, REFERENCE_WIDTH = 1e-4, 512  # VA-VAE's rate for these widths (its configuration files)
@@ -139,6 +140,11 @@ class StageSchedule:
         """The peak learning rate of the autoencoder: --learning_rate, or the rule."""
         given = self.optim.learning_rate
         return self.ruled_peak if given is None else given
+
+    @property
+    def ends_share(self) -> float:
+        """The share of the learning rate for the last norm and convolution of encoder and decoder."""
+        return WARM_ENDS_SHARE if self.begun_from == WARM else 1.0
 
     def learning_rates(self, position: Position, caps: Sequence[float]) -> tuple[float, float]:
         """Those of the autoencoder and of the discriminator in the next step; `caps`: see `lowered`."""
