@@ -12,6 +12,7 @@ from vae.training.stages import Position, StageSteps
 
 REFERENCE_PEAK, REFERENCE_WIDTH = 1e-4, 512  # VA-VAE's rate for these widths (its configuration files)
 MAX_PEAK = 1e-3  # narrower networks than 51 channels were not measured at more
+MAX_RANDOM_PEAK = 3e-4  # from random weights: 1e-3 ended 0.6 dB lower (benchmarks/LOG.md)
 # Optimizer steps from which a stage gets the whole rate, and the share of it for a trained VAE: measured with
 # benchmarks/short_runs.py (benchmarks/LOG.md). In a shorter stage, larger rates end below its start.
 FULL_RATE_STEPS = 400
@@ -46,7 +47,7 @@ def peak_learning_rate(width: int, start: str, total_steps: int) -> float:
     """
     peak = full_rate(width)
     if start == RANDOM:
-        return peak
+        return min(peak, MAX_RANDOM_PEAK)
     share = min(1.0, total_steps / FULL_RATE_STEPS)
     return peak * (share if start == WARM else TRAINED_SHARE * share**2)
 
