@@ -32,7 +32,7 @@ from vae.losses.latent_statistics import needs_statistics, statistics_of
 from vae.losses.terms import build_terms
 from vae.model.autoencoder import AutoencoderKL
 from vae.model.initialization import initialize
-from vae.optimizers import build_optimizers
+from vae.optimizers import WARM_ENDS_SHARE, build_optimizers, set_learning_rate
 from vae.step import Networks, StepInputs, compute_gradients
 from vae.training.schedule import TRAINED, WARM, WARMUP_SHARE, ema_decay, learning_rate_factor
 from vae.update import UpdateState, apply_update
@@ -111,8 +111,7 @@ def train(
         if loss.equivariance_turns:
             inputs.turns = torch.randint(4, (given.batch,), generator=generator)
         factor = learning_rate_factor("cosine", step, steps, int(WARMUP_SHARE * steps))
-        for group in optimizer.param_groups:
-            group["lr"] = peak * factor
+        set_learning_rate(optimizer, peak * factor, 1.0 if given.start else WARM_ENDS_SHARE)
         sums = compute_gradients(networks, inputs, [given.batch])
         if needs_statistics(loss):
             running = update_running(running, sums["latent_moments"] / given.batch)

@@ -24,7 +24,7 @@ def weights_of(layout: torch.memory_format) -> list[torch.nn.Parameter]:
 
 
 def muon_of(weights: list[torch.nn.Parameter]) -> Muon:
-    return Muon(weights[-1:], weights[:-1], LEARNING_RATE, BETAS, WEIGHT_DECAY)
+    return Muon(weights[-1:], [], weights[:-1], LEARNING_RATE, BETAS, WEIGHT_DECAY)
 
 
 def set_gradients(weights: list[torch.nn.Parameter], seed: int) -> None:
@@ -93,7 +93,7 @@ def test_update_has_the_size_of_an_update_of_adamw():
     torch.manual_seed(0)
     for shape in ((32, 16, 3, 3), (64, 64), (64, 16, 1, 1)):
         weight = torch.nn.Parameter(torch.zeros(shape))
-        muon = Muon([], [weight], 1e-3, BETAS, 0.0)
+        muon = Muon([], [], [weight], 1e-3, BETAS, 0.0)
         weight.grad = torch.randn(shape)
         muon.step()
         assert float(weight.detach().square().mean().sqrt()) == pytest.approx(0.2e-3, rel=0.2)
@@ -105,8 +105,8 @@ def test_scale_of_the_gradient_changes_nothing(scale):
     set_gradients(weights, 1)
     set_gradients(others, 1)
     torch._foreach_mul_([other.grad for other in others], scale)
-    Muon([], weights, LEARNING_RATE, BETAS, 0.0).step()
-    Muon([], others, LEARNING_RATE, BETAS, 0.0).step()
+    Muon([], [], weights, LEARNING_RATE, BETAS, 0.0).step()
+    Muon([], [], others, LEARNING_RATE, BETAS, 0.0).step()
     for weight, other in zip(weights, others, strict=True):
         torch.testing.assert_close(weight, other, rtol=0, atol=1e-5)
 
@@ -127,7 +127,7 @@ def test_state_is_loaded_onto_the_device_of_the_weights():
 def test_gradient_of_zero_changes_no_weight():
     weight = torch.nn.Parameter(torch.ones(4, 6))
     weight.grad = torch.zeros(4, 6)
-    Muon([], [weight], LEARNING_RATE, BETAS, 0.0).step()
+    Muon([], [], [weight], LEARNING_RATE, BETAS, 0.0).step()
     assert torch.equal(weight, torch.ones(4, 6))
 
 
@@ -158,16 +158,19 @@ def test_hidden_weights_are_those_between_the_first_and_the_last_layers():
     model = AutoencoderKL(
         ModelConfig(channels=(8, 16), layers_per_block=1, norm_groups=4, use_quant_conv=True)
     )
-    others, hidden = parameter_groups(model, "muon")
+    others, ends, hidden = parameter_groups(model, "muon")
     names = {id(parameter): name for name, parameter in model.named_parameters()}
-    with_adamw = {names[id(parameter)] for parameter in others if parameter.ndim >= 2}
+    with_adamw = {names[id(parameter)] for parameter in [*others, *ends] if parameter.ndim >= 2}
     outer = ("encoder.conv_in", "encoder.conv_out", "decoder.conv_in", "decoder.conv_out")
     assert with_adamw == {f"{name}.weight" for name in (*outer, "quant_conv", "post_quant_conv")}
     assert {names[id(parameter)] for parameter in hidden} | with_adamw == {
         name for name, parameter in model.named_parameters() if parameter.ndim >= 2
     }
     assert any("attentions" in names[id(parameter)] for parameter in hidden)
-    assert len(others) + len(hidden) == len(names)
+    assert len(others) + len(ends) + len(hidden) == len(names)
+    of_ends = [f"conv_{layer}.{kind}" for layer in ("norm_out", "out") for kind in ("weight", "bias")]
+    expected = {f"{network}.{name}" for network in ("encoder", "decoder") for name in of_ends}
+    assert {names[id(parameter)] for parameter in ends} == expected
 
 
 def test_optimizers_of_a_run():

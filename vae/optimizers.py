@@ -28,6 +28,10 @@ SMALLEST_NORM = 1e-7
 # 2025, Muon is Scalable for LLM Training, https://arxiv.org/abs/2502.16982, equation 4).
 UPDATE_RMS = 0.2
 ADAMW_EPS = 1e-8
+# The last norm and convolution of encoder and decoder. Their inputs have a large mean at the warm start, so
+# equal changes of their weights, such as Adam's first ones, add up to a constant color: benchmarks/LOG.md.
+ENDS = {"conv_norm_out", "conv_out"}
+WARM_ENDS_SHARE = 0.1  # of the learning rate, in a run from the warm start
 # Images and latents: Jordan et al. leave the first and the last layers to AdamW.
 NOT_HIDDEN = {"conv_in", "conv_out", "quant_conv", "post_quant_conv"}
 BATCH_ELEMENTS = 2**25  # 128 MiB of fp32 gradients are orthogonalized at a time: it bounds the scratch memory
@@ -40,33 +44,45 @@ def build_optimizers(
     betas, weight_decay = (optim.beta1, optim.beta2), optim.weight_decay
     rate = optim.learning_rate or 0.0  # training sets the rate of each step
 
-    def adamw_of(parameters: list[nn.Parameter], learning_rate: float) -> torch.optim.Optimizer:
-        return torch.optim.AdamW(parameters, learning_rate, betas, weight_decay=weight_decay, fused=True)
+    def adamw_of(groups: list[list[nn.Parameter]], learning_rate: float) -> torch.optim.Optimizer:
+        params = [{"params": group} for group in groups]
+        return torch.optim.AdamW(params, learning_rate, betas, weight_decay=weight_decay, fused=True)
 
-    others, *hidden = parameter_groups(autoencoder, optim.optimizer)
+    others, ends, *hidden = parameter_groups(autoencoder, optim.optimizer)
     if hidden:
-        optimizers: list[torch.optim.Optimizer] = [Muon(others, hidden[0], rate, betas, weight_decay)]
+        optimizers: list[torch.optim.Optimizer] = [Muon(others, ends, hidden[0], rate, betas, weight_decay)]
     else:
-        optimizers = [adamw_of(others, rate)]
+        optimizers = [adamw_of([others, ends], rate)]
     if discriminator is not None:
-        (trained,) = parameter_groups(discriminator, "adamw")
-        optimizers.append(adamw_of(trained, loss.disc_learning_rate))
+        optimizers.append(adamw_of([list(discriminator.parameters())], loss.disc_learning_rate))
     return optimizers
 
 
-def parameter_groups(module: nn.Module, optimizer: str) -> list[list[nn.Parameter]]:
-    """The trained parameters: one group for "adamw"; for "muon", those of AdamW and the hidden weights."""
+def parameter_groups(autoencoder: nn.Module, optimizer: str) -> list[list[nn.Parameter]]:
+    """The trained parameters: all others, the ENDS, and for "muon" the hidden weights."""
     others: list[nn.Parameter] = []
+    ends: list[nn.Parameter] = []
     hidden: list[nn.Parameter] = []
-    for name, parameter in module.named_parameters():
-        is_hidden = parameter.ndim >= 2 and NOT_HIDDEN.isdisjoint(name.split("."))
+    for name, parameter in autoencoder.named_parameters():
+        layers = name.split(".")
+        is_hidden = parameter.ndim >= 2 and NOT_HIDDEN.isdisjoint(layers)
+        if not ENDS.isdisjoint(layers):
+            group = ends
+        else:
+            group = hidden if optimizer == "muon" and is_hidden else others
         if parameter.requires_grad:
-            (hidden if optimizer == "muon" and is_hidden else others).append(parameter)
-    return [others, hidden] if optimizer == "muon" else [others]
+            group.append(parameter)
+    return [others, ends, hidden] if optimizer == "muon" else [others, ends]
+
+
+def set_learning_rate(optimizer: torch.optim.Optimizer, rate: float, ends_share: float = 1.0) -> None:
+    """Set the rate of all groups; that of the second one, the ENDS, is multiplied by `ends_share`."""
+    for index, group in enumerate(optimizer.param_groups):
+        group["lr"] = rate * (ends_share if index == 1 else 1.0)
 
 
 class Muon(torch.optim.Optimizer):
-    """Muon (Jordan et al. 2024) for the parameters `hidden`, AdamW for `others`; all are in fp32.
+    """Muon (Jordan et al. 2024) for the parameters `hidden`, AdamW for all others; all are in fp32.
 
     torch.optim.Muon takes matrices only, one at a time, in bf16, and does not read `found_inf`. As in fused
     optimizers, a `found_inf` of 1 on the device is a step that changes nothing. It changes gradients.
@@ -75,21 +91,24 @@ class Muon(torch.optim.Optimizer):
     def __init__(
         self,
         others: list[nn.Parameter],
+        ends: list[nn.Parameter],
         hidden: list[nn.Parameter],
         lr: float,
         betas: tuple[float, float],
         weight_decay: float,
     ) -> None:
-        of_others = {"params": others, "betas": betas, "fused": True}  # load_state_dict reads `fused`
-        groups: list[dict[str, Any]] = [of_others, {"params": hidden}]
+        of_adamw = {"betas": betas, "fused": True}  # load_state_dict reads `fused`
+        groups: list[dict[str, Any]] = [{"params": others, **of_adamw}, {"params": ends, **of_adamw}]
+        groups.append({"params": hidden})
         super().__init__(groups, {"lr": lr, "weight_decay": weight_decay})
         self.found_inf: torch.Tensor | None = None  # (), 0 or 1
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]
         """Update all parameters that have a gradient."""
-        others, hidden = self.param_groups
-        self._update_others(others)
+        *of_adamw, hidden = self.param_groups
+        for group in of_adamw:
+            self._update_others(group)
         weights = [parameter for parameter in hidden["params"] if parameter.grad is not None]
         for weight in weights:
             if not self.state[weight]:

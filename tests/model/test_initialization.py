@@ -182,6 +182,17 @@ def test_result_depends_only_on_the_seed():
     assert any(not torch.equal(first[name], other[name]) for name in first)
 
 
+@pytest.mark.parametrize("use_quant_conv", [False, True])
+def test_default_weights_begin_with_little_noise(use_quant_conv):
+    model = AutoencoderKL(ModelConfig(**SMALL, use_quant_conv=use_quant_conv))
+    initialize(model, "default", 0)
+    with torch.no_grad():
+        posterior = model.encode(natural_images(2, 64))
+    assert posterior.logvar.mean() == pytest.approx(-6, abs=0.2)
+    assert posterior.logvar.std() > 1e-3  # it depends on the image
+    assert posterior.mean.std() > 0.1
+
+
 def test_default_weights_are_those_of_pytorch():
     model = AutoencoderKL(ModelConfig(**SMALL))
     initialize(model, "default", 7)
@@ -190,7 +201,7 @@ def test_default_weights_are_those_of_pytorch():
         conv = nn.Conv2d(3, 32, 3, padding=1)  # the first module of the model
     assert torch.equal(model.encoder.conv_in.weight, conv.weight)
     for module in model.modules():
-        if isinstance(module, nn.Conv2d | nn.Linear):
+        if isinstance(module, nn.Conv2d | nn.Linear) and module is not model.encoder.conv_out:
             bound = module.weight[0].numel() ** -0.5  # kaiming_uniform_ with a = sqrt(5)
             assert module.weight.abs().max() <= bound
             assert module.weight.std().item() == pytest.approx(bound / 3**0.5, rel=0.1)

@@ -290,7 +290,7 @@ def test_norms_and_moments_are_those_of_one_process(tmp_path, processes):
             for optimizer in optimizers:
                 optimizer.step()
         for optimizer in optimizers:
-            moments = [optimizer.state[p] for p in optimizer.param_groups[0]["params"]]
+            moments = [optimizer.state[p] for group in optimizer.param_groups for p in group["params"]]
             for name in ("exp_avg", "exp_avg_sq"):
                 found.append({str(number): values[name] for number, values in enumerate(moments)})
         return torch.stack(norms), found

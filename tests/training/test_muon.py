@@ -41,7 +41,7 @@ def test_stopped_and_resumed_run_equals_the_uninterrupted_one(given, tmp_path):
     assert_same_result(tmp_path / "stopped", tmp_path / "run")
     found = last_checkpoint(tmp_path / "run")
     assert (found["config"]["optimizer"], len(momenta(found)) > 0) == ("muon", True)
-    assert [len(optimizer["param_groups"]) for optimizer in found["optimizers"]] == [2, 1]
+    assert [len(optimizer["param_groups"]) for optimizer in found["optimizers"]] == [3, 1]
 
 
 @pytest.mark.parametrize(("before", "after"), [("adamw", "muon"), ("muon", "adamw")])

@@ -11,6 +11,7 @@ from vae.config.options import LossConfig, OptimConfig
 from vae.training.run import train
 from vae.training.schedule import (
     MAX_PEAK,
+    MAX_RANDOM_PEAK,
     RANDOM,
     TRAINED,
     WARM,
@@ -146,8 +147,9 @@ def test_peak_is_inverse_to_the_width_and_follows_the_length_of_the_stage():
     assert peak_learning_rate(64, WARM, 100) == pytest.approx(2e-4)
     assert peak_learning_rate(64, TRAINED, 100) == pytest.approx(2.5e-5)
     assert peak_learning_rate(64, TRAINED, 4000) == pytest.approx(4e-4)
-    assert peak_learning_rate(64, RANDOM, 10) == pytest.approx(8e-4)  # there is nothing to lose
-    assert peak_learning_rate(8, RANDOM, 10) == MAX_PEAK
+    assert peak_learning_rate(8, WARM, 400) == MAX_PEAK
+    assert peak_learning_rate(512, RANDOM, 10) == pytest.approx(1e-4)  # there is nothing to lose
+    assert peak_learning_rate(64, RANDOM, 10) == MAX_RANDOM_PEAK
 
 
 def test_a_lower_rate_is_a_remedy_only_above_the_rule():

@@ -189,7 +189,8 @@ class ModelConfig:
     )
     init: str = option(
         "warm",
-        "initial weights; warm: the network starts as a linear codec; default: PyTorch's initialization",
+        "initial weights; warm: the network starts as a linear codec; default: PyTorch's initialization "
+        "with little noise of the posterior",
         choices=("warm", "default"),
     )
     init_from: str | None = option(
@@ -458,8 +459,8 @@ class OptimConfig:
         None,
         "peak learning rate of the autoencoder",
         metavar="RATE",
-        unset="1e-4 x 512 / widest level; less for short stages, trained VAEs and later stages "
-        "(docs/training.md)",
+        unset="1e-4 x 512 / widest level; less for short stages, random weights, trained VAEs and later "
+        "stages (docs/training.md)",
         at_least=0,
     )
     weight_decay: float = option(1e-5, "decoupled weight decay", at_least=0)

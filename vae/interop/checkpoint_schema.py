@@ -137,7 +137,7 @@ def _check_optimizers(content: Mapping[str, Any], networks: list[torch.nn.Module
     if len(content["optimizers"]) != len(networks):
         raise ContentError(f"it has {len(content['optimizers'])} optimizers, not {len(networks)}")
     for index, (network, saved) in enumerate(zip(networks, content["optimizers"], strict=True)):
-        groups = parameter_groups(network, optimizer if index == 0 else "adamw")
+        groups = parameter_groups(network, optimizer) if index == 0 else [list(network.parameters())]
         is_required = index == 0 and content["position"]["step"] > 0  # the discriminator starts later
         _check_optimizer(f"optimizer {index}", saved, groups, is_required)
 
@@ -145,7 +145,7 @@ def _check_optimizers(content: Mapping[str, Any], networks: list[torch.nn.Module
 def _check_optimizer(
     what: str, saved: Any, expected: Sequence[Sequence[torch.Tensor]], is_required: bool
 ) -> None:
-    """`expected`: the parameters of AdamW, and in a second group those of Muon."""
+    """`expected`: the groups of parameters; those of a third one are Muon's."""
     parameters = [parameter for group in expected for parameter in group]
     numbers = iter(range(len(parameters)))
     groups = saved.get("param_groups") if isinstance(saved, dict) else None
@@ -155,13 +155,13 @@ def _check_optimizer(
         and [group.get("params") for group in groups] == [list(islice(numbers, len(g))) for g in expected]
         and isinstance(saved.get("state"), dict)
     ):
-        name = "AdamW's" if len(expected) == 1 else "Muon's"
+        name = "Muon's" if len(expected) == 3 else "AdamW's"
         raise ContentError(f"{what} is not {name} state of {len(parameters)} parameters")
     states = saved["state"]
     if (is_required or states) and set(states) != set(range(len(parameters))):
         raise ContentError(f"{what} has moments of {len(states)} parameters, not of {len(parameters)}")
     for number, state in states.items():
-        names = ADAMW_STATE if number < len(expected[0]) else MUON_STATE
+        names = ADAMW_STATE if number < sum(map(len, expected[:2])) else MUON_STATE
         if not isinstance(state, dict) or set(state) != set(names):
             raise ContentError(f"{what} has no moments of parameter {number}")
         for name, value in _plain_tensors(f"{what}, parameter {number}", state).items():

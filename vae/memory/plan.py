@@ -165,7 +165,7 @@ def _update_bytes(networks: Networks, spec: StepSpec) -> int:
     """Scratch memory of the update; that of AdamW is negligible."""
     if spec.optimizer != "muon":
         return 0
-    _, hidden = parameter_groups(networks.autoencoder, "muon")
+    *_, hidden = parameter_groups(networks.autoencoder, "muon")
     with LiveBytes() as counter:
         muon_update(hidden, [torch.empty_like(weight) for weight in hidden], 1.0, 1.0)
     return counter.peak - sum(weight.nbytes for weight in hidden)  # the moments are resident
@@ -206,8 +206,8 @@ def _resident_bytes(networks: Networks, spec: StepSpec) -> int:
     """Bytes of weights, EMA weights, moments and the loss' networks."""
     weights = _bytes(networks.autoencoder)
     discriminator = _bytes(networks.discriminator)
-    others, *hidden = parameter_groups(networks.autoencoder, spec.optimizer)
-    of_adamw = discriminator + sum(parameter.nbytes for parameter in others)
+    others, ends, *hidden = parameter_groups(networks.autoencoder, spec.optimizer)
+    of_adamw = discriminator + sum(parameter.nbytes for parameter in [*others, *ends])
     of_muon = sum(parameter.nbytes for group in hidden for parameter in group)
     resident = weights + discriminator + sum(map(_bytes, networks.terms.networks()))
     resident += of_adamw * ADAM_COPIES + of_muon * MUON_COPIES

@@ -7,10 +7,12 @@ from dataclasses import dataclass
 from vae.config.options import LossConfig, OptimConfig
 from vae.interop.checkpoint_content import RANDOM, TRAINED, WARM
 from vae.losses.adversarial import ramp
+from vae.optimizers import WARM_ENDS_SHARE
 from vae.training.stages import Position, StageSteps
 
 REFERENCE_PEAK, REFERENCE_WIDTH = 1e-4, 512  # VA-VAE's rate for these widths (its configuration files)
 MAX_PEAK = 1e-3  # narrower networks than 51 channels were not measured at more
+MAX_RANDOM_PEAK = 3e-4  # from random weights: 1e-3 ended 0.6 dB lower (benchmarks/LOG.md)
 # Optimizer steps from which a stage gets the whole rate, and the share of it for a trained VAE: measured with
 # benchmarks/short_runs.py (benchmarks/LOG.md). In a shorter stage, larger rates end below its start.
 FULL_RATE_STEPS = 400
@@ -45,7 +47,7 @@ def peak_learning_rate(width: int, start: str, total_steps: int) -> float:
     """
     peak = full_rate(width)
     if start == RANDOM:
-        return peak
+        return min(peak, MAX_RANDOM_PEAK)
     share = min(1.0, total_steps / FULL_RATE_STEPS)
     return peak * (share if start == WARM else TRAINED_SHARE * share**2)
 
@@ -145,6 +147,11 @@ class StageSchedule:
         """What helps if PSNR stays below the start of the stage: the rate of the rule is low enough."""
         lower = f"lower --learning_rate (now {self.peak:.3g}), or " if self.peak > self.ruled_peak else ""
         return f"{lower}train for more epochs"
+
+    @property
+    def ends_share(self) -> float:
+        """The share of the learning rate for the last norm and convolution of encoder and decoder."""
+        return WARM_ENDS_SHARE if self.begun_from == WARM else 1.0
 
     def learning_rates(self, position: Position, caps: Sequence[float]) -> tuple[float, float]:
         """Those of the autoencoder and of the discriminator in the next step; `caps`: see `lowered`."""

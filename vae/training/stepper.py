@@ -9,6 +9,7 @@ from vae.losses.adversarial import adaptive_weight, update_running
 from vae.losses.latent_mask import kept_positions
 from vae.losses.latent_statistics import needs_statistics, statistics_of
 from vae.ops.noise import image_noise, image_uniform
+from vae.optimizers import set_learning_rate
 from vae.step import StepInputs
 from vae.training.distributed import Distributed
 from vae.training.memory.cuda_graph import Sums
@@ -171,6 +172,6 @@ class Stepper:
     def _set_learning_rates(self, learning_rate: float | None) -> None:
         rates = self.schedule.learning_rates(self.state.position, self.state.caps)
         rates = rates if learning_rate is None else (learning_rate, rates[1])
-        for optimizer, rate in zip(self.state.optimizers, rates, strict=False):
-            for group in optimizer.param_groups:
-                group["lr"] = rate
+        shares = (self.schedule.ends_share, 1.0)
+        for optimizer, rate, share in zip(self.state.optimizers, rates, shares, strict=False):
+            set_learning_rate(optimizer, rate, share)
