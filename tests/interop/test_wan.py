@@ -118,7 +118,7 @@ def test_a_trained_network_goes_back_into_the_video_vae(train_part, image_folder
 @pytest.mark.slow
 def test_a_resumed_run_equals_one_without_a_stop(image_folder, tmp_path):
     wan_model().save_pretrained(tmp_path / "theirs")
-    for name, stops in (("whole", (4,)), ("resumed", (2, 4))):
+    for name, stops in (("whole", (2,)), ("resumed", (1, 2))):
         begin = {**RUN, "data_path": str(image_folder), "init_from": str(tmp_path / "theirs")}
         for stop in stops:
             assert train({**begin, "output_dir": str(tmp_path / name), "max_steps": stop}) == 0

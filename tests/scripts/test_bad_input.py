@@ -10,7 +10,7 @@ import torch
 from PIL import Image
 
 import train_vae
-from tests.harness.runs import ROOT, TINY, run_script
+from tests.harness.runs import TINY
 from vae.config.flags import command_words
 from vae.system.script import exit_code
 
@@ -312,20 +312,3 @@ def test_flag_that_contradicts_the_checkpoint(mistake, checkpoint, words, tokens
 
 
 # ---- in subprocesses -----------------------------------------------------------------------------------
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("words", "code", "tokens"),
-    [
-        (["--imagesize", "3"], USAGE, ("--imagesize", "did you mean --image_size?")),
-        (["--data_path", "/nothing"], DATA, ("--data_path /nothing", "does not exist")),
-        (["--image_size", "500"], CONFIG, ("--image_size 500", "multiple of 8", "496 or 504")),
-    ],
-)
-def test_exit_codes_of_the_script(tmp_path, words, code, tokens):
-    done = run_script(str(ROOT / "train_vae.py"), *words, "--device", "cpu", cwd=tmp_path)
-    assert (done.returncode, done.stdout) == (code, "")
-    assert_contains(done.stderr, ("train_vae.py: ", *tokens))
-    assert done.stderr.count("\n") == 1
-    assert list(tmp_path.iterdir()) == []

@@ -160,12 +160,3 @@ def test_latest_in_a_parent_folder_lists_the_runs_inside(tiny, workdir, capsys):
 
 
 # ---- precedence ---------------------------------------------------------------------------------------
-
-
-@pytest.mark.slow
-def test_checkpoint_overrides_profile_in_a_run(workdir):
-    run_line(FAST)
-    (checkpoint,) = Path("outputs").glob("checkpoint_*.pt")
-    assert train_vae.main(["--resume_from", str(checkpoint), "--profile", "ultra", "--max_steps", "2"]) == 0
-    options = json.loads(Path("outputs/config.json").read_text())
-    assert (options["image_size"], options["batch_size"], options["channels"]) == (32, 2, [8, 16, 16])

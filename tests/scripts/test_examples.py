@@ -155,7 +155,7 @@ def test_the_share_of_a_head_is_chosen_on_the_other_folds(classifier):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("name", "side"), [("convnext_tiny", 32), ("convnext_tiny", 64), ("resnet18", 8)])
+@pytest.mark.parametrize(("name", "side"), [("convnext_tiny", 64), ("resnet18", 8)])
 def test_networks_keep_the_positions_of_latents(classifier, name, side):
     """Larger latents are cut into patches, so that the first stage has at most 32 x 32 positions."""
     network = classifier.build_network(name, 16, side, 10).eval()
