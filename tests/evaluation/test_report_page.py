@@ -15,7 +15,6 @@ import pytest
 from PIL import Image
 
 from vae.evaluation.diffusability import TAUS
-from vae.evaluation.report.charts import line_styles
 from vae.evaluation.report.images import MAX_SIDE
 from vae.evaluation.report.page import write_report
 from vae.evaluation.report.tables import number_column
@@ -306,11 +305,6 @@ def test_every_recorded_value_is_a_chart_with_a_text(results, tmp_path):
     assert "metrics.jsonl" in write_and_parse(results, tmp_path).shown
 
 
-def test_vae_without_a_reconstruction_is_named(results, tmp_path):
-    results.vaes[0].samples = []
-    assert f"Not reconstructed by first {EVIL} ." in write_and_parse(results, tmp_path).shown
-
-
 def test_failed_report_leaves_the_old_file(results, tmp_path):
     (tmp_path / "report.html").write_text("old")
     results.vaes[0].samples[0].recon.unlink()
@@ -331,23 +325,6 @@ def section(page, name) -> str:
     """The HTML of a section."""
     found = page.html[page.html.index(f'<section id="{name}">') :]
     return found[: found.index("</section>")]
-
-
-def test_legend_of_curves_lists_only_vaes_with_curves(results, tmp_path):
-    results.vaes[1].curves = []
-    legend = section(write_and_parse(results, tmp_path), "curves").split("</ul>")[0]
-    assert legend.count("<li>") == 1
-    assert "second" not in legend
-
-
-def test_lines_of_many_vaes_differ():
-    vaes = [VaeResult(str(number), "", "checkpoint") for number in range(36)]
-    assert len(set(line_styles(vaes).values())) == 36
-
-
-def test_missing_metric_at_a_size_has_its_title(results, tmp_path):
-    results.missing["ms_ssim at 512"] = "the images are too small for it"
-    assert "MS-SSIM at 512 : the images are too small" in write_and_parse(results, tmp_path).shown
 
 
 @pytest.mark.parametrize("distance", [0.02, 0.029])

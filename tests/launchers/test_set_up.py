@@ -56,11 +56,9 @@ RTX_4090 = Machine(560, (("NVIDIA GeForce RTX 4090", (8, 9)),))
     [
         (["4"], RTX_5090, "cu128"),
         ([""], RTX_5090, "cu130"),
-        ([""], None, "cpu"),
         (["0", "cu128", " 6 "], RTX_4090, "cu132"),
         (["3", ""], RTX_4090, "cu126"),  # ended: Enter selects the nearest
         (["1", ""], RTX_5090, "cu128"),  # 12.6 has no code for this card
-        (["2", "5"], RTX_5090, "cu130"),
     ],
 )
 def test_menu_repeats_until_a_valid_answer(monkeypatch, capsys, answers, machine, build):
@@ -97,11 +95,9 @@ def test_closed_pipe_ends_without_traceback(project):
         assert (done.returncode, done.stderr) == (141, b"")
 
 
-@pytest.mark.parametrize("locale", ["C", "POSIX", "de_DE.ISO-8859-1"])
-def test_every_locale_works(project, locale):
-    done = project.run(
-        project.folder / "setup.sh", "--venv", "launchers", "--torch", "cpu", LC_ALL=locale, PYTHONUTF8="0"
-    )
+def test_every_locale_works(project):
+    words = [project.folder / "setup.sh", "--venv", "launchers", "--torch", "cpu"]
+    done = project.run(*words, LC_ALL="de_DE.ISO-8859-1", PYTHONUTF8="0")
     assert done.returncode == 1
     # Earlier lines may be warnings of bash about a locale that is not installed.
     assert "--venv launchers contains files that" in done.stderr.splitlines()[-1]

@@ -78,9 +78,7 @@ def test_mistakes_print_one_line(bare, words, token):
     "env",
     [
         {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"},
-        {"PYTHONIOENCODING": "cp1252"},
         {"PYTHONIOENCODING": "ascii"},
-        {"LC_ALL": "C.UTF-8"},
     ],
 )
 def test_locales_without_the_characters_of_a_path(bare, env, tmp_path):

@@ -120,11 +120,6 @@ def test_run_updates_the_image_at_every_validation_and_at_its_end(tiny, tmp_path
     assert f"curves  {path}" in capsys.readouterr().out
 
 
-def test_run_without_validation_draws_its_loss(tiny, tmp_path):
-    train_short(tiny, tmp_path / "run")
-    assert len(rows_of(panel(Image.open(tmp_path / "run" / RESULTS_NAME).convert("RGB"), 0, 0), BLUE)) > 10
-
-
 def test_failure_to_draw_is_reported_once_and_ends_nothing(tiny, tmp_path, capsys):
     folder = tmp_path / "run"
     claim_folder(folder, "train")
@@ -156,8 +151,3 @@ def test_unreadable_records_are_a_warning(tmp_path, capsys):
     logbook.close()
     assert capsys.readouterr().out.count("WARNING") == 1
     assert not (tmp_path / RESULTS_NAME).exists()
-
-
-def test_other_processes_draw_nothing(tmp_path):
-    Logbook(tmp_path, 0, active=False).draw_results()
-    assert list(tmp_path.iterdir()) == []
