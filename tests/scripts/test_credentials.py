@@ -32,7 +32,7 @@ FLAGS_OF = {
     "evaluate_vae.py": ("--data_path", "--output_dir", "out", "--vae", "vae", "--device", "cpu"),
     "infer_vae.py": ("--input", "--mode", "reconstruct", "--output_dir", "out", "--vae", "vae"),
     "export_vae.py": ("--data_path", "--output", "out", "--vae", "vae"),
-    CHECK: ("--data_path", "--quick"),
+    CHECK: ("--data_path",),
 }
 
 
