@@ -273,20 +273,6 @@ def test_tables_contain_every_metric_at_each_size_and_mark_the_best_vae(results,
         assert text in page.shown
 
 
-def test_references_are_explained_but_not_ranked_timed_or_in_the_title(results, tmp_path):
-    results.vaes[2].kind = "baseline"
-    page = write_and_parse(results, tmp_path)
-    assert any(p.get("id") == "references" for p in page.all("p"))
-    for word in ("bicubic", "8 bit", "entropy coding", "PSNR", "LPIPS"):
-        assert word in page.shown.partition("not ranked")[2]
-    assert cells(page, "Quality, 256 × 256 px")[3][:2] == ["JPEG 0.5 bit/px", "40.00"]  # the highest, no star
-    assert len(cells(page, "Speed and memory, 512 × 512 px")) == 3
-    assert "JPEG" not in page.shown.partition("Quality")[0]
-
-    results.vaes = results.vaes[:2]
-    assert not any(p.get("id") == "references" for p in write_and_parse(results, tmp_path).all("p"))
-
-
 def test_what_no_vae_has_is_named_once_and_other_missing_values_have_a_reason(results, tmp_path):
     results.missing["second at 512"] = "gave NaN"
     page = write_and_parse(results, tmp_path)

@@ -20,7 +20,7 @@ from vae.interop.checkpoint_file import CHECKPOINT_FORMAT, load_checkpoint, reco
 from vae.interop.checkpoint_schema import check_content
 from vae.interop.vae_files import load_vae
 from vae.system.errors import UserError
-from vae.training.checkpoints.store import load_newest, saved_step
+from vae.training.checkpoints.store import saved_step
 
 NAN, INF = float("nan"), float("inf")
 WEIGHT = "decoder.conv_out.weight"
@@ -422,14 +422,3 @@ def test_pipes_are_not_opened(tmp_path):
     for name in ("checkpoint_epoch_1.pt", "checkpoint_epoch_2.pt.sha256"):
         with pytest.raises(UserError, match=f"{name} cannot be read: it is not a regular file"):
             load_checkpoint(tmp_path / name.removesuffix(".sha256"))
-
-
-def test_non_finite_newest_checkpoint_is_skipped_loudly(tmp_path, capsys):
-    content = checkpoint(2)
-    save_checkpoint(tmp_path / "checkpoint_step_1.pt", checkpoint(1))
-    content["model"][WEIGHT].fill_(INF)
-    save_checkpoint(tmp_path / "checkpoint_step_2.pt", content)
-    path, _ = load_newest(tmp_path)
-    assert path.name == "checkpoint_step_1.pt"
-    assert "skipped" in (printed := capsys.readouterr().out)
-    assert "checkpoint_step_2.pt cannot be used: model" in printed

@@ -175,38 +175,7 @@ def test_unreadable_json_file(mistake, tmp_path):
     assert "is not valid JSON" in mistake(CONFIG, "--config", str(tmp_path / "image.json"))
 
 
-def test_byte_order_mark_in_json_file_is_accepted(mistake, tmp_path):
-    path = tmp_path / "my.json"
-    path.write_text('{"z_channels": 0}', encoding="utf-8-sig")
-    assert mistake(CONFIG, "--config", str(path), z_channels=None).startswith("--z_channels 0 ")
-
-
 # ---- the images ----------------------------------------------------------------------------------------
-
-
-def test_missing_or_empty_image_folder(mistake, tmp_path):
-    (tmp_path / "empty" / "inner").mkdir(parents=True)
-    (tmp_path / "file.png").write_bytes(b"")
-    for name, token in (
-        ("nothing", "does not exist"),
-        ("file.png", "not a folder"),
-        ("empty", "(jpg jpeg jpe jfif mpo png apng webp bmp tif tiff avif gif)"),
-    ):
-        path = tmp_path / name
-        assert_contains(mistake(DATA, data_path=str(path)), (f"--data_path {path}", token))
-        assert_contains(mistake(DATA, val_path=str(path)), (f"--val_path {path}", token))
-
-
-def test_folder_with_only_damaged_images(mistake, tmp_path):
-    folder = tmp_path / "bad"
-    folder.mkdir()
-    for index in range(8):
-        (folder / f"{index}.png").write_bytes(b"\x89PNG\r\n\x1a\n torn")
-    assert_contains(mistake(DATA, data_path=str(folder)), (f"--data_path {folder}", "6", "for example"))
-
-
-def test_images_smaller_than_the_crop(mistake):
-    assert_contains(mistake(DATA, "--image_size", "64"), ("--upscale", "--image_size"))
 
 
 def test_fewer_images_than_one_batch(mistake):
@@ -217,17 +186,6 @@ def test_fewer_images_than_one_batch(mistake):
 
 
 # ---- the output folder ---------------------------------------------------------------------------------
-
-
-def test_output_dir_is_a_file_or_inside_one(mistake, tmp_path):
-    path = tmp_path / "file"
-    path.write_text("mine")
-    inner = path / "a" / "b"
-    tokens = (f"--output_dir {path}", "is a file", "folder")
-    assert_contains(mistake(CONFIG, output_dir=str(path)), tokens)
-    tokens = (f"--output_dir {inner}", str(path), "is a file", "folder")
-    assert_contains(mistake(CONFIG, output_dir=str(inner)), tokens)
-    assert path.read_text() == "mine"
 
 
 @pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() == 0, reason="root may write anywhere")

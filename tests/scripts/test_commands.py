@@ -37,7 +37,6 @@ STAGES = [
     "python train_vae.py --image_size 2048 --batch_size 4  --num_epochs 25"
     " --resume_from ./outputs/checkpoint_epoch_75.pt",
 ]
-FROM_JSON = "python train_vae.py --config my.json"
 SPEED = ["mixed_precision", "use_bf16", "enable_tf32", "channels_last", "persistent_workers"]
 
 
@@ -92,13 +91,6 @@ def test_three_stage_commands(workdir):
         (25, 50, 32, 3),
         (75, 25, 40, 2),
     ]
-
-
-def test_documented_json_file_is_read(workdir):
-    given = {"channels": [192, 384, 768, 768], "z_channels": 32, "image_size": 1024, "batch_size": 12}
-    Path("my.json").write_text(json.dumps(given))
-    options = flatten(resolve(parse_flags(words(FROM_JSON))))
-    assert {name: options[name] for name in given} == given
 
 
 @pytest.mark.slow
