@@ -93,7 +93,7 @@ def check_prediction(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("loss", "micro_batch"), [(PIXELS_ONLY, 1), (ALL, 3)], ids=["pixels", "all losses"])
+@pytest.mark.parametrize(("loss", "micro_batch"), [(PIXELS_ONLY, 3), (ALL, 1)], ids=["pixels", "all losses"])
 def test_prediction_equals_the_peak_of_the_real_step(loss, micro_batch):
     # 4 = 3 + 1 is planned as two passes of 3: the plan may be larger than the step, never smaller
     check_prediction(replace(SPEC, loss=loss), micro_batch, tolerance=0.012 if micro_batch != 3 else 0.05)
@@ -110,7 +110,7 @@ def test_prediction_with_every_option_of_the_losses():
 @pytest.mark.slow
 def test_many_passes_with_discriminator_store_every_reconstruction():
     # its block runs after the autoencoder's last pass and needs the reconstructions of all passes
-    check_prediction(replace(SPEC, loss=replace(ALL, perceptual_weight=0.0), batch=9, ema=False), 1)
+    check_prediction(replace(SPEC, loss=replace(ALL, perceptual_weight=0.0), batch=5, ema=False), 1)
 
 
 @pytest.mark.slow
@@ -122,21 +122,21 @@ def test_prediction_in_bf16_and_channels_last():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("loss", "image_size"), [(PIXELS_ONLY, 16), (ALL, 64)], ids=["pixels", "all losses"])
-def test_prediction_with_muon(loss, image_size):
+@pytest.mark.parametrize("loss", [PIXELS_ONLY, ALL], ids=["pixels", "all losses"])
+def test_prediction_with_muon(loss):
     """At 16 px, the update needs more memory than backward; with other losses, gradients of both networks."""
-    wide = replace(MODEL, channels=(32, 64)) if image_size == 16 else MODEL
-    spec = replace(SPEC, model=wide, loss=loss, image_size=image_size, optimizer="muon")
+    wide = replace(MODEL, channels=(32, 64))
+    spec = replace(SPEC, model=wide, loss=loss, image_size=16, optimizer="muon")
     predicted = check_prediction(spec, 2)
     adamw = step_memory(replace(spec, optimizer="adamw"), 2)
     assert predicted.resident < adamw.resident
-    assert (predicted.working > adamw.working) == (image_size == 16)
+    assert predicted.working > adamw.working
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("level", ["activations", "blocks", "all"])
 def test_prediction_at_each_recompute_level(level):
-    check_prediction(replace(SPEC, loss=ALL, recompute=level), 2)
+    check_prediction(replace(SPEC, recompute=level), 2)
 
 
 @pytest.mark.slow

@@ -88,7 +88,7 @@ def test_flat_and_smooth_areas_are_reconstructed_away_from_the_border():
 
 @pytest.mark.slow
 def test_bf16_loses_less_than_half_a_decibel():
-    images = unseen_images()
+    images = unseen_images()[:1]
     model = warm_model(**SMALL)
     with torch.no_grad():
         exact, rounded = model(images)[0], model(images.bfloat16())[0]

