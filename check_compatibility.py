@@ -25,21 +25,17 @@ def run_checks(config):
 
 
 def run_plan(config):
-    """Print the profiles that fit, or the recompute levels of a size; returns the exit code."""
+    """Print the profiles that fit; returns the exit code."""
     import json
 
     from vae.system.gpus import find_cards
 
     if config.gpu is not None:
         find_cards(config.gpu)  # finds a mistake before PyTorch is imported, which takes seconds
-    from vae.memory.plan_table import levels_data, plan_data, print_levels, print_plan
+    from vae.memory.plan_table import plan_data, print_plan
 
-    size = config.image_size
     if config.json:
-        data = plan_data(config.gpu, config.vram_gib) if size is None else levels_data(size)
-        print(json.dumps(data, indent=2))
-    elif size is not None:
-        print_levels(size)
+        print(json.dumps(plan_data(config.gpu, config.vram_gib), indent=2))
     else:
         print_plan(config.gpu, config.vram_gib)
     return 0

@@ -15,7 +15,8 @@ set "INCOMPLETE="
 set "STUB="
 
 rem Names instead of paths: the console's code page damages a path with an umlaut.
-for %%P in ("py -3" "python" "python3" "py -3.14" "py -3.13" "py -3.12" "py -3.11" "py -3.10") do (
+rem Tested versions first: a newer Python may have no PyTorch with Triton on Windows yet.
+for %%P in ("py -3.14" "py -3.13" "py -3.12" "py -3.11" "py -3.10" "py -3" "python" "python3") do (
     call :probe %%~P
     if not errorlevel 1 (
         set "BASE=%%~P"

@@ -18,8 +18,12 @@ set "PYTHON=.venv\Scripts\python.exe"
 rem The set-up writes the stamp last. Without it, the set-up was interrupted and runs again.
 if exist "%PYTHON%" if exist ".venv\.setup-stamp.json" goto start
 rem --help works with any Python, before gigabytes are downloaded.
-if "%~1"=="--help" set "PYTHON=python"
-if "%~1"=="--help" goto start
+set "HELP="
+if "%~1"=="--help" set "HELP=1"
+if "%~1"=="-h" set "HELP=1"
+if defined HELP set "PYTHON=python"
+if defined HELP py -3 -c "" >nul 2>nul && set "PYTHON=py"
+if defined HELP goto start
 call setup_windows.bat --yes
 if errorlevel 1 goto stop
 

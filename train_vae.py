@@ -7,11 +7,20 @@ def main(argv: list[str]) -> int:
     from vae.config.flags import parse_flags
     from vae.config.recipes import profile_table
     from vae.system import console
+    from vae.system.errors import UsageError
 
     given = parse_flags(argv)
     if given.pop("list_profiles", False):
         console.info(profile_table())
         return 0
+    card = {name: given.pop(name) for name in ("gpu", "vram_gib") if name in given}
+    if given.pop("plan", False):
+        from vae.training.plan_command import print_stage_plans
+
+        print_stage_plans(given, **card)
+        return 0
+    for name, value in card.items():
+        raise UsageError(f"--{name} {value} is only used by --plan: add --plan")
     folds = given.pop("folds", None)
     path = given.pop("save_config", None)
     if path:

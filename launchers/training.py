@@ -4,7 +4,6 @@ Needs only the standard library. Contains no settings: recipes: vae/config, card
 """
 
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -14,6 +13,7 @@ from launchers.command import exit_code_of, run_command, stop_on_signals
 from launchers.menu import ask_job
 from launchers.stamp import ROOT, has_requirements
 from vae.system import console
+from vae.system.folder_marker import read_marker
 
 WINDOWS = os.name == "nt"
 LAUNCHER = "train_rtx5090.bat" if WINDOWS else "./train_rtx5090.sh"
@@ -91,17 +91,9 @@ def trainer_finds_folder(flags: list[str]) -> bool:
     return "--config" in words or resumed not in ([], ["latest"])
 
 
-def draw_demo_data(python: str) -> int:
-    """Draw the demo images; delete them if drawing fails, so that no demo trains on an incomplete set."""
-    drawing = subprocess.Popen([python, "prepare_data.py", "--mode", "demo", "--output_dir", DEMO_DATA])
-    try:
-        return drawing.wait()
-    finally:
-        if drawing.poll() is None:
-            drawing.terminate()
-            drawing.wait()
-        if drawing.returncode != 0:
-            shutil.rmtree(DEMO_DATA, ignore_errors=True)
+def needs_drawing() -> bool:
+    """Whether the demo's images are missing, or were drawn: perhaps not all of them."""
+    return not contains_files(DEMO_DATA) or read_marker(Path(DEMO_DATA)) is not None
 
 
 def complete_environment() -> int:
@@ -141,8 +133,8 @@ def main() -> int:
         arguments = asked
     command = trainer_command(arguments, contains_files("./data/train"))
     draws = "--demo" in arguments and not gives(arguments, "--data_path") and DEMO_DATA in command
-    if draws and not contains_files(DEMO_DATA):
-        code = draw_demo_data(python)
+    if draws and needs_drawing():
+        code = run_command([python, "prepare_data.py", "--mode", "demo", "--output_dir", DEMO_DATA])
         if code != 0:
             return code
     return become([python, *command])

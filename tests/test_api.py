@@ -102,6 +102,8 @@ def test_encode_and_decode(model, pixels):
             r"size=\(9999, 9999\) .* H 5 to 8, W 9 to 12",
         ),
         (lambda m: vae.decode(m, torch.zeros(1, 16, 2, 3), (8,)), r"size=\(8,\) does not match"),
+        (lambda _: vae.load_vae("vae", device="gpu"), 'device="gpu" is unknown: use one of auto, cuda, cpu'),
+        (lambda m: vae.interpolate(m, "1.jpg", "2.jpg", 1), "count=1: give at least 2 images"),
     ],
 )
 def test_wrong_arguments_are_user_errors(model, call, message):
@@ -112,6 +114,14 @@ def test_wrong_arguments_are_user_errors(model, call, message):
 def test_a_loaded_vae_prints_as_one_line(model):
     expected = "LoadedVae(diffusers, z_channels=16, downsampling=4, scaling_factor=0.5)"
     assert repr(model) == expected
+
+
+def test_interpolation_goes_from_one_reconstruction_to_the_other(model, pixels):
+    images = vae.interpolate(model, pixels, pixels[::-1], 3)
+    assert images.shape == (3, 3, 24, 32)
+    torch.testing.assert_close(images[:1], vae.reconstruct(model, pixels), atol=1e-4, rtol=0)
+    torch.testing.assert_close(images[2:], vae.reconstruct(model, pixels[::-1]), atol=1e-4, rtol=0)
+    assert (images[1] - images[0]).abs().mean() > 0.01
 
 
 def test_seed_selects_a_reproducible_sample(model, pixels):

@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from vae.evaluation.results import Results
 
 PathLike = str | os.PathLike[str]
+DEVICES = ("auto", "cuda", "cpu")
 MAX_VALUE = 4.0  # of float images: a reconstruction may exceed [-1, 1], values of 0 to 255 are a mistake
 ImageLike = PathLike | Image.Image | np.ndarray | torch.Tensor
 
@@ -66,6 +67,8 @@ def load_vae(path: PathLike, *, weights: str = "ema", device: str = "auto") -> L
     """
     if weights not in ("ema", "raw"):
         raise UserError(f'weights="{weights}" is unknown: use "ema" or "raw"')
+    if device not in DEVICES:
+        raise UserError(f'device="{device}" is unknown: use one of {", ".join(DEVICES)}')
     target = pick_device(device)
     vae = vae_files.load_vae(Path(path), flag="load_vae", weights=weights)
     vae.autoencoder.to(target).to(memory_format=torch.channels_last)
@@ -163,6 +166,27 @@ def reconstruct(
     batch = load_images(images)
     latents = encode(vae, batch, dtype=dtype, tile=tile)
     return decode(vae, latents, batch.shape[2:], dtype=dtype, tile=tile)
+
+
+def interpolate(
+    vae: LoadedVae,
+    first: ImageLike,
+    second: ImageLike,
+    count: int = 8,
+    *,
+    dtype: str = "fp32",
+    tile: int | None = None,
+) -> torch.Tensor:
+    """`count` images from `first` to `second`, both included: fp32 (count, 3, H, W), not clamped.
+
+    Latents lie on the straight line between the modes of both, which have the same size. See `encode`.
+    """
+    if count < 2:
+        raise UserError(f"count={count}: give at least 2 images, the first and the second")
+    ends = load_images([first, second])
+    start, end = encode(vae, ends, dtype=dtype, tile=tile).split(1)
+    latents = [torch.lerp(start, end, float(weight)) for weight in torch.linspace(0, 1, count)]
+    return torch.cat([decode(vae, one, ends.shape[2:], dtype=dtype, tile=tile) for one in latents])
 
 
 def train(**options: Any) -> TrainingResult:

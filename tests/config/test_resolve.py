@@ -106,7 +106,7 @@ def test_build_inverts_flatten():
 # --- profiles -------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", sorted({*RECIPES} - {"demo", "demo-gpu", "decoder", "new", "diffusable"}))
+@pytest.mark.parametrize("name", ["ultra", "standard", "maximum", "card-8gb", "card-24gb"])
 def test_profile_changes_neither_losses_nor_the_optimizer(name):
     config = resolve({}, profile=recipe_values(name, has_gpu=True))
     assert config.loss == Config().loss

@@ -47,13 +47,16 @@ if os.environ.get("STUB_WAITS"):
 sys.exit(int(os.environ.get("STUB_CODE", "0")))
 """
 PREPARE = """
-import json, os, sys, time
+import json, os, signal, sys, time
 with open("calls.jsonl", "a") as calls:
     calls.write(json.dumps([os.path.basename(sys.argv[0]), *sys.argv[1:]]) + "\\n")
 folder = sys.argv[sys.argv.index("--output_dir") + 1]
-os.makedirs(folder)
+os.makedirs(folder, exist_ok=True)
 open(os.path.join(folder, "1.png"), "w").close()
+with open(os.path.join(folder, ".vae_folder.json"), "w") as file:
+    file.write('{"command": "demo", "id": "0123456789abcdef"}')
 if os.environ.get("STUB_WAITS"):
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
     print("waiting", flush=True)
     time.sleep(30)
 sys.exit(int(os.environ.get("STUB_PREPARE_CODE", "0")))

@@ -60,7 +60,7 @@ def test_launchers_contain_no_recipe_settings():
 # --- demo ----------------------------------------------------------------------------------------
 
 
-def test_demo_draws_images_once_and_uses_the_next_unused_folder(project):
+def test_demo_draws_what_is_missing_and_uses_the_next_unused_folder(project):
     project.train("--demo")
     drawn, trained = project.calls()
     assert drawn == ["prepare_data.py", "--mode", "demo", "--output_dir", "./data/demo"]
@@ -69,7 +69,8 @@ def test_demo_draws_images_once_and_uses_the_next_unused_folder(project):
     (project.folder / "outputs/demo/vae").mkdir(parents=True)
     (project.folder / "outputs/demo-2").mkdir()  # empty: unused
     project.train("--demo")
-    (trained,) = project.calls()
+    drawn, trained = project.calls()
+    assert drawn[:3] == ["prepare_data.py", "--mode", "demo"]
     assert trained[3:5] == ["--output_dir", "./outputs/demo-2"]
 
     project.train("--demo", "--resume_from", "latest")
@@ -84,13 +85,22 @@ def test_demo_trains_on_existing_images(project):
     assert trained[-2:] == ["--data_path", "./data/train"]
 
 
-def test_failed_drawing_stops_the_demo_and_deletes_the_images(project):
+def test_failed_drawing_stops_the_demo_and_goes_on_next_time(project):
     assert project.train("--demo", STUB_PREPARE_CODE="9").returncode == 9
     assert [call[0] for call in project.calls()] == ["prepare_data.py"]
-    assert not (project.folder / "data/demo").exists()
+    assert project.train("--demo").returncode == 0
+    assert [call[0] for call in project.calls()] == ["prepare_data.py", "train_vae.py"]
 
 
-def test_signal_while_drawing_deletes_the_images(project):
+def test_images_of_others_in_the_folder_of_the_demo_are_trained_on(project):
+    (project.folder / "data/demo").mkdir(parents=True)
+    (project.folder / "data/demo/mine.jpg").touch()
+    project.train("--demo")
+    (trained,) = project.calls()
+    assert trained[-2:] == ["--data_path", "./data/demo"]
+
+
+def test_signal_while_drawing_ends_the_launcher(project):
     launcher = subprocess.Popen(
         [project.folder / "train_rtx5090.sh", "--demo"],
         env=project.environ(STUB_WAITS="1"),
@@ -103,7 +113,6 @@ def test_signal_while_drawing_deletes_the_images(project):
         launcher.send_signal(signal.SIGTERM)
         assert launcher.wait(timeout=60) == 128 + signal.SIGTERM
         assert b"Traceback" not in launcher.stderr.read()
-    assert not (project.folder / "data/demo").exists()
     assert [call[0] for call in project.calls()] == ["prepare_data.py"]
 
 

@@ -7,9 +7,9 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from tests.harness.default_step import default_spec
 from vae.config.options import RECOMPUTE
 from vae.memory import plan
-from vae.memory.plan_table import default_spec
 from vae.system.host import GIB
 
 # Operations that support tensors of 2**31 elements. Views and empty tensors compute nothing (new_empty

@@ -1,15 +1,21 @@
 """Counted figures of the recompute levels: bytes per pixel, arithmetic, and large images that fit."""
 
-import subprocess
-import sys
+from dataclasses import replace
 
 import pytest
 
-from tests.harness.runs import ROOT
+import train_vae
+from tests.harness.default_step import default_spec
+from tests.harness.runs import TINY
 from vae.config.options import RECOMPUTE
-from vae.memory.plan_table import default_spec, memory_by_level
-from vae.system.errors import UserError
+from vae.memory.plan import StepMemory, StepSpec, step_memory
+from vae.system.errors import UsageError, UserError
 from vae.system.host import GIB
+
+
+def memory_by_level(spec: StepSpec) -> list[StepMemory]:
+    """The step at every recompute level, with one image per pass, from the fastest level to the smallest."""
+    return [step_memory(replace(spec, recompute=level), 1) for level in RECOMPUTE]
 
 
 @pytest.fixture(scope="module")
@@ -46,13 +52,24 @@ def test_large_images_fit_30_gib_at_two_or_more_levels(image_size, batch):
     assert sum(memory.total <= 30 * GIB for memory in levels) >= 2
 
 
-def test_a_size_prints_its_levels():
-    arguments = [sys.executable, "check_compatibility.py", "--plan", "--image_size", "64"]
-    found = subprocess.run(arguments, cwd=ROOT, capture_output=True, text=True)
-    assert found.returncode == 0, found.stderr
-    assert [line.split()[0] for line in found.stdout.splitlines()] == ["--recompute", *RECOMPUTE]
+def test_plan_of_a_command_prints_every_level_and_trains_nothing(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    flags = [word for name in ("channels", "layers_per_block", "norm_groups", "z_channels")
+             for word in (f"--{name}", *str(TINY[name]).strip("[]").replace(",", "").split())]  # fmt: skip
+    flags += ["--perceptual_weight", "0", "--progressive", "32:1:8,64:1:4", "--use_bf16"]
+    assert train_vae.main(["--plan", "--gpu", "RTX 5090", *flags]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    rows = [line.split() for line in lines if " px" not in line and line[:4] in ("1   ", "2   ", "  or")]
+    assert [row[:3] for row in rows if row[0] != "or"] == [["1", "32", "8"], ["2", "64", "4"]]
+    assert [row[6] for row in rows] == [*RECOMPUTE, *RECOMPUTE]
+    assert list(tmp_path.iterdir()) == []
 
 
-def test_unsupported_side_is_an_error():
+def test_card_without_a_plan_is_an_error():
+    with pytest.raises(UsageError, match="--gpu RTX 5090 is only used by --plan"):
+        train_vae.main(["--gpu", "RTX 5090"])
+
+
+def test_plan_of_an_unsupported_side_is_an_error():
     with pytest.raises(UserError, match="--image_size 1001"):
-        default_spec(1001)
+        train_vae.main(["--plan", "--image_size", "1001", "--vram_gib", "12"])

@@ -22,6 +22,7 @@ from vae.system.files import (
     parse_json,
     read_json,
     read_json_lines,
+    regular_path,
     remove_temporary,
     sha256_of_file,
     why_not_writable,
@@ -146,6 +147,36 @@ def test_why_not_writable(tmp_path, monkeypatch):
     monkeypatch.setattr("tempfile.TemporaryFile", refuse)  # permissions do not stop root
     expected = f"cannot be written ({tmp_path}: Permission denied): change its permissions or use"
     assert why_not_writable(tmp_path / "a").startswith(expected)
+
+
+@pytest.fixture
+def closed(tmp_path):
+    """A folder that this process may not enter."""
+    if not hasattr(os, "seteuid"):
+        pytest.skip("Windows has other permissions")
+    folder, user = tmp_path / "closed", os.geteuid()
+    folder.mkdir()
+    (folder / "file").touch()
+    folder.chmod(0)
+    if user == 0:
+        os.seteuid(65534)  # permissions do not stop root
+    yield folder
+    if user == 0:
+        os.seteuid(user)
+    folder.chmod(0o700)
+
+
+def test_folder_and_file_behind_a_closed_folder(closed):
+    assert "Permission denied): change its permissions" in why_not_writable(closed / "run")
+    with pytest.raises(PermissionError):
+        regular_path(closed / "file")
+
+
+def test_file_that_may_not_be_read(tmp_path, monkeypatch):
+    (tmp_path / "file").touch()
+    monkeypatch.setattr(os, "access", lambda path, mode: False)
+    with pytest.raises(PermissionError, match="Permission denied"):
+        regular_path(tmp_path / "file")
 
 
 @pytest.mark.skipif(os.name == "nt", reason="links need special permissions")

@@ -260,6 +260,9 @@ def test_a_new_decoder_begins_as_a_codec_of_the_trained_latents(options, image_f
     assert loaded.scaling_factor == 0.5
     with torch.no_grad():
         assert torch.equal(student.encode(pixels).mean, teacher.encode(pixels).mean)
+    resumed = {**options, "output_dir": str(tmp_path / "more"), "new_stage": True}
+    assert train({**resumed, "resume_from": str(tmp_path / "run" / "checkpoint_epoch_1.pt")}) == 0
+    assert tuple(last_checkpoint(tmp_path / "more")["config"]["decoder_channels"]) == (8, 16)
     found = psnr_of(lambda images: student(images)[0], image_folder)
     assert found > psnr_of(lambda images: teacher(images)[0], image_folder) - 3
 

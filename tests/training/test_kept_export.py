@@ -113,7 +113,7 @@ def test_values_that_are_not_finite_are_not_exported(finished, tmp_path, what):
     else:
         run.state.eval_model.decoder.conv_out.bias.data.fill_(math.inf)
     with pytest.raises(NonFiniteError, match=r"vae is not written, .*--learning_rate") as caught:
-        Export(run.config, run.state, peak=0.1).write(LatentConstants(scaling), tmp_path / "none.pt")
+        Export(run.config, run.state, "train longer").write(LatentConstants(scaling), tmp_path / "none.pt")
     assert "\n" not in str(caught.value)
     assert content_of(tmp_path / "run" / "vae") == before
     assert kept_folders(tmp_path / "run") == []
@@ -127,7 +127,7 @@ def keep(folder: Path, adversarial_weight: float) -> None:
     checkpoint = folder / "checkpoint_epoch_1.pt"
     checkpoint.touch()
     write_json(folder / MARKER_NAME, {"command": "train", "id": RUN})
-    Export(config, state, peak=0.1).write(LatentConstants(), checkpoint)
+    Export(config, state, "train longer").write(LatentConstants(), checkpoint)
 
 
 @pytest.mark.parametrize(("first_epoch", "kept"), [("0", []), ("1", ["vae_before"])])

@@ -1,6 +1,7 @@
 """Exact values of the learning-rate and EMA schedules."""
 
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -142,6 +143,13 @@ def test_peak_is_inverse_to_the_width_and_follows_the_length_of_the_stage():
     assert peak_learning_rate(64, TRAINED, 4000) == pytest.approx(4e-4)
     assert peak_learning_rate(64, RANDOM, 10) == pytest.approx(8e-4)  # there is nothing to lose
     assert peak_learning_rate(8, RANDOM, 10) == MAX_PEAK
+
+
+def test_a_lower_rate_is_a_remedy_only_above_the_rule():
+    schedule = StageSchedule(StageSteps(0, 2, 3, 4, 4), WARM, 64, OptimConfig(), LossConfig())
+    assert schedule.remedy == "train for more epochs"
+    given = replace(schedule, optim=OptimConfig(learning_rate=1.0))
+    assert given.remedy == "lower --learning_rate (now 1), or train for more epochs"
 
 
 def first_rates(options: dict, folder: Path, **given) -> list[float]:

@@ -3,7 +3,7 @@
 import pytest
 from scipy import stats
 
-from vae.tuning.results import _STUDENT_T, Gain
+from vae.tuning.results import _STUDENT_T, Gain, smallest_gain
 
 
 def test_gain_is_paired_by_seed_and_its_interval_is_students():
@@ -15,6 +15,10 @@ def test_gain_is_paired_by_seed_and_its_interval_is_students():
     assert "better by 0.50 dB" in str(gain)
     for freedom, quantile in enumerate(_STUDENT_T, 1):
         assert quantile == pytest.approx(stats.t.ppf(0.975, freedom), abs=5e-4)
+
+
+def test_smallest_gain_is_the_half_width_of_independent_repeats():
+    assert smallest_gain((20.0, 21.0, 22.0)) == pytest.approx(4.303 * (2 / 3) ** 0.5)
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,7 @@ examples:
   python check_compatibility.py --plan           the profiles that fit this card, with predicted memory
   python check_compatibility.py --plan --gpu "RTX 5090"      the same for another card
   python check_compatibility.py --plan --vram_gib 12         the same for any card with 12 GiB
-  python check_compatibility.py --plan --image_size 2048     the memory of each --recompute level
+  python train_vae.py --plan --gpu "RTX 5090" --image_size 2048    the same for flags of your own
 
 exit code:
   0  nothing failed; warnings are allowed    2  the command line is invalid
@@ -53,23 +53,14 @@ class CheckConfig:
     vram_gib: float | None = option(
         None, "plan for a card with this memory size, as advertised", metavar="GIB"
     )
-    image_size: int | None = option(
-        None, "of --plan: print each --recompute level for images with this side, on any card", metavar="PX"
-    )
 
 
 def parse_check_flags(argv: list[str]) -> CheckConfig:
     """The options of one command; raises UsageError for options that cannot be combined."""
     config = parse_section(CheckConfig, "check_compatibility.py", DESCRIPTION, EPILOG, argv)
-    for name in ("gpu", "vram_gib", "image_size"):
+    for name in ("gpu", "vram_gib"):
         if getattr(config, name) is not None and not config.plan:
             raise UsageError(f"--{name} is only used by --plan: add --plan")
-    for name in ("gpu", "vram_gib"):
-        if getattr(config, name) is not None and config.image_size is not None:
-            raise UsageError(
-                f"--image_size prints the recompute levels for any card, and --{name} plans for one card: "
-                "remove one of them"
-            )
     if config.strict and config.plan:
         raise UsageError("--strict is only used by the checks, which --plan replaces: remove one of them")
     return config

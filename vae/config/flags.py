@@ -23,7 +23,7 @@ from vae.system.errors import UserError
 
 # What --help of train_vae.py shows; --help_all and docs/flags.md have the other flags too.
 _COMMON = """
-list_profiles
+list_profiles plan
 channels z_channels init_from
 data_path val_path val_split image_size num_workers persistent_workers
 reconstruction_weight perceptual_weight perceptual_net kl_weight adversarial_weight disc_start

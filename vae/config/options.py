@@ -706,6 +706,11 @@ class ActionConfig:
     """Actions instead of training. They are flags only, and never part of a configuration."""
 
     list_profiles: bool = option(False, "list the profiles and exit")
+    plan: bool = option(
+        False, "print memory and least time of the steps of this command, here or on --gpu NAME, and exit"
+    )
+    gpu: str | None = option(None, "--plan for this card; default: the card of this machine", metavar="NAME")
+    vram_gib: float | None = option(None, "--plan for a card with this memory", metavar="GIB")
     folds: tuple[str, ...] | None = option(
         None,
         "train these folds of the manifest, such as 0 2 4, or all, each in OUTPUT_DIR/fold_N",

@@ -24,6 +24,21 @@ class Recipe:
     values: dict[str, Any]
 
 
+# Losses of sd-vae-ft-ema, which are those of its initial VAE: L1, LPIPS and the adversarial term
+# (https://huggingface.co/stabilityai/sd-vae-ft-ema), with the weight and start of VA-VAE (0.5 from step
+# 5000, https://github.com/hustvl/LightningDiT). Learning rate: AiArtLab's decoder on one card (5e-5),
+# DC-AE's adversarial phase (5.4e-5, arXiv 2410.10733).
+_DECODER = {
+    **_FAST,
+    "train_part": "decoder",
+    "image_size": 512,
+    "batch_size": 16,
+    "warmup_epochs": 1.0,
+    "adversarial_weight": 0.5,
+    "disc_start": 5000,
+    "disc_learning_rate": 5e-5,
+}
+
 RECIPES = {
     "ultra": Recipe("the largest crops of the menu", {**_FAST, "image_size": 2048, "batch_size": 4}),
     "high": Recipe("large crops", {**_FAST, "image_size": 1536, "batch_size": 8}),
@@ -58,22 +73,10 @@ RECIPES = {
     "card-12gb": Recipe("for cards with 12 GB", {**_FAST, "image_size": 768, "batch_size": 12}),
     "card-16gb": Recipe("for cards with 16 GB", {**_FAST, "image_size": 1024, "batch_size": 8}),
     "card-24gb": Recipe("for cards with 24 GB", {**_FAST, "image_size": 1280, "batch_size": 8}),
-    # Losses of sd-vae-ft-ema, which are those of its initial VAE: L1, LPIPS and the adversarial term
-    # (https://huggingface.co/stabilityai/sd-vae-ft-ema), with the weight and start of VA-VAE (0.5 from step
-    # 5000, https://github.com/hustvl/LightningDiT). Learning rate: AiArtLab's decoder on one card (5e-5),
-    # DC-AE's adversarial phase (5.4e-5, arXiv 2410.10733).
-    "decoder": Recipe(
-        "improves the decoder of --init_from",
-        {
-            **_FAST,
-            "train_part": "decoder",
-            "image_size": 512,
-            "batch_size": 16,
-            "warmup_epochs": 1.0,
-            "adversarial_weight": 0.5,
-            "disc_start": 5000,
-            "disc_learning_rate": 5e-5,
-        },
+    "decoder": Recipe("improves the decoder of --init_from", _DECODER),
+    "small-decoder": Recipe(
+        "a new decoder of half the width for --init_from",
+        {**_DECODER, "decoder_channels": [64, 128, 256, 256]},
     ),
     "demo": Recipe(
         "a first look, about 4 minutes on any machine",
@@ -121,7 +124,7 @@ def profile_table() -> str:
     lines = []
     for name, recipe in RECIPES.items():
         size, batch = recipe.values["image_size"], recipe.values["batch_size"]
-        lines.append(f"{name:<11} {size:>4} px   batch {batch:>2}   {recipe.purpose}")
+        lines.append(f"{name:<13} {size:>4} px   batch {batch:>2}   {recipe.purpose}")
     return "\n".join(lines)
 
 

@@ -28,14 +28,14 @@ def check_command(config: ExportConfig) -> None:
 
 
 def _check_output(output: Path, config: ExportConfig) -> None:
-    if config.is_single and output.is_dir():
+    if config.is_single and os.path.isdir(output):
         raise UserError(f"--output {output} is a folder: give a file, or a folder without .safetensors")
-    if not config.is_single and output.exists() and not output.is_dir():
+    if not config.is_single and os.path.exists(output) and not os.path.isdir(output):
         raise UserError(f"--output {output} is a file: give a folder, or a file that ends in .safetensors")
     targets = [output] if config.is_single else [output / WEIGHTS_NAME, output / "config.json"]
     if any(map(os.path.lexists, targets)) and not config.overwrite:
         raise UserError(f"--output {output} exists: give another path, or add --overwrite to replace it")
-    if not config.is_single and not targets[0].exists():
+    if not config.is_single and not os.path.exists(targets[0]):
         check_folder(output, "export", "--output")
         return
     folder = output.parent if config.is_single else output

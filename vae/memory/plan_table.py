@@ -5,16 +5,16 @@ its specifications.
 """
 
 import math
-from collections.abc import Iterator
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
 
-from vae.config.options import RECOMPUTE, Config
+from vae.config.options import Config, SpeedConfig
 from vae.config.precision import PrecisionSupport, choose_dtype
 from vae.config.recipes import RECIPES, recipe_values
-from vae.config.resolve import check_image_size, resolve
+from vae.config.resolve import resolve
 from vae.device import precision_support
 from vae.memory.available import CPU_SHARE, available_bytes
 from vae.memory.plan import (
@@ -24,7 +24,6 @@ from vae.memory.plan import (
     fastest_level,
     reserve_bytes,
     stage_spec,
-    step_memory,
 )
 from vae.system import console
 from vae.system.errors import UserError
@@ -49,12 +48,17 @@ class Target:
     explained: str  # how `available` is derived
     notes: tuple[str, ...] = ()
 
+    @property
+    def settings(self) -> dict[str, Any]:
+        """The options that the card, or its absence, sets."""
+        return self.card.settings if self.card else ({} if self.is_gpu else CPU_SETTINGS)
+
 
 @dataclass(frozen=True)
 class ProfilePlan:
     """How one profile's step runs on a target; if it does not fit, the settings that need least memory."""
 
-    profile: str
+    profile: str  # or another name of what is planned
     image_size: int  # px
     images_per_step: int  # batch size x accumulation steps
     available_gib: float
@@ -147,9 +151,8 @@ def _target_here() -> Target:
 
 def plan_profiles(target: Target) -> Iterator[ProfilePlan]:
     """The plan of every profile, each as soon as it is counted (seconds per profile)."""
-    settings = target.card.settings if target.card else ({} if target.is_gpu else CPU_SETTINGS)
     for name in RECIPES:
-        config = resolve({}, None, recipe_values(name, target.is_gpu), settings)
+        config = resolve({}, None, recipe_values(name, target.is_gpu), target.settings)
         yield plan_profile(name, config, target)
 
 
@@ -164,7 +167,7 @@ def plan_profile(name: str, config: Config, target: Target) -> ProfilePlan:
         return ProfilePlan(name, image_size, images, available / GIB, problem=str(error))
     reserve = reserve_bytes(config, is_gpu=target.is_gpu)
     spec = stage_spec(config, image_size, batch_size, getattr(torch, dtype), reserve)
-    memory, problem = _choose(spec, available)
+    memory, problem = _choose(spec, available, config.speed)
     floor = None
     if target.card is not None and dtype != "float32":  # the rates are for bf16
         floor = floor_seconds(memory, images, target.card)
@@ -203,13 +206,16 @@ def floor_seconds(memory: StepMemory, images: int, card: Card) -> float | None:
     return max(arithmetic, traffic)
 
 
-def _choose(spec: StepSpec, available: int) -> tuple[StepMemory, str | None]:
+def _choose(spec: StepSpec, available: int, speed: SpeedConfig) -> tuple[StepMemory, str | None]:
     """The trainer's own choice; or, if nothing fits, the step with the least memory and a message."""
     try:
-        return choose_step(spec, available, "auto", "auto"), None
+        memory = choose_step(spec, available, speed.micro_batch_size, speed.recompute)
     except UserError:
-        least = fastest_level(spec, available, 1, "auto")
-        return least, f"does not fit: one image needs {least.total / GIB:.1f} GiB"
+        memory = fastest_level(spec, available, 1, speed.recompute)
+    if memory.total <= available:
+        return memory, None
+    images = "one image needs" if memory.micro_batch == 1 else f"{memory.micro_batch} images per pass need"
+    return memory, f"does not fit: {images} {memory.total / GIB:.1f} GiB"
 
 
 def plan_data(gpu: str | None = None, vram_gib: float | None = None) -> dict[str, Any]:
@@ -218,36 +224,6 @@ def plan_data(gpu: str | None = None, vram_gib: float | None = None) -> dict[str
     facts = asdict(target)
     facts["available_gib"] = facts.pop("available") / GIB
     return {"target": facts, "profiles": [asdict(plan) for plan in plan_profiles(target)]}
-
-
-def default_spec(image_size: int, batch: int = 1) -> StepSpec:
-    """The step behind the figures in the documentation, on a card: bf16, L1 + LPIPS + KL, EMA weights."""
-    config = Config()
-    check_image_size(image_size, config.model)
-    return stage_spec(config, image_size, batch, torch.bfloat16, reserve_bytes(config, is_gpu=True))
-
-
-def memory_by_level(spec: StepSpec) -> list[StepMemory]:
-    """The step at every recompute level, with one image per pass, from the fastest level to the smallest."""
-    return [step_memory(replace(spec, recompute=level), 1) for level in RECOMPUTE]
-
-
-def levels_data(image_size: int) -> list[dict[str, Any]]:
-    """The recompute levels as plain data for JSON."""
-    return [asdict(step) | {"total": step.total} for step in memory_by_level(default_spec(image_size))]
-
-
-def print_levels(image_size: int) -> None:
-    """Print bytes per pixel and arithmetic of each recompute level, and the memory of 1 and 4 images."""
-    console.info(
-        f"{'--recompute':<16}{'bytes/pixel':>12}{'TFLOP/image':>13}{'GiB, 1 image':>14}{'4 as 4 x 1':>12}"
-    )
-    levels = [memory_by_level(default_spec(image_size, batch)) for batch in (1, 4)]
-    for one, four in zip(*levels, strict=True):
-        console.info(
-            f"{one.recompute:<16}{one.working / image_size**2:>12,.0f}{one.flops / TERA:>13.1f}"
-            f"{one.total / GIB:>14.1f}{four.total / GIB:>12.1f}"
-        )
 
 
 def describe_step(memory: StepMemory, images: int) -> str:
@@ -272,16 +248,16 @@ def features_note(memory: StepMemory, images: int) -> str | None:
 
 
 TABLE_HEADER = (
-    f"{'profile':<11}{'px':>5}{'images':>8}{'passes':>9}  {'recompute':<15}{'peak GiB':>8}{'of GiB':>8}"
+    f"{'profile':<13}{'px':>5}{'images':>8}{'passes':>9}  {'recompute':<15}{'peak GiB':>8}{'of GiB':>8}"
     f"{'TFLOP/image':>13}{'floor s/step':>14}"
 )
 
 
 def table_row(plan: ProfilePlan) -> str:
     """One row of the table under TABLE_HEADER."""
-    start = f"{plan.profile:<11}{plan.image_size:>5}{plan.images_per_step:>8}"
+    start = f"{plan.profile:<13}{plan.image_size:>5}{plan.images_per_step:>8}"
     if plan.problem:
-        return f"{start}   {plan.problem}"
+        return f"{start}{'-':>9}  {plan.recompute or '-':<15} {plan.problem}"
     passes = f"{plan.passes} x {plan.micro_batch}"
     floor = f"{plan.floor_seconds:.2f}" if plan.floor_seconds is not None else "-"
     return (
@@ -306,13 +282,18 @@ def _legend(target: Target) -> list[str]:
 
 
 def print_plan(gpu: str | None = None, vram_gib: float | None = None) -> None:
-    """Print the table, each profile as soon as it is counted; raises UserError as find_target does."""
+    """Print the table of all profiles; raises UserError as find_target does."""
     target = find_target(gpu, vram_gib)
+    print_table(target, plan_profiles(target))
+
+
+def print_table(target: Target, plans: Iterable[ProfilePlan], first_column: str = "profile") -> None:
+    """Print the plans for a target, each as soon as it is counted."""
     console.info(f"Plan for {target.name}: {target.available / GIB:.1f} GiB ({target.explained})")
     for note in target.notes:
         console.info(f"note: {note}")
-    console.info(f"\n{TABLE_HEADER}")
-    for plan in plan_profiles(target):
+    console.info("\n" + TABLE_HEADER.replace("profile", first_column.ljust(7)))
+    for plan in plans:
         console.info(table_row(plan))
         if plan.note and not plan.problem:
             console.info(f"  {plan.note}")

@@ -44,13 +44,13 @@ def check_output_file(path: str, flag: str, *, overwrite: bool) -> None:
     """UserError if the file cannot be written, or exists without --overwrite."""
     file = Path(path)
     folder = file.absolute().parent
-    if file.is_symlink():
+    if os.path.islink(file):
         raise UserError(f"{flag} {path} is a link: give another name, or remove it")
-    if file.is_dir():
+    if os.path.isdir(file):
         raise UserError(f"{flag} {path} is a folder: give the name of a file")
-    if not folder.is_dir():
+    if not os.path.isdir(folder):
         raise UserError(f"{flag} {path}: the folder {folder} is missing: create it")
-    if file.exists() and not overwrite:
+    if os.path.exists(file) and not overwrite:
         raise UserError(f"{flag} {path} exists: give another name, or add --overwrite")
     if problem := why_not_writable(folder):
         raise UserError(f"{flag} {path}: {folder} {problem}")

@@ -61,8 +61,10 @@ def check_regular(path: str | os.PathLike[str]) -> None:
 
 
 def regular_path(path: str | os.PathLike[str]) -> str | os.PathLike[str]:
-    """`path`, for libraries that open files themselves; OSError unless it is that of a regular file."""
+    """`path`, for libraries that open files themselves; OSError unless it is a regular file to be read."""
     check_regular(path)
+    if not os.access(path, os.R_OK):  # libraries report another cause
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), os.fspath(path))
     return path
 
 
@@ -285,7 +287,7 @@ def csv_text(cell: str) -> str:
 def nearest_existing(path: str | os.PathLike[str]) -> Path:
     """`path`, or its nearest parent that exists."""
     path = Path(path)
-    return next(p for p in [path, *path.absolute().parents] if p.exists())
+    return next(p for p in [path, *path.absolute().parents] if os.path.exists(p))
 
 
 def why_not_writable(folder: str | os.PathLike[str]) -> str | None:
@@ -294,7 +296,7 @@ def why_not_writable(folder: str | os.PathLike[str]) -> str | None:
     if "\0" in str(folder):
         return "contains a null character: remove it"
     for path in (folder, *folder.absolute().parents):
-        if path.is_symlink() and not path.exists():
+        if os.path.islink(path) and not os.path.exists(path):
             return f"cannot be used: the link {path} leads to no folder: remove it, or use another folder"
     nearest = nearest_existing(folder)
     if not nearest.is_dir():

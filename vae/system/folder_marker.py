@@ -30,7 +30,7 @@ class FolderMarker:
 def read_marker(folder: Path) -> FolderMarker | None:
     """The marker of a folder; None if it has none, or one that is not ours or is damaged."""
     path = folder / MARKER_NAME
-    if path.is_symlink():
+    if os.path.islink(path):
         return None
     try:
         content = read_json(path, max_bytes=_MAX_BYTES)

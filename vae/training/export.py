@@ -85,11 +85,11 @@ def is_exported(output_dir: Path, checkpoint: Path) -> bool:
 
 
 class Export:
-    """Writes OUTPUT_DIR/vae. `peak` is the learning rate of the last stage, for the texts."""
+    """Writes OUTPUT_DIR/vae. `remedy`: that of the last stage, if PSNR has fallen in it."""
 
-    def __init__(self, config: Config, state: TrainingState, peak: float) -> None:
+    def __init__(self, config: Config, state: TrainingState, remedy: str) -> None:
         self.folder = Path(config.run.output_dir) / EXPORT_NAME
-        self._config, self._state, self._peak = config, state, peak
+        self._config, self._state, self._remedy_of_decrease = config, state, remedy
 
     def write(self, constants: LatentConstants, checkpoint: Path, overflows_fp16: bool = False) -> None:
         """Write the folder with constants of the latents; nothing if a value is not finite: NonFiniteError.
@@ -103,7 +103,7 @@ class Export:
         if not all(bool(torch.isfinite(value.cpu()).all()) for value in values):  # as the file will have them
             raise NonFiniteError(
                 f"{self.folder} is not written, because weights or statistics of the latents are not finite: "
-                f"{self._remedy()}"
+                f"{self._remedy('lower --learning_rate')}"
             )
         weights, start = stored_weights(state.eval_model, "fp32"), state.lineage.start
         digest, marker = checkpoint_digest(checkpoint), read_marker(self.folder.parent)
@@ -159,12 +159,11 @@ class Export:
         if self._config.loss.adversarial_weight > 0:
             console.info(f"{line}: the adversarial loss may lower PSNR, so compare the pictures of both")
         else:
-            console.warning(f"{line}: {self._remedy()}")
+            console.warning(f"{line}: {self._remedy(self._remedy_of_decrease)}")
 
-    def _remedy(self) -> str:
-        """The command that trains on from the best checkpoint."""
+    def _remedy(self, text: str) -> str:
+        """The remedy `text`, and the command that trains on from the best checkpoint."""
         name, stage, folder = self._state.history.best_checkpoint, self._state.stage, self.folder.parent
-        text = f"lower --learning_rate (now {self._peak:.3g}), or train for more epochs"
         if not name or name == position_name(self._state.position) or not (folder / name).is_file():
             return text
         flags = ["--image_size", str(stage.image_size), "--num_epochs", str(stage.num_epochs)]

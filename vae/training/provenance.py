@@ -194,9 +194,14 @@ def _shown(value: Any) -> str:
     return "none" if value is None else console.printable(str(value))[:SHOWN]
 
 
-def print_resume(resume: Resume) -> None:
-    """Print which kind of continuation this is, and what it means."""
-    if resume.kind == EXACT:
+def print_resume(resume: Resume, new_size: int | None) -> None:
+    """Print which kind of continuation this is, and what it means.
+
+    `new_size`: the side of the crops in px, if a stage begins here.
+    """
+    if resume.kind == EXACT and new_size is not None:
+        console.info(f"resume  with a new stage of {new_size} px: the same images in new epochs")
+    elif resume.kind == EXACT:
         console.info("resume  exact: the samples continue as if the run had not stopped")
     elif resume.kind == TOPOLOGY:
         console.info(

@@ -216,14 +216,14 @@ class _Run:
             constants = latent_constants(state.eval_model, run.networks, crops(), state.latent_constants)
             overflows = activations_of(state.eval_model, crops()).may_overflow_fp16
             try:
-                Export(run.config, state, schedule.peak).write(constants, checkpoint, overflows)
+                Export(run.config, state, schedule.remedy).write(constants, checkpoint, overflows)
             except NonFiniteError as error:
                 failure = str(error)
         raise_if_diverged(self.dist, failure)
         cost = recorded_cost(run.output_dir / METRICS_NAME) if run.config.run.hourly_cost else 0.0
         lines = [
             progress_line(state, schedule.steps) + cost_text(cost, state.position.images),
-            *result_lines(run.output_dir, run.config, state, baselines, constants),
+            *result_lines(run.output_dir, run.config, state, baselines, constants, schedule.remedy),
             f"next    {next_command(run.output_dir, run.provenance.resumed_from, state)}",
         ]
         console.info("\n".join(lines))

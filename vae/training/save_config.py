@@ -9,7 +9,7 @@ from vae.device import pick_device
 from vae.system import console
 from vae.system.errors import UserError
 from vae.system.files import write_json
-from vae.training.setup import resolve_options
+from vae.training.setup import machine_of, resolve_options
 from vae.training.stages import planned_stages
 
 
@@ -21,7 +21,7 @@ def save_config(given: dict[str, Any], path: str) -> None:
     file = Path(path)
     if os.path.lexists(file):
         raise UserError(f"--save_config {file} exists: use another name, or delete it first")
-    options = resolve_options(given, pick_device(given.get("device", "auto")))
+    options = resolve_options(given, *machine_of(pick_device(given.get("device", "auto"))))
     if options.content is None:
         planned_stages(options.config)  # checks --progressive
     values = flatten(options.config)

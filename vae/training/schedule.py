@@ -140,6 +140,12 @@ class StageSchedule:
         given = self.optim.learning_rate
         return self.ruled_peak if given is None else given
 
+    @property
+    def remedy(self) -> str:
+        """What helps if PSNR stays below the start of the stage: the rate of the rule is low enough."""
+        lower = f"lower --learning_rate (now {self.peak:.3g}), or " if self.peak > self.ruled_peak else ""
+        return f"{lower}train for more epochs"
+
     def learning_rates(self, position: Position, caps: Sequence[float]) -> tuple[float, float]:
         """Those of the autoencoder and of the discriminator in the next step; `caps`: see `lowered`."""
         done, total = self.steps.done(position), self.steps.total

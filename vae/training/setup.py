@@ -91,9 +91,9 @@ def prepare_run(given: Given, dist: Distributed) -> PreparedRun:
 
     Raises UserError, with nothing written, if something is wrong.
     """
-    options = resolve_options(given, dist.device, dist)
+    options = resolve_options(given, *machine_of(dist.device), dist)
     config, given, content = with_local_batch(options.config, dist.world_size), options.given, options.content
-    stages, position = _stages(config, given, content)
+    stages, position = run_stages(config, given, content)
     config = _keep_length(config, stages, position)
     dtype = compute_dtype(config.speed, dist.device)
     num_workers = resolve_num_workers(config.data.num_workers, processes_here=dist.local_world_size)
@@ -123,7 +123,7 @@ def prepare_run(given: Given, dist: Distributed) -> PreparedRun:
         sample_images=_sample_images(config, stages, dist),
         num_workers=num_workers,
         compiled=compiled,
-        provenance=_provenance(options, config, state.stage, training_set, validation_set, dist.world_size),
+        provenance=_provenance(options, config, state, training_set, validation_set, dist.world_size),
     )
     if state.fp16 and _overflows_fp16(run, content):
         leave_fp16(run)
@@ -157,13 +157,14 @@ def leave_fp16(run: PreparedRun) -> None:
 def _provenance(
     options: "ResolvedOptions",
     config: Config,
-    stage: Stage,
+    state: TrainingState,
     training_set: TrainingSet,
     validation_set: ValidationSet | None,
     processes: int,
 ) -> Provenance:
     """Where the run comes from. How it continues the one before it is printed."""
     content, path = options.content, options.path
+    stage, position = state.stage, state.begun_at
     continues = None
     if content is not None:
         parent, step = saved_lineage(content).id, content["position"]["step"]
@@ -172,7 +173,7 @@ def _provenance(
     resume = Resume(NEW)
     if content is not None:
         resume = compare(content["contract"], samples)
-        print_resume(resume)
+        print_resume(resume, None if is_started(stage, position) else stage.image_size)
     return Provenance(samples, _begun_from(config, content, options.source), path, resume)
 
 
@@ -221,8 +222,19 @@ class ResolvedOptions:
     source: VaeFile | None  # of --init_from
 
 
-def resolve_options(given: Given, device: torch.device, dist: Distributed | None = None) -> ResolvedOptions:
-    """Combine the `given` options with the files that they name, the profile and the card.
+def machine_of(device: torch.device) -> tuple[bool, dict[str, Any]]:
+    """Whether the device is a card, and the options that it sets."""
+    if device.type != "cuda":
+        return False, CPU_SETTINGS
+    properties = torch.cuda.get_device_properties(device)
+    card = match_card(properties.name, properties.total_memory / GIB)
+    return True, card.settings if card else {}
+
+
+def resolve_options(
+    given: Given, has_gpu: bool, machine_settings: dict[str, Any], dist: Distributed | None = None
+) -> ResolvedOptions:
+    """Combine the `given` options with the files that they name, the profile and the machine.
 
     `dist`: the processes that call this together; None: only this one.
     """
@@ -234,7 +246,9 @@ def resolve_options(given: Given, device: torch.device, dist: Distributed | None
         given = {"output_dir": str(path.parent), **given}
     if content is not None:
         _keep_order(content)
-    config = _resolve(given, content, device)
+    name = given.get("profile")
+    profile = recipe_values(name, has_gpu) if name else None
+    config = resolve(given, content["config"] if content else None, profile, machine_settings)
     if content is None:
         check_encoder(config, given)
     config, source = _existing_vae(config, given, dist)
@@ -251,7 +265,7 @@ def _existing_vae(config: Config, given: Given, dist: Distributed | None) -> tup
     read = partial(read_vae, Path(config.model.init_from))
     file = from_main(read, dist) if dist else read()
     shape = {"norm_groups": config.model.norm_groups, **file.shape}
-    of_decoder = {name: given[name] for name in DECODER_SHAPE if given.get(name) is not None}
+    of_decoder = {name: value for name in DECODER_SHAPE if (value := getattr(config.model, name)) is not None}
     check_shape(
         {name: value for name, value in given.items() if name not in of_decoder}, shape, "--init_from"
     )
@@ -268,7 +282,7 @@ def _existing_vae(config: Config, given: Given, dist: Distributed | None) -> tup
     return replace(config, model=model), file
 
 
-def _stages(config: Config, given: Given, content: dict[str, Any] | None) -> tuple[list[Stage], Position]:
+def run_stages(config: Config, given: Given, content: dict[str, Any] | None) -> tuple[list[Stage], Position]:
     """The stages of the run and the position at which it begins or resumes."""
     if content is None:
         return planned_stages(config), Position()
@@ -348,17 +362,6 @@ def _keep_order(content: dict[str, Any]) -> None:
             config[name] = content["contract"]["topology"][of_run]
 
 
-def _resolve(given: Given, content: dict[str, Any] | None, device: torch.device) -> Config:
-    name = given.get("profile")
-    profile = recipe_values(name, has_gpu=device.type == "cuda") if name else None
-    card_settings = CPU_SETTINGS
-    if device.type == "cuda":
-        properties = torch.cuda.get_device_properties(device)
-        card = match_card(properties.name, properties.total_memory / GIB)
-        card_settings = card.settings if card else {}
-    return resolve(given, content["config"] if content else None, profile, card_settings)
-
-
 def _check_stages(
     config: Config, stages: list[Stage], position: Position, training_set: TrainingSet, dist: Distributed
 ) -> None:
@@ -381,10 +384,7 @@ def _check_stages(
     for stage in stages:
         if stage.end_epoch <= position.epoch:
             continue
-        check_image_size(stage.image_size, config.model)
-        shortest = _shortest_side(config, stage)
-        check_discriminator(shortest, config.loss)
-        check_views(shortest, config.model, config.loss)
+        check_stage(config, stage)
         images = stage.batch_size * config.run.accumulation_steps * dist.world_size
         if count < images and not too_few:
             factors = f"{config.run.accumulation_steps} accumulation x {dist.world_size} processes"
@@ -398,6 +398,14 @@ def _check_stages(
         probe(training_set.crops(config, largest, global_batch), config.data.max_bad_fraction)
     if too_few:  # after the images are checked: files that are no images would need another remedy
         raise DataError(too_few)
+
+
+def check_stage(config: Config, stage: Stage) -> None:
+    """Raise UserError if the crops of a stage do not suit the network or the loss."""
+    check_image_size(stage.image_size, config.model)
+    shortest = _shortest_side(config, stage)
+    check_discriminator(shortest, config.loss)
+    check_views(shortest, config.model, config.loss)
 
 
 def _shortest_side(config: Config, stage: Stage) -> int:

@@ -2,6 +2,7 @@
 
 import math
 import statistics
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -71,6 +72,11 @@ class Gain(NamedTuple):
         else:
             result = f"NO GAIN is shown: the difference of {self.mean:+.{digits}f}{unit} may be noise"
         return f"{self.objective}: {result} ({interval})"
+
+
+def smallest_gain(values: Sequence[float]) -> float:
+    """The mean difference that as many repeats as these can show, if equal seeds have nothing in common."""
+    return _STUDENT_T[len(values) - 2] * statistics.stdev(values) * math.sqrt(2 / len(values))
 
 
 def _short(value: Any) -> str:

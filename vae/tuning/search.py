@@ -22,7 +22,7 @@ from vae.tuning.page import write_search_page
 from vae.tuning.precheck import Base
 from vae.tuning.presets import known_recipes
 from vae.tuning.repeats import repeat
-from vae.tuning.results import Gain, Row, cells, shown, sign
+from vae.tuning.results import Gain, Row, cells, shown, sign, smallest_gain
 from vae.tuning.space import options_of, start_values
 from vae.tuning.study import DEFAULTS, NAME, REASON, SECONDS, STEPS, VALUES, Claim, SharedStudy, identity_of
 from vae.tuning.training_process import RUN_NAME, Ended, Kind, train
@@ -90,6 +90,8 @@ def _measure_noise(run: Search) -> None:
         listed = ", ".join(shown(name, value) for value in values)
         mean, noise = shown(name, fmean(values)), shown(name, stdev(values))
         console.info(f"        {name} {listed}: mean {mean}, noise {noise}")
+        least = shown(name, smallest_gain(values))
+        console.info(f"        a gain below about {least} will not be shown: --seeds (now {len(values)})")
 
 
 def _train_trials(run: Search) -> None:

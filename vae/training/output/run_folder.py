@@ -1,5 +1,6 @@
 """The folder of a run: names of its files, and which runs a folder contains. Needs no PyTorch."""
 
+import os
 import re
 from pathlib import Path
 
@@ -39,7 +40,7 @@ def check_run_folder(folder: Path) -> FolderMarker | None:
     try:
         return check_folder(folder, COMMAND)
     except UserError as error:
-        paths = checkpoint_paths(folder) if read_marker(folder) is None and folder.is_dir() else []
+        paths = checkpoint_paths(folder) if read_marker(folder) is None and os.path.isdir(folder) else []
         if not paths:
             raise
         words = "--resume_from", max(paths, key=_position), "--output_dir", "NEW_FOLDER"

@@ -212,16 +212,19 @@ def result_lines(
     state: TrainingState,
     baselines: dict[str, Metrics],
     constants: LatentConstants,
+    remedy: str,
 ) -> list[str]:
-    """Best and last metrics beside the baselines, and the files that were written."""
+    """Best and last metrics beside the baselines, and the files that were written.
+
+    `remedy`: what helps if PSNR has fallen in the last stage.
+    """
     factor = state.autoencoder.downsampling
     lines = _metrics_lines(config, state, baselines, factor)
     if "psnr" in state.last_validation and "bicubic" in baselines:
         bicubic = f"{factor}x bicubic", baselines["bicubic"]["psnr"]
         adversarial = config.loss.adversarial_weight > 0
-        lines.append(
-            verdict_line(state.last_validation["psnr"], bicubic, state.history.start_psnr, adversarial)
-        )
+        psnr, start = state.last_validation["psnr"], state.history.start_psnr
+        lines.append(verdict_line(psnr, bicubic, start, remedy, adversarial))
     if state.most_rejected:
         lines.append(f"skipped {counted(state.most_rejected, 'image')}: {folder / REJECTED_NAME}")
     shown = f"scaling {constants.scaling:.4f}, shift {constants.shift:.4f}"
@@ -269,11 +272,12 @@ def _metrics_line(name: str, values: Metrics) -> str:
 
 
 def verdict_line(
-    psnr: float, bicubic: tuple[str, float], start_psnr: float | None, adversarial: bool = False
+    psnr: float, bicubic: tuple[str, float], start_psnr: float | None, remedy: str, adversarial: bool = False
 ) -> str:
     """One sentence: whether the VAE is better than bicubic and than its start, and what to do if it is not.
 
     PSNR values in dB; `bicubic` is the baseline's name and PSNR, `start_psnr` that before the stage.
+    `remedy`: what helps if PSNR has fallen below it.
     """
     rivals = [(f"{bicubic[0]} ({bicubic[1]:.2f} dB)", bicubic[1])]
     if start_psnr is not None:
@@ -286,7 +290,7 @@ def verdict_line(
     if not lost:
         return line
     fell = start_psnr is not None and not round(psnr, 2) >= round(start_psnr, 2)  # also if it is NaN
-    remedy = "lower --learning_rate or train for more epochs" if fell else "train for more epochs"
+    remedy = remedy if fell else "train for more epochs"
     if adversarial:
         remedy += "; the adversarial loss may lower PSNR, so compare the samples too"
     return f"{line}: {remedy} ({PROBLEMS_PAGE})"

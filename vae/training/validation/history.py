@@ -2,7 +2,6 @@
 
 import math
 
-from vae.config.options import OptimConfig
 from vae.interop.checkpoint_content import Validations
 
 SMALL_DECREASE_DB = 0.1  # below the start of a stage: no reason to change anything (docs/training.md)
@@ -53,7 +52,7 @@ class History(Validations):
             return False
         return not round(self.last_psnr, 2) >= round(self.start_psnr, 2)  # also if it is NaN
 
-    def decrease_warning(self, psnr: float, optim: OptimConfig, peak: float) -> str | None:
+    def decrease_warning(self, psnr: float, remedy: str) -> str | None:
         """The warning that training has lowered PSNR below the stage's start, once per stage."""
         start = self.start_psnr
         if start is None or self.decrease_reported or psnr >= start - SMALL_DECREASE_DB:
@@ -61,8 +60,7 @@ class History(Validations):
         self.decrease_reported = True
         return (
             f"PSNR {psnr:.2f} dB is below the {start:.2f} dB at the start of this stage: if this persists, "
-            f"lower --learning_rate (now {peak:.3g}), raise --warmup_epochs (now "
-            f"{optim.warmup_epochs:g}) or train for more epochs"
+            f"{remedy}"
         )
 
     def regression_warning(self, metrics: dict[str, float], limit: float) -> str | None:

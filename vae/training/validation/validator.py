@@ -103,9 +103,10 @@ class Validator:
 
     def _warn(self, metrics: Metrics) -> None:
         """Warn that the posterior's noise hides the latents, or that PSNR is below the stage's start."""
-        state, optim, loss = self._state, self._schedule.optim, self._schedule.loss
+        state, loss = self._state, self._schedule.loss
         ratio = metrics.get("sigma_over_std", 0.0)
-        if ratio > MAX_SIGMA_OVER_STD and not state.noise_reported:
+        can_change = self._schedule.optim.train_part != "decoder"
+        if ratio > MAX_SIGMA_OVER_STD and can_change and not state.noise_reported:
             state.noise_reported = True
             flag = "variance_target" if loss.variance_weight > 0 else "kl_weight"
             console.warning(
@@ -115,7 +116,7 @@ class Validator:
             )
         last_weight = self._schedule.adversarial_weight(state.position.step - 1)
         if "psnr" in metrics and not last_weight:  # the adversarial term may lower PSNR
-            warning = state.history.decrease_warning(metrics["psnr"], optim, self._schedule.peak)
+            warning = state.history.decrease_warning(metrics["psnr"], self._schedule.remedy)
             if warning:
                 console.warning(warning)
 
