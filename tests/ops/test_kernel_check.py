@@ -10,7 +10,6 @@ import pytest
 import torch
 
 from tests.harness.runs import ROOT
-from tests.harness.training_runs import ONE_PROCESS, train_under_torchrun
 from vae.losses import feature_distance, feature_distance_torch
 from vae.ops import attention, attention_torch, kernel_check, library, norm, norm_torch, rms_norm_torch
 from vae.ops.kernel_check import (
@@ -271,29 +270,3 @@ def test_flipped_sign_of_attention_is_found(tmp_path):
     change = ("attention_triton", "softmax_kernel", "maxima - larger", "maxima + larger")
     done = interpreted(change, str(script))
     assert done.stdout.split() == ["softmax_step"], done.stderr
-
-
-@pytest.mark.slow
-def test_all_processes_replace_a_kernel_that_fails_on_one(tiny):
-    before = """
-        import atexit, math, os, sys
-        from vae.ops import kernel_check
-        from vae.ops import library
-        from vae.ops.kernel_check import Outcome
-        library.runs_kernels = lambda device: True
-        wrong = [Outcome(key, "normalize", math.inf) for key in library.KERNEL_KEYS]
-
-        def write():  # once, before the handler that ends the process
-            sys.stderr.write(f"REPLACED {len(library.REPLACED)}\\n")
-
-        def run_tests(*_):
-            atexit.unregister(write)
-            atexit.register(write)
-            return iter(wrong if os.environ["RANK"] == "1" else [])
-
-        kernel_check.run_tests = run_tests
-    """
-    done = train_under_torchrun({**tiny, "max_steps": 1}, before)
-    assert done.stderr.count(f"REPLACED {len(KERNEL_KEYS)}") == 2
-    assert done.stdout.count("the Triton kernels of norm fail") == 1  # the main process prints
-    assert ONE_PROCESS.all_gather_set({NORM}) == {NORM}
