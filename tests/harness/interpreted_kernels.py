@@ -13,6 +13,14 @@ import tempfile
 from pathlib import Path
 
 from vae.ops import kernel_check, library
+from vae.ops.kernel_check import AttentionShape, FeatureShape, NormShape, RmsShape
+
+SHAPES = (
+    NormShape(32, 3, 5, groups=32, silu=True, has_h_bias=True),
+    AttentionShape(2100, 32),  # rows of two tiles
+    FeatureShape(64, 3, 5),
+    RmsShape(96, 3, 5, silu=True, has_h_bias=True),
+)
 
 
 def load_changed(module: str, kernel: str, old: str, new: str) -> None:
@@ -32,7 +40,7 @@ def load_changed(module: str, kernel: str, old: str, new: str) -> None:
 
 if __name__ == "__main__":
     library.runs_kernels = lambda device: True
-    kernel_check.NORM_SHAPE, kernel_check.SCORES_SHAPE = (1, 32, 3, 5), (1, 2, 2100)
+    kernel_check.run_tests.__defaults__ = (SHAPES,)
     load_changed(*sys.argv[1:5])
     sys.argv = sys.argv[5:]
     runpy.run_path(sys.argv[0], run_name="__main__")
