@@ -592,8 +592,11 @@ def test_certificate_that_is_not_trusted_is_named(root, tmp_path, monkeypatch):
     context.load_cert_chain(tmp_path / "both.pem")
     with http_store(root) as web:
         web._server.socket = context.wrap_socket(web._server.socket, server_side=True)
+        url = web.url().replace("http:", "https:")
         with pytest.raises(DataError) as caught:
-            read_dataset(web.url().replace("http:", "https:"))
+            read_dataset(url)
+        with pytest.raises(DataError, match="certificate is not trusted"):
+            store.stamp(StoreFile(url, "--data_path"))
     assert "certificate is not trusted (self-signed certificate), 3 times" in str(caught.value)
     assert "SSL_CERT_FILE" in str(caught.value)
 

@@ -240,6 +240,8 @@ def _attempt(system: Any, path: str, action: _Action[_T]) -> _T:
 
 def _reason(error: Exception) -> tuple[str, bool]:
     """What went wrong, without credentials, and whether the store refused."""
+    if isinstance(error, FileNotFoundError) and isinstance(error.__cause__, Exception):
+        return _reason(error.__cause__)  # fsspec calls every failure to ask for a size a missing file
     response = getattr(error, "response", None)  # of botocore
     metadata = response.get("ResponseMetadata", {}) if isinstance(response, dict) else {}
     status = metadata.get("HTTPStatusCode") or getattr(error, "status", None)
