@@ -9,12 +9,12 @@ def run_checks(config):
     from pathlib import Path
 
     from vae.checks import report
-    from vae.checks.gather import gather
+    from vae.checks.machine import gather
     from vae.checks.table import judge
 
-    if sys.stdout.isatty() and not (config.json or config.quick):
-        print("Checking this machine; the test computations take up to a minute ...", file=sys.stderr)
-    facts = gather(Path(__file__).resolve().parent, config.quick, config.output_dir, config.data_path)
+    if sys.stdout.isatty() and not config.json:
+        print("Checking this machine ...", file=sys.stderr)
+    facts = gather(Path(__file__).resolve().parent, config.output_dir, config.data_path)
     checks = judge(facts)
     code = report.exit_code(checks, config.strict)
     if config.json:

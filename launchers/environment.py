@@ -85,7 +85,7 @@ def parse(arguments: list[str]) -> tuple[argparse.Namespace, list[str]]:
 
 def read_machine() -> Machine | None:
     """Driver and cards; None if nvidia-smi is missing, fails or hangs."""
-    smi = nvidia_smi.query(nvidia_smi.PATIENT_SECONDS)
+    smi = nvidia_smi.query()
     if smi.status == "hanging":
         console.info(f"nvidia-smi: {smi.message}. Continuing as on a machine without an NVIDIA card.")
     return Machine.of(smi)
@@ -138,7 +138,7 @@ def choose_build(options: argparse.Namespace, interactive: bool, venv: Path) -> 
 
 def check(venv: Path) -> None:
     """Run the quick check in the finished environment; its result does not change the set-up's exit code."""
-    if run_command([str(python_of(venv)), "check_compatibility.py", "--quick"]) != 0:
+    if run_command([str(python_of(venv)), "check_compatibility.py"]) != 0:
         console.info("The environment is complete, but the check failed: see above for the remedies.")
 
 

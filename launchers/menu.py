@@ -73,7 +73,7 @@ def ask_vae() -> str:
 
 def suggestion() -> tuple[str, str]:
     """The profile that suits the NVIDIA card with the least memory, and the reason in words."""
-    smi = nvidia_smi.query(nvidia_smi.PATIENT_SECONDS)
+    smi = nvidia_smi.query()
     cards = [(card.memory_total_mib / MIB_PER_GIB, card.name) for card in smi.cards if card.memory_total_mib]
     if not cards:
         return suggested_profile(None), "no NVIDIA card was found"

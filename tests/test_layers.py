@@ -96,17 +96,6 @@ def test_the_trainer_answers_without_pytorch(flag, word):
     assert word in found.stdout
 
 
-def test_a_mistake_is_named_and_a_missing_pytorch_too():
-    found = without_libraries("train_vae.py", "--batchsize", "4")
-    assert found.returncode == 2
-    assert "--batch_size" in found.stderr
-    found = without_libraries("train_vae.py")
-    assert found.returncode == 1
-    assert len(found.stderr.splitlines()) == 1, found.stderr
-    assert "is not installed" in found.stderr
-    assert "setup.sh" in found.stderr
-
-
 def test_gpus_and_config_import_without_libraries(tmp_path):
     script = tmp_path / "imports.py"
     modules = [

@@ -61,20 +61,6 @@ def test_work_that_fails_prints_no_last_line(clock, capsys):
     assert capsys.readouterr().err == ""
 
 
-def test_rate_counts_only_what_is_done_now(clock, capsys):
-    with Progress("demo", 100, "image", done=90) as bar:
-        clock[0] += 5
-        bar.update(10)
-    assert capsys.readouterr().err == "demo: 100 of 100 images, 2.0 images/s, took 00:05\n"
-
-
-def test_unknown_total_and_large_numbers(clock, capsys):
-    with Progress("weights.pth", None, "byte", scaled=True) as bar:
-        clock[0] += 31
-        bar.update(62_000_000)
-    assert "weights.pth: 62.0M bytes, 2.00M bytes/s\n" in capsys.readouterr().err
-
-
 def test_terminal_gets_a_bar(monkeypatch):
     class Terminal(io.StringIO):
         def isatty(self):

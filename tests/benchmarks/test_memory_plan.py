@@ -15,7 +15,6 @@ def test_measured_memory_on_a_cpu_equals_the_prediction(tmp_path):
         "--sizes",
         "32",
         "--recompute",
-        "none",
         "all",
         "--json",
         str(tmp_path / "f.json"),
@@ -23,7 +22,7 @@ def test_measured_memory_on_a_cpu_equals_the_prediction(tmp_path):
     found = run_script("benchmarks/memory_plan.py", *words)
     assert found.returncode == 0, found.stderr
     rows = json.loads((tmp_path / "f.json").read_text())["rows"]
-    assert [row["recompute"] for row in rows] == ["none", "all"]
+    assert [row["recompute"] for row in rows] == ["all"]
     for row in rows:
         assert "failure" not in row
         assert abs(row["difference"]) < 0.01

@@ -8,16 +8,13 @@ from tests.harness.runs import run_script
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
-def test_every_combination_is_trained_and_measured(image_folder, tmp_path, optimizer):
+def test_every_combination_is_trained_and_measured(image_folder):
     flags = ["--photos", str(image_folder), "--size", "32", "--batch", "2", "--channels", "8", "16"]
-    flags += ["--norm_groups", "2", "--steps", "1", "2", "--peaks", "1e-4", "1e-3", "--optimizer", optimizer]
-    done = run_script("benchmarks/short_runs.py", *flags, "--save", str(tmp_path / "weights.pt"))
+    flags += ["--norm_groups", "2", "--steps", "1", "2", "--peaks", "1e-4", "1e-3", "--optimizer", "muon"]
+    done = run_script("benchmarks/short_runs.py", *flags)
     assert done.returncode == 0, done.stderr
     start, *runs = map(json.loads, done.stdout.splitlines())
     assert [(run["steps"], run["peak"]) for run in runs] == [(1, 1e-4), (1, 1e-3), (2, 1e-4), (2, 1e-3)]
     assert len({run["psnr"] for run in runs}) == 4
     for run in runs:
         assert run["gain"] == pytest.approx(run["psnr"] - start["start"]["psnr"])
-    again = run_script("benchmarks/short_runs.py", *flags, "--start", str(tmp_path / "weights.pt"))
-    assert json.loads(again.stdout.splitlines()[0])["start"]["psnr"] == pytest.approx(runs[-1]["psnr"])

@@ -1,18 +1,16 @@
 """Facts about this machine, folders, mount tables and the cache of weights."""
 
 import os
-import sys
 
 import pytest
 
 from tests.harness.machines import DESKTOP, changed, verdict
-from tests.harness.runs import ROOT
 from vae.checks.machine import (
     find_compiler,
     gather_folder,
     gather_host,
-    gather_python,
     kind_of_mount,
+    project_python,
     vgg_path,
 )
 from vae.checks.table import SKIP
@@ -24,17 +22,11 @@ def test_host_facts_are_consistent():
     assert 0 < host.memory_free <= host.memory_total
 
 
-def test_python_facts_match_this_python():
-    python = gather_python(ROOT)
-    assert python.version == tuple(sys.version_info[:3])
-    assert python.bits == 64
-
-
 def test_project_environment_is_found(tmp_path):
-    assert gather_python(tmp_path).project_python is None
+    assert project_python(tmp_path) is None
     (tmp_path / ".venv/bin").mkdir(parents=True)
     (tmp_path / ".venv/bin/python").write_text("")
-    assert gather_python(tmp_path).project_python == ".venv/bin/python"
+    assert project_python(tmp_path) == ".venv/bin/python"
 
 
 def test_cc_selects_the_compiler(tmp_path, monkeypatch):

@@ -10,15 +10,15 @@ import pytest
 from vae.checks.facts import SmiCard
 from vae.checks.nvidia_smi import FIELDS, parse, query
 
-ANSWER = "0, NVIDIA GeForce RTX 5090, 580.95.05, 32607, 520, 12.0\n"
+ANSWER = "0, NVIDIA GeForce RTX 5090, 580.95.05, 32607, 12.0\n"
 
 
 def test_parse_cards_after_a_warning():
-    second = "1, NVIDIA GeForce RTX 4090 Laptop GPU, 580.95.05, [N/A], [Not Supported], [Unknown Error]\n"
+    second = "1, NVIDIA GeForce RTX 4090 Laptop GPU, 580.95.05, [N/A], [Unknown Error]\n"
     smi = parse(0, f"Warning: infoROM is corrupted at gpu 0\n{ANSWER}{second}", "")
     assert (smi.status, smi.driver) == ("answered", "580.95.05")
     assert smi.cards == (
-        SmiCard(0, "NVIDIA GeForce RTX 5090", 32607, 520, (12, 0)),
+        SmiCard(0, "NVIDIA GeForce RTX 5090", 32607, (12, 0)),
         SmiCard(1, "NVIDIA GeForce RTX 4090 Laptop GPU"),
     )
     assert parse(0, ANSWER.replace("RTX", "RTX, 4000", 1), "").status == "failed"  # too many fields

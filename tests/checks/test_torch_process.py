@@ -8,8 +8,6 @@ from vae.checks.facts import CudaDevice
 from vae.checks.torch_process import parse
 from vae.system.child_process import FinishedProcess
 
-TRITON = {"name": "triton", "seconds": 0.1, "difference": 0.001, "tolerance": 0.03}
-STEP = {"name": "step", "seconds": 0.1, "error": "RuntimeError: no"}
 CARD = {"arch_list": ["sm_120"], "devices": [["RTX 5090", [12, 0], 34_000_000_000]]}
 
 
@@ -17,9 +15,9 @@ def line(**facts) -> str:
     return json.dumps({"facts": facts}) + "\n"
 
 
-STARTED = line(kernels=[], unfinished="loading torch")
-RUNNING = STARTED + line(kernels=[TRITON], unfinished="kernel step", **CARD)
-WHOLE = RUNNING + line(kernels=[TRITON, STEP], unfinished=None, **CARD)
+STARTED = line(unfinished="loading torch")
+RUNNING = STARTED + line(unfinished="computing", **CARD)
+WHOLE = RUNNING + line(compute_error="RuntimeError: no", unfinished=None, **CARD)
 
 
 def test_complete_output():
@@ -28,7 +26,7 @@ def test_complete_output():
         ("sm_120",),
         (CudaDevice("RTX 5090", (12, 0), 34_000_000_000),),
     )
-    assert [(k.name, k.error) for k in loaded.kernels] == [("triton", None), ("step", "RuntimeError: no")]
+    assert loaded.compute_error == "RuntimeError: no"
     assert (loaded.unfinished, loaded.ended, loaded.error) == (None, None, None)
 
 
@@ -40,9 +38,9 @@ def test_foreign_lines_are_ignored():
 @pytest.mark.parametrize("cut", [len(RUNNING), len(RUNNING) + 20])  # before the last line, and within it
 def test_crash_reports_what_was_running(cut):
     loaded = parse(FinishedProcess(-11, WHOLE[:cut], "warning\nFatal Python error: Segmentation fault\n"))
-    assert loaded.unfinished == "kernel step"
+    assert loaded.unfinished == "computing"
     assert loaded.ended == "killed by signal 11: Fatal Python error: Segmentation fault"
-    assert len(loaded.kernels) == 1
+    assert loaded.compute_error is None
 
 
 @pytest.mark.parametrize(

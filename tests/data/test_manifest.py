@@ -7,8 +7,6 @@ import pytest
 import torch
 
 from tests.harness.preparing import write_manifest
-from tests.harness.runs import ROOT, run_script
-from vae.config.flags import command_words
 from vae.data.manifest import (
     check_files,
     image_root,
@@ -188,17 +186,3 @@ def test_trainer_uses_manifest_and_fold(image_folder, tiny, tmp_path):
     run = prepare_run(given | {"val_path": str(image_folder)}, dist)
     assert run.training_set.images.names == [name for name in names if name not in names[::4]]
     assert run.validation_set.images.location == str(image_folder)
-
-
-@pytest.mark.slow
-def test_command_line_run_on_a_fold(image_folder, tiny, tmp_path):
-    path, names = real_manifest(image_folder, tmp_path / "set", fold=[0, 1])
-    given = {key: value for key, value in tiny.items() if key != "val_split"}
-    given |= {"data_path": str(path), "fold": 1, "num_epochs": 1}
-    done = run_script(str(ROOT / "train_vae.py"), *command_words(given))
-    assert done.returncode == 0, done.stderr
-    split = json.loads((tmp_path / "run" / "split.json").read_text())
-    assert split == {"train": names[::2], "validation": names[1::2]}
-    done = run_script(str(ROOT / "train_vae.py"), *command_words(given | {"val_split": 0.1}))
-    assert done.returncode == 78
-    assert len(done.stderr.splitlines()) == 1

@@ -14,13 +14,11 @@ from vae.evaluation.diffusability import (
     TAUS,
     VELOCITY,
     VELOCITY_SPREAD,
-    coverage_warning,
     diffusability,
     effective_rank,
     lowest,
     noise_curve,
     normalise,
-    rank_warning,
     verdicts,
 )
 from vae.interop.vae_files import load_vae
@@ -75,24 +73,6 @@ def test_the_seeds_decide_whether_a_vae_is_named(better, other):
     assert lowest(DISTANCE, vaes) == ([better, other], False)
     assert verdicts({better: vaes[better]}) == []
     assert verdicts({better: {"noise 0.1 dB": 20.0}, other: {"noise 0.1 dB": 10.0}}) == []  # no seeds
-
-
-def test_channels_that_repeat_each_other_are_a_warning():
-    assert rank_warning("a", 2.2, 16) == (
-        "latents of a: the effective rank is 2.2 of 16 channels, which repeat each other: a low velocity "
-        "loss then says nothing; compare the sample distance of --diffusion_probe"
-    )
-    assert rank_warning("a", 6.8, 16) is None
-    assert rank_warning("a", None, 16) is None
-
-
-def test_samples_that_repeat_each_other_are_a_warning():
-    assert coverage_warning("a", 0.26) == (
-        "latents of a: samples cover 0.26 of the held-out images (real images 0.97), so they repeat each "
-        "other or lack contrast: a low sample distance then says nothing"
-    )
-    assert coverage_warning("a", 0.9) is None
-    assert coverage_warning("a", None) is None
 
 
 def test_every_measure_of_a_vae(tmp_path):

@@ -15,7 +15,6 @@ import pytest
 from PIL import Image
 
 from vae.evaluation.diffusability import TAUS
-from vae.evaluation.report.charts import line_styles
 from vae.evaluation.report.images import MAX_SIDE
 from vae.evaluation.report.page import write_report
 from vae.evaluation.report.tables import number_column
@@ -274,20 +273,6 @@ def test_tables_contain_every_metric_at_each_size_and_mark_the_best_vae(results,
         assert text in page.shown
 
 
-def test_references_are_explained_but_not_ranked_timed_or_in_the_title(results, tmp_path):
-    results.vaes[2].kind = "baseline"
-    page = write_and_parse(results, tmp_path)
-    assert any(p.get("id") == "references" for p in page.all("p"))
-    for word in ("bicubic", "8 bit", "entropy coding", "PSNR", "LPIPS"):
-        assert word in page.shown.partition("not ranked")[2]
-    assert cells(page, "Quality, 256 × 256 px")[3][:2] == ["JPEG 0.5 bit/px", "40.00"]  # the highest, no star
-    assert len(cells(page, "Speed and memory, 512 × 512 px")) == 3
-    assert "JPEG" not in page.shown.partition("Quality")[0]
-
-    results.vaes = results.vaes[:2]
-    assert not any(p.get("id") == "references" for p in write_and_parse(results, tmp_path).all("p"))
-
-
 def test_what_no_vae_has_is_named_once_and_other_missing_values_have_a_reason(results, tmp_path):
     results.missing["second at 512"] = "gave NaN"
     page = write_and_parse(results, tmp_path)
@@ -304,11 +289,6 @@ def test_every_recorded_value_is_a_chart_with_a_text(results, tmp_path):
     assert any(label.startswith("PSNR dB by step: ") for label in charts)
     results.vaes = results.vaes[2:]
     assert "metrics.jsonl" in write_and_parse(results, tmp_path).shown
-
-
-def test_vae_without_a_reconstruction_is_named(results, tmp_path):
-    results.vaes[0].samples = []
-    assert f"Not reconstructed by first {EVIL} ." in write_and_parse(results, tmp_path).shown
 
 
 def test_failed_report_leaves_the_old_file(results, tmp_path):
@@ -331,23 +311,6 @@ def section(page, name) -> str:
     """The HTML of a section."""
     found = page.html[page.html.index(f'<section id="{name}">') :]
     return found[: found.index("</section>")]
-
-
-def test_legend_of_curves_lists_only_vaes_with_curves(results, tmp_path):
-    results.vaes[1].curves = []
-    legend = section(write_and_parse(results, tmp_path), "curves").split("</ul>")[0]
-    assert legend.count("<li>") == 1
-    assert "second" not in legend
-
-
-def test_lines_of_many_vaes_differ():
-    vaes = [VaeResult(str(number), "", "checkpoint") for number in range(36)]
-    assert len(set(line_styles(vaes).values())) == 36
-
-
-def test_missing_metric_at_a_size_has_its_title(results, tmp_path):
-    results.missing["ms_ssim at 512"] = "the images are too small for it"
-    assert "MS-SSIM at 512 : the images are too small" in write_and_parse(results, tmp_path).shown
 
 
 @pytest.mark.parametrize("distance", [0.02, 0.029])

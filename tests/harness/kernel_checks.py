@@ -5,7 +5,6 @@ separate process because Triton reads that variable when it is imported.
 """
 
 import itertools
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
@@ -321,4 +320,4 @@ def check_all(device: str, thorough: bool) -> int:
 
 
 if __name__ == "__main__":
-    print(check_all("cpu", thorough="--thorough" in sys.argv))
+    print(check_all("cpu", thorough=False))

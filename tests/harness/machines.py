@@ -7,9 +7,7 @@ from vae.checks.facts import (
     Facts,
     Folder,
     HostFacts,
-    KernelRun,
     LoadedTorch,
-    PythonFacts,
     Requirement,
     Smi,
     SmiCard,
@@ -25,7 +23,6 @@ RTX_5090 = SmiCard(
     index=0,
     name="NVIDIA GeForce RTX 5090",
     memory_total_mib=32607,
-    memory_used_mib=520,
     capability=(12, 0),
 )
 
@@ -38,13 +35,8 @@ def folder(flag: str, path: str, **changed) -> Folder:
 
 DESKTOP = Facts(
     project="/home/me/vae",
-    quick=False,
-    python=PythonFacts(
-        version=(3, 12, 3),
-        bits=64,
-        executable="/home/me/vae/.venv/bin/python",
-        project_python=None,
-    ),
+    python="/home/me/vae/.venv/bin/python",
+    project_python=None,
     requirements=(
         Requirement("torch", ">=2.10,!=2.13.0+cpu", "2.14.0"),
         Requirement("torchvision", ">=0.25", "0.29.0"),
@@ -60,13 +52,10 @@ DESKTOP = Facts(
     loaded=LoadedTorch(
         arch_list=ARCHS_130,
         devices=(CudaDevice("NVIDIA GeForce RTX 5090", (12, 0), 33_690_000_000),),
-        growing_segments=True,
-        kernels=tuple(KernelRun(name, 0.1, 0.003, 0.03) for name in ("triton", "step", "compile")),
     ),
     smi=Smi("answered", "", "580.95.05", (RTX_5090,)),
     host=HostFacts(
         system="Linux",
-        release="6.8.0-49-generic",
         cores_usable=16,
         memory_total=64 * GIB,
         memory_free=55 * GIB,
@@ -83,15 +72,8 @@ DESKTOP = Facts(
 
 WINDOWS = replace(
     DESKTOP,
-    host=replace(
-        DESKTOP.host,
-        system="Windows",
-        release="11",
-        shared_memory=None,
-        long_paths=True,
-        page_files=("?:\\pagefile.sys",),
-    ),
-    python=replace(DESKTOP.python, executable="C:\\Users\\Jörg B\\vae\\.venv\\Scripts\\python.exe"),
+    host=replace(DESKTOP.host, system="Windows", shared_memory=None),
+    python="C:\\Users\\Jörg B\\vae\\.venv\\Scripts\\python.exe",
     torch_files=replace(
         DESKTOP.torch_files,
         triton_version="3.8.0.post26",
@@ -109,7 +91,6 @@ NO_CARD = replace(
     loaded=replace(
         DESKTOP.loaded,
         devices=(),
-        growing_segments=None,
         cuda_message="RuntimeError: Found no NVIDIA driver",
     ),
 )

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from tests.harness.faults import start_forked, wait_for
-from tests.harness.runs import ROOT, run_script
+from tests.harness.runs import run_script
 from tests.harness.toy_networks import relative_difference
 from vae.config.flags import command_words, parse_flags
 from vae.config.resolve import PER_COMMAND
@@ -74,21 +74,10 @@ def train_on_two_processes(
     return found
 
 
-def train_under_torchrun(
-    given: dict[str, Any], before: str = "", fails: bool = False
-) -> subprocess.CompletedProcess:
+def train_under_torchrun(given: dict[str, Any], fails: bool = False) -> subprocess.CompletedProcess:
     """As train_on_two_processes, as a user starts it: three processes import PyTorch."""
     words = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
-    if not before:
-        found = run_script(*words, "train_vae.py", *command_words(given))
-    else:
-        script = Path(given["output_dir"]).with_name("patched_trainer.py")
-        script.write_text(
-            f"{textwrap.dedent(before)}\n"
-            "from train_vae import main\nfrom vae.system.script import run_script\n"
-            "run_script('train_vae.py', main)\n"
-        )
-        found = run_script(*words, str(script), *command_words(given), env={"PYTHONPATH": str(ROOT)})
+    found = run_script(*words, "train_vae.py", *command_words(given))
     assert (found.returncode != 0) == fails, found.stderr[-3000:]
     return found
 

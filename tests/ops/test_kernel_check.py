@@ -4,15 +4,12 @@ import math
 import os
 import subprocess
 import sys
-from pathlib import Path
 from types import ModuleType, SimpleNamespace
 
 import pytest
 import torch
 
 from tests.harness.runs import ROOT
-from tests.harness.training_runs import ONE_PROCESS, records, train_short, train_under_torchrun
-from vae.config.flags import command_words
 from vae.losses import feature_distance, feature_distance_torch
 from vae.ops import attention, attention_torch, kernel_check, library, norm, norm_torch, rms_norm_torch
 from vae.ops.kernel_check import (
@@ -31,7 +28,6 @@ from vae.training.precision import why_not_compile
 CPU = torch.device("cpu")
 FP32 = torch.float32
 NORM = KernelKey("norm", FP32)
-ONE_SIGN = ("norm_kernels", "normalize_kernel", "+ b[None, :]", "- b[None, :]")
 
 
 def copy_of(module: ModuleType) -> ModuleType:
@@ -262,23 +258,8 @@ def test_finding_of_another_process_is_shared(kernels, capsys):
 
 
 @pytest.mark.slow
-def test_training_goes_on_with_one_flipped_sign(tiny, tmp_path):
-    """The real kernels in the interpreter: the losses are those of a run without kernels."""
-    given = {**tiny, "max_steps": 2, "log_freq": 1, "val_split": 0.0, "init": "default"}
-    done = interpreted(ONE_SIGN, "train_vae.py", *command_words(given))
-    assert done.returncode == 0, done.stderr
-    (line,) = [line for line in done.stdout.splitlines() if "WARNING" in line]
-    assert "Triton kernels of norm fail" in line
-    assert "normalize_with_statistics (fp32" in line
-    found = [record["loss"] for record in records(Path(given["output_dir"]), "train")]
-    train_short({**given, "num_epochs": 2}, tmp_path / "plain", max_steps=2, kernels="torch")
-    expected = [record["loss"] for record in records(tmp_path / "plain", "train")]
-    assert found == pytest.approx(expected, rel=1e-5)
-
-
-@pytest.mark.slow
 def test_flipped_sign_of_attention_is_found(tmp_path):
-    """Only a second tile of keys shows this sign."""
+    """The real kernel in Triton's interpreter. Only a second tile of keys shows this sign."""
     script = tmp_path / "tests_of_kernels.py"
     script.write_text(
         "import torch\nfrom vae.ops import kernel_check\n"
@@ -289,29 +270,3 @@ def test_flipped_sign_of_attention_is_found(tmp_path):
     change = ("attention_triton", "softmax_kernel", "maxima - larger", "maxima + larger")
     done = interpreted(change, str(script))
     assert done.stdout.split() == ["softmax_step"], done.stderr
-
-
-@pytest.mark.slow
-def test_all_processes_replace_a_kernel_that_fails_on_one(tiny):
-    before = """
-        import atexit, math, os, sys
-        from vae.ops import kernel_check
-        from vae.ops import library
-        from vae.ops.kernel_check import Outcome
-        library.runs_kernels = lambda device: True
-        wrong = [Outcome(key, "normalize", math.inf) for key in library.KERNEL_KEYS]
-
-        def write():  # once, before the handler that ends the process
-            sys.stderr.write(f"REPLACED {len(library.REPLACED)}\\n")
-
-        def run_tests(*_):
-            atexit.unregister(write)
-            atexit.register(write)
-            return iter(wrong if os.environ["RANK"] == "1" else [])
-
-        kernel_check.run_tests = run_tests
-    """
-    done = train_under_torchrun({**tiny, "max_steps": 1}, before)
-    assert done.stderr.count(f"REPLACED {len(KERNEL_KEYS)}") == 2
-    assert done.stdout.count("the Triton kernels of norm fail") == 1  # the main process prints
-    assert ONE_PROCESS.all_gather_set({NORM}) == {NORM}

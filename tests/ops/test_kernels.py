@@ -32,11 +32,6 @@ def test_kernels_equal_their_references_in_the_interpreter():
     assert int(interpreted()) > 20
 
 
-@pytest.mark.slow
-def test_kernels_equal_their_references_over_the_whole_grid_in_the_interpreter():
-    assert int(interpreted("--thorough")) > 60
-
-
 @pytest.mark.gpu
 def test_kernels_equal_their_references_on_a_gpu():
     from tests.harness import kernel_checks

@@ -10,7 +10,7 @@ import torch
 from PIL import Image
 
 import train_vae
-from tests.harness.runs import ROOT, TINY, run_script
+from tests.harness.runs import TINY
 from vae.config.flags import command_words
 from vae.system.script import exit_code
 
@@ -58,45 +58,26 @@ def assert_contains(line: str, tokens: tuple[str, ...]) -> None:
     ("words", "code", "tokens"),
     [
         ("--image_siz 3", USAGE, ("--image_siz:", "did you mean --image_size?", "--help")),
-        ("--image-size 3", USAGE, ("--image-size:", "did you mean --image_size?")),
-        ("--batchsize=3", USAGE, ("--batchsize:", "did you mean --batch_size?")),
         ("--image", USAGE, ("unknown flag --image",)),  # an abbreviation could change its meaning later
         ("photos", USAGE, ("photos", "quotes")),
         ("--image_size", USAGE, ("--image_size needs a value", "--image_size=VALUE")),
-        ("--channels", USAGE, ("--channels needs a value",)),
         ("--mixed_precision yes", USAGE, ("--mixed_precision yes", "leave out yes")),
         ("--mixed_precision=False", USAGE, ("--mixed_precision False", "--no-mixed_precision")),
-        ("--no-use_bf16 off", USAGE, ("--no-use_bf16 off", "write --use_bf16")),
         ("--channels 32,64,64", USAGE, ("--channels 32,64,64", "write 32 64 64")),
         ("--learning_rate 0,001", USAGE, ("--learning_rate 0,001", "write 0.001")),
         ("--device gpu", USAGE, ("--device gpu", "did you mean cuda?")),
         ("--image_size abc", USAGE, ("--image_size abc", "whole number")),
-        ("--image_size 32.5", USAGE, ("--image_size 32.5", "whole number")),
         ("--learning_rate fast", USAGE, ("--learning_rate fast", "number")),
         ("--channels 8 x", USAGE, ("--channels x", "whole number")),
-        ("--crop 7", USAGE, ("--crop 7 is unknown: choose one of random, center, resized",)),
         ("--crop centre", USAGE, ("--crop centre", "did you mean center? (random, center, resized)")),
-        ("--lr_schedule cosin", USAGE, ("--lr_schedule cosin", "did you mean cosine?")),
         ("--image_size -8", CONFIG, ("--image_size -8", "minimum", "12")),
-        ("--batch_size 0", CONFIG, ("--batch_size 0", "minimum", "1")),
-        ("--channels 8 0", CONFIG, ("--channels 0", "minimum", "1")),
-        ("--max_steps -1", CONFIG, ("--max_steps -1", "minimum")),
-        ("--num_epochs -1", CONFIG, ("--num_epochs -1", "minimum", "1")),
         ("--learning_rate -1", CONFIG, ("--learning_rate -1.0", "minimum", "0")),
-        ("--kl_weight -0.5", CONFIG, ("--kl_weight -0.5", "minimum", "0")),
         ("--learning_rate inf", CONFIG, ("--learning_rate inf", "finite", "0.001")),
-        ("--learning_rate 1e400", CONFIG, ("--learning_rate inf", "finite")),
-        ("--gradient_clip nan", CONFIG, ("--gradient_clip nan", "finite")),
         ("--warmup_epochs -inf", CONFIG, ("--warmup_epochs -inf", "not a finite number")),
         ("--val_split 0.95", CONFIG, ("--val_split 0.95", "maximum", "0.9")),
-        ("--keep_checkpoints 1", CONFIG, ("--keep_checkpoints 1", "minimum", "2")),
-        ("--num_workers -1", CONFIG, ("--num_workers -1", "minimum", "0")),
         ("--num_workers many", CONFIG, ("--num_workers many", "whole number", "auto")),
-        ("--micro_batch_size 0", CONFIG, ("--micro_batch_size 0", "minimum", "1")),
-        ("--seed -1", CONFIG, ("--seed -1", "minimum", "0")),
         ("--seed 18446744073709551616", CONFIG, ("--seed 18446744073709551616", "maximum", "9223")),
         ("--output_dir=", CONFIG, ("--output_dir", "no value")),
-        ("--progressive=", CONFIG, ("--progressive", "no value")),
     ],
 )
 def test_invalid_flag(mistake, words, code, tokens):
@@ -142,16 +123,10 @@ def test_contradicting_values(mistake, words, tokens):
     ("listed", "tokens"),
     [
         ("512", ("--progressive 512", "'512'", "SIZE:EPOCHS:BATCH", "512:25:32,1024:50:16")),
-        ("32:1", ("--progressive 32:1", "'32:1'")),
         ("32:0:2", ("--progressive 32:0:2", "'32:0:2'")),
-        ("32:1:2,", ("--progressive 32:1:2,", "''")),
         ("32:1:2;32:1:2", ("--progressive 32:1:2;32:1:2", "'32:1:2;32:1:2'")),
-        ("32:-1:2", ("--progressive 32:-1:2", "'32:-1:2'")),
         ("32:1:2,33:1:2", ("--image_size 33", "multiple of 2", "32 or 34")),
-        ("8:1:2", ("--image_size 8", "minimum", "12")),
         ("32:1:2:1", ("--progressive 32:1:2:1",)),
-        ("a:b:c", ("--progressive a:b:c",)),
-        ("32:9999999999:2", ("--progressive 32:9999999999:2",)),
         (f"32:{'9' * 5000}:2", ("--progressive",)),
     ],
 )
@@ -170,26 +145,16 @@ def test_every_stage_is_checked_before_the_first_one_starts(mistake):
     ("text", "tokens"),
     [
         ('{"image_siz": 32}', ('"image_siz"', "did you mean image_size?")),
-        ('{"list_profiles": true}', ("unknown key", '"list_profiles"')),
         ('{"config": "other.json"}', ('"config"', "one file")),
         ("[1, 2]", ("one object", '{"image_size": 1024}')),
         ("{", ("is not valid JSON", "Expecting property name")),
-        ("", ("is not valid JSON", "Expecting value")),
         ('{"val_freq": "3"}', ('"val_freq"', "whole number", '"3"')),
-        ('{"val_freq": 3.5}', ('"val_freq"', "whole number", "3.5")),
-        ('{"val_freq": true}', ('"val_freq"', "whole number", "true")),
         ('{"val_freq": null}', ('"val_freq"', "whole number", "null")),
-        ('{"val_freq": -3}', ("--val_freq -3", "minimum", "1")),
         ('{"use_bf16": 1}', ('"use_bf16"', "true or false", "1")),
         ('{"learning_rate": "1e-4"}', ('"learning_rate"', "number", '"1e-4"')),
         ('{"learning_rate": NaN}', ("--learning_rate nan", "finite")),
-        ('{"learning_rate": Infinity}', ("--learning_rate inf", "finite")),
-        ('{"channels": 8}', ('"channels"', "list of numbers", "8")),
-        ('{"channels": []}', ('"channels"', "list of numbers", "[]")),
         ('{"channels": [8, "x"]}', ('"channels"', "whole number", '"x"')),
-        ('{"crop": "centre"}', ("--crop centre", "random, center")),
         ('{"micro_batch_size": 1.5}', ('"micro_batch_size"', 'whole number or "auto"')),
-        ('{"background": ""}', ("--background", "no value")),
         ('{"seed": 1, "batch_size": 2, "seed": 3}', ('"seed" twice, with 1 and 3: remove',)),
         ('{"seed": ' + "[" * 100_000, ("nested too deeply",)),
         ('{"seed": 1}' + " " * 2**24, ("larger than 16 MiB",)),
@@ -210,38 +175,7 @@ def test_unreadable_json_file(mistake, tmp_path):
     assert "is not valid JSON" in mistake(CONFIG, "--config", str(tmp_path / "image.json"))
 
 
-def test_byte_order_mark_in_json_file_is_accepted(mistake, tmp_path):
-    path = tmp_path / "my.json"
-    path.write_text('{"z_channels": 0}', encoding="utf-8-sig")
-    assert mistake(CONFIG, "--config", str(path), z_channels=None).startswith("--z_channels 0 ")
-
-
 # ---- the images ----------------------------------------------------------------------------------------
-
-
-def test_missing_or_empty_image_folder(mistake, tmp_path):
-    (tmp_path / "empty" / "inner").mkdir(parents=True)
-    (tmp_path / "file.png").write_bytes(b"")
-    for name, token in (
-        ("nothing", "does not exist"),
-        ("file.png", "not a folder"),
-        ("empty", "(jpg jpeg jpe jfif mpo png apng webp bmp tif tiff avif gif)"),
-    ):
-        path = tmp_path / name
-        assert_contains(mistake(DATA, data_path=str(path)), (f"--data_path {path}", token))
-        assert_contains(mistake(DATA, val_path=str(path)), (f"--val_path {path}", token))
-
-
-def test_folder_with_only_damaged_images(mistake, tmp_path):
-    folder = tmp_path / "bad"
-    folder.mkdir()
-    for index in range(8):
-        (folder / f"{index}.png").write_bytes(b"\x89PNG\r\n\x1a\n torn")
-    assert_contains(mistake(DATA, data_path=str(folder)), (f"--data_path {folder}", "6", "for example"))
-
-
-def test_images_smaller_than_the_crop(mistake):
-    assert_contains(mistake(DATA, "--image_size", "64"), ("--upscale", "--image_size"))
 
 
 def test_fewer_images_than_one_batch(mistake):
@@ -252,17 +186,6 @@ def test_fewer_images_than_one_batch(mistake):
 
 
 # ---- the output folder ---------------------------------------------------------------------------------
-
-
-def test_output_dir_is_a_file_or_inside_one(mistake, tmp_path):
-    path = tmp_path / "file"
-    path.write_text("mine")
-    inner = path / "a" / "b"
-    tokens = (f"--output_dir {path}", "is a file", "folder")
-    assert_contains(mistake(CONFIG, output_dir=str(path)), tokens)
-    tokens = (f"--output_dir {inner}", str(path), "is a file", "folder")
-    assert_contains(mistake(CONFIG, output_dir=str(inner)), tokens)
-    assert path.read_text() == "mine"
 
 
 @pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() == 0, reason="root may write anywhere")
@@ -312,20 +235,3 @@ def test_flag_that_contradicts_the_checkpoint(mistake, checkpoint, words, tokens
 
 
 # ---- in subprocesses -----------------------------------------------------------------------------------
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("words", "code", "tokens"),
-    [
-        (["--imagesize", "3"], USAGE, ("--imagesize", "did you mean --image_size?")),
-        (["--data_path", "/nothing"], DATA, ("--data_path /nothing", "does not exist")),
-        (["--image_size", "500"], CONFIG, ("--image_size 500", "multiple of 8", "496 or 504")),
-    ],
-)
-def test_exit_codes_of_the_script(tmp_path, words, code, tokens):
-    done = run_script(str(ROOT / "train_vae.py"), *words, "--device", "cpu", cwd=tmp_path)
-    assert (done.returncode, done.stdout) == (code, "")
-    assert_contains(done.stderr, ("train_vae.py: ", *tokens))
-    assert done.stderr.count("\n") == 1
-    assert list(tmp_path.iterdir()) == []

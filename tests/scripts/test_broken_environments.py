@@ -42,13 +42,11 @@ def broken(tmp_path, bare):
         path = tmp_path / "bin"
         path.mkdir()
         if driver:
-            card = f"0, RTX 5090, {driver}, 32607, 520, 12.0"
+            card = f"0, RTX 5090, {driver}, 32607, 12.0"
             answer = driver if "\n" in driver else f"print({card!r})"
             (path / "nvidia-smi").write_text(f"#!{sys.executable} -S\n{answer}\n")
             (path / "nvidia-smi").chmod(0o755)
-        found = run_check(
-            bare, "--json", "--quick", PYTHONPATH=str(site), PATH=str(path), CUDA_VISIBLE_DEVICES=None
-        )
+        found = run_check(bare, "--json", PYTHONPATH=str(site), PATH=str(path), CUDA_VISIBLE_DEVICES=None)
         assert found.returncode == 1
         assert found.stderr == b""
         return checks_of(found.stdout)
@@ -91,15 +89,6 @@ def test_nvml_that_fails(broken):
     checks = broken("2.14.0+cu130", "13.0", arch_list=("sm_120",), driver=stub)
     assert checks["card.present"]["status"] == "fail"
     assert "version mismatch" in checks["card.present"]["found"]
-    assert checks["card.memory"]["status"] == "skip"
-
-
-@pytest.mark.slow
-@POSIX
-def test_nvidia_smi_that_hangs(broken):
-    checks = broken("2.14.0+cu130", "13.0", driver="import time\ntime.sleep(120)")
-    assert checks["card.present"]["status"] == "warn"
-    assert "no answer in 3 s" in checks["card.present"]["found"]
 
 
 @POSIX

@@ -23,13 +23,13 @@ def test_bare_python_prints_a_complete_report_with_the_set_up_first(bare):
     assert found.stderr == b""
     assert lines[0] == "To do first:"
     assert lines[1].strip() == ("setup_windows.bat" if os.name == "nt" else "./setup.sh")
-    for group in ("PyTorch", "Card and driver", "Test computations", "System", "Disks and files"):
+    for group in ("PyTorch", "Card and driver", "Packages", "System", "Disks and files"):
         assert group in lines
     assert "failed" in lines[-1]
 
 
 def test_bare_python_prints_json(bare):
-    found = run_check(bare, "--json", "--quick")
+    found = run_check(bare, "--json")
     assert found.returncode == 1
     content = json.loads(found.stdout)
     assert content["ok"] is False
@@ -42,7 +42,7 @@ def test_bare_python_prints_json(bare):
 def test_help_needs_no_package(bare, words):
     found = run_check(bare, *words)
     assert found.returncode == 0
-    for word in (b"--quick", b"--json", b"--strict", b"exit code"):
+    for word in (b"--json", b"--strict", b"exit code"):
         assert word in found.stdout
 
 
@@ -57,7 +57,7 @@ def test_plan_without_pytorch_prints_one_line(bare):
 @pytest.mark.parametrize(
     ("words", "token"),
     [
-        (["--quik"], "--quik"),
+        (["--jsom"], "--jsom"),
         (["--gpu", "RTX 5090"], "--plan"),
         (["--plan", "--vram_gib", "much"], "--vram_gib"),
         (["--plan", "--strict"], "--strict"),
@@ -78,22 +78,20 @@ def test_mistakes_print_one_line(bare, words, token):
     "env",
     [
         {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"},
-        {"PYTHONIOENCODING": "cp1252"},
         {"PYTHONIOENCODING": "ascii"},
-        {"LC_ALL": "C.UTF-8"},
     ],
 )
 def test_locales_without_the_characters_of_a_path(bare, env, tmp_path):
     folder = tmp_path / "Bilder 画像 'ü'"
     folder.mkdir()
-    found = run_check(bare, "--quick", "--data_path", os.fspath(folder), **env)
+    found = run_check(bare, "--data_path", os.fspath(folder), **env)
     assert (found.returncode, found.stderr) == (1, b"")
     assert b"Bilder" in found.stdout
-    assert run_check(bare, "--quick", "--json", "--data_path", os.fspath(folder), **env).stdout.isascii()
+    assert run_check(bare, "--json", "--data_path", os.fspath(folder), **env).stdout.isascii()
 
 
 @POSIX
-@pytest.mark.parametrize("words", [["--quick"], ["--quick", "--json"]])
+@pytest.mark.parametrize("words", [[], ["--json"]])
 def test_closed_pipe(bare, words):
     read, write = os.pipe()
     os.close(read)
@@ -107,42 +105,22 @@ def test_project_path_with_space_quote_and_umlaut(bare, tmp_path):
     shutil.copytree(ROOT / "vae", project / "vae", ignore=shutil.ignore_patterns("__pycache__"))
     for file in (*ROOT.glob("requirements*.txt"), SCRIPT):
         shutil.copy(file, project)
-    found = run_check(bare, "--quick", "--json", cwd=tmp_path, script=str(project / "check_compatibility.py"))
+    found = run_check(bare, "--json", cwd=tmp_path, script=str(project / "check_compatibility.py"))
     content = json.loads(found.stdout)
     assert content["environment"]["project"] == str(project)
     assert not (project / "outputs").exists()
-
-
-@POSIX
-@pytest.mark.skipif(os.name != "nt" and os.geteuid() == 0, reason="the superuser may read everything")
-def test_unreadable_folder(bare, tmp_path):
-    closed = tmp_path / "closed"
-    closed.mkdir(mode=0)
-    found = run_check(bare, "--quick", "--json", "--data_path", str(closed))
-    closed.chmod(0o700)
-    assert checks_of(found.stdout)["disk.images"]["status"] == "fail"
-
-
-def test_missing_folders(bare, tmp_path):
-    found = run_check(
-        bare, "--quick", "--json", "--data_path", str(tmp_path / "no"), "--output_dir", str(tmp_path / "x/y")
-    )
-    checks = checks_of(found.stdout)
-    assert checks["disk.images"]["status"] == "fail"
-    assert checks["disk.runs"]["status"] == "pass"
-    assert list(tmp_path.iterdir()) == []
 
 
 # --- the complete environment ---------------------------------------------------------------------------
 
 
 @pytest.mark.slow
-def test_complete_environment_with_compilation():
+def test_complete_environment():
     found = run_script("check_compatibility.py", "--json", "--strict")
     assert (found.returncode, found.stderr) == (3, "")  # a hidden or missing card is a warning
     assert json.loads(found.stdout)["ok"] is True
     checks = checks_of(found.stdout)
-    assert {checks[name]["status"] for name in ("torch.pair", "kernels.step", "kernels.compile")} == {"pass"}
+    assert {checks[name]["status"] for name in ("torch.pair", "card.computes")} == {"pass"}
 
 
 @POSIX

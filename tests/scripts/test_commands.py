@@ -37,7 +37,6 @@ STAGES = [
     "python train_vae.py --image_size 2048 --batch_size 4  --num_epochs 25"
     " --resume_from ./outputs/checkpoint_epoch_75.pt",
 ]
-FROM_JSON = "python train_vae.py --config my.json"
 SPEED = ["mixed_precision", "use_bf16", "enable_tf32", "channels_last", "persistent_workers"]
 
 
@@ -92,13 +91,6 @@ def test_three_stage_commands(workdir):
         (25, 50, 32, 3),
         (75, 25, 40, 2),
     ]
-
-
-def test_documented_json_file_is_read(workdir):
-    given = {"channels": [192, 384, 768, 768], "z_channels": 32, "image_size": 1024, "batch_size": 12}
-    Path("my.json").write_text(json.dumps(given))
-    options = flatten(resolve(parse_flags(words(FROM_JSON))))
-    assert {name: options[name] for name in given} == given
 
 
 @pytest.mark.slow
@@ -160,12 +152,3 @@ def test_latest_in_a_parent_folder_lists_the_runs_inside(tiny, workdir, capsys):
 
 
 # ---- precedence ---------------------------------------------------------------------------------------
-
-
-@pytest.mark.slow
-def test_checkpoint_overrides_profile_in_a_run(workdir):
-    run_line(FAST)
-    (checkpoint,) = Path("outputs").glob("checkpoint_*.pt")
-    assert train_vae.main(["--resume_from", str(checkpoint), "--profile", "ultra", "--max_steps", "2"]) == 0
-    options = json.loads(Path("outputs/config.json").read_text())
-    assert (options["image_size"], options["batch_size"], options["channels"]) == (32, 2, [8, 16, 16])

@@ -11,13 +11,8 @@ from vae.system.errors import EXIT_DATA
 
 COMMANDS = [
     ["check_compatibility.py", "--help"],
-    ["evaluate_vae.py", "--help"],
-    ["export_vae.py", "--help"],
-    ["infer_vae.py", "--help"],
     ["prepare_data.py", "--mode", "validate", "--help"],
-    ["train_vae.py", "--list_profiles"],
     ["train_vae.py", "--help"],  # larger than a buffer
-    ["tune_vae.py", "--help"],
 ]
 
 

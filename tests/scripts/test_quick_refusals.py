@@ -52,7 +52,6 @@ REFUSALS = [
     ),
     ("train_vae.py", TRAIN, {"--profile": "standrd"}, 78, ["--profile standrd", "standard"]),
     ("train_vae.py", TRAIN, {"--progressive": "32:x"}, 78, ["--progressive 32:x", "SIZE:EPOCHS:BATCH"]),
-    ("train_vae.py", TRAIN, {"--progressive": "33:1:1"}, 78, ["33", "32 or 40"]),
     ("train_vae.py", TRAIN, {"--image_size": "33"}, 78, ["--image_size 33", "32 or 40"]),
     ("train_vae.py", TRAIN, {"--background": "whit"}, 78, ["--background whit", "#808080"]),
     (
@@ -68,19 +67,10 @@ REFUSALS = [
     ("train_vae.py", TRAIN, {"--sample_images": "F/none"}, 77, ["--sample_images F/none", "does not exist"]),
     ("train_vae.py", TRAIN, {"--data_path": "F/empty"}, 77, ["--data_path F/empty", "jpg", "another folder"]),
     ("train_vae.py", TRAIN, {"--data_path": "F/phone"}, 77, ["F/phone", "1 file", "b.heic", "pillow-heif"]),
-    (
-        "train_vae.py",
-        TRAIN,
-        {"--output_dir": "F/data"},
-        78,
-        ["--output_dir F/data", "(a.png)", "empty folder"],
-    ),
     ("train_vae.py", TRAIN, {"--output_dir": "F/data/out"}, 78, ["--output_dir F/data/out", "outside"]),
     ("train_vae.py", TRAIN, {"--val_path": "F/empty"}, 77, ["--val_path F/empty", "another folder"]),
-    ("train_vae.py", TRAIN, {"--sample_images": "F/empty"}, 77, ["--sample_images F/empty", "add some"]),
     ("train_vae.py", TRAIN, {"--resume_from": "F/none.pt"}, 78, ["--resume_from F/none.pt", ".pt", "latest"]),
     ("train_vae.py", TRAIN, {"--resume_from": "F/data"}, 78, ["--resume_from F/data", "folder", "latest"]),
-    ("train_vae.py", TRAIN, {"--resume_from": "F/data/a.png"}, 78, ["--resume_from F/data/a.png", ".pt"]),
     (
         "train_vae.py",
         {"--output_dir": "F/out"},
@@ -93,14 +83,8 @@ REFUSALS = [
     ("infer_vae.py", INFER, {"--vae": "F/none"}, 78, ["--vae F/none"]),
     ("infer_vae.py", INFER, {"--vae": "F/a.ckpt"}, 78, ["--vae F/a.ckpt", "pickle"]),
     ("infer_vae.py", INFER, {"--output_dir": "F/used"}, 78, ["--output_dir F/used", "empty folder"]),
-    ("infer_vae.py", INFER, {"--background": "whit"}, 78, ["--background whit", "#808080"]),
     ("infer_vae.py", INFER, {"--input": "F/none.png"}, 77, ["--input F/none.png does not exist"]),
     ("evaluate_vae.py", EVALUATE, {"--crop": "left"}, 2, ["--crop", "left", "center"]),
-    ("evaluate_vae.py", EVALUATE, {"--vae": "F/none"}, 78, ["--vae F/none"]),
-    ("evaluate_vae.py", EVALUATE, {"--output_dir": "F/used"}, 78, ["--output_dir F/used", "empty folder"]),
-    ("evaluate_vae.py", EVALUATE, {"--background": "whit"}, 78, ["--background whit", "#808080"]),
-    ("evaluate_vae.py", EVALUATE, {"--data_path": "F/none"}, 77, ["--data_path F/none"]),
-    ("evaluate_vae.py", EVALUATE, {"--data_path": "F/empty"}, 77, ["--data_path F/empty", "another folder"]),
     ("infer_vae.py", INFER, {"--input": "F/phone"}, 77, ["--input F/phone", "b.heic", "pillow-heif"]),
     (
         "infer_vae.py",
@@ -111,10 +95,7 @@ REFUSALS = [
     ),
     ("export_vae.py", EXPORT, {"--data_path": "s3://me:pw@b/a"}, 77, ["--data_path s3://b/a", "folder"]),
     ("check_compatibility.py", {}, {"--plan": "--gpu=RTX 6090"}, 78, ["--gpu 'RTX 6090'", "--vram_gib"]),
-    ("export_vae.py", EXPORT, {"--dtype": "zip"}, 2, ["--dtype", "zip", "bf16"]),
-    ("export_vae.py", EXPORT, {"--vae": "F/none"}, 78, ["--vae F/none"]),
     ("export_vae.py", EXPORT, {"--output": "F/used"}, 78, ["--output F/used", "--overwrite"]),
-    ("export_vae.py", EXPORT, {"--data_path": "F/none"}, 77, ["--data_path F/none"]),
     ("export_vae.py", EXPORT, {"--data_path": "F/empty"}, 77, ["--data_path F/empty", "another folder"]),
 ]
 

@@ -77,25 +77,6 @@ def test_step_without_any_valid_image_changes_nothing(options, tmp_path):
     assert content["update"]["nonfinite_total"] == 0
 
 
-def test_one_bad_image_of_a_small_set_is_accepted(options, capsys):
-    (bad,) = damage(options, 1)  # of 16, which is more than --max_bad_fraction 0.05
-    assert train({**options, "num_epochs": 1}) == 0
-    warning = next(
-        line for line in capsys.readouterr().out.splitlines() if line.startswith("WARNING: 1 of 16")
-    )
-    assert bad in warning
-
-
-def test_small_set_with_too_many_bad_images_stops_before_it_starts(options, tmp_path):
-    damage(options, 2)
-    for fraction in ({}, {"max_bad_fraction": 0.0}):
-        with pytest.raises(DataError, match=r" 2 of 16 training images .* --max_bad_fraction 0\.0") as caught:
-            train({**options, **fraction})
-        assert caught.value.exit_code == EXIT_DATA == 77
-        assert "\n" not in str(caught.value)
-        assert not (tmp_path / "run").exists()
-
-
 def test_training_on_a_large_set_stops_above_max_bad_fraction(options, tmp_path, monkeypatch):
     monkeypatch.setattr("vae.data.probing.COMPLETE", 8)  # the 16 images count as a large set
     monkeypatch.setattr("vae.data.probing.SAMPLE", 4)

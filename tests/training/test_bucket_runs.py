@@ -8,14 +8,10 @@ import pytest
 import torch
 from PIL import Image
 
-from tests.harness.shards import pack
 from tests.harness.training_runs import (
     ONE_PROCESS,
     assert_same_result,
-    assert_weights_close,
-    last_checkpoint,
     records,
-    train_on_two_processes,
 )
 from vae.config.options import RECOMPUTE, Config, LossConfig, ModelConfig, SpeedConfig
 from vae.memory import plan
@@ -63,23 +59,6 @@ def test_run_is_resumed_within_an_epoch(given, tmp_path, capsys, monkeypatch):
     other = {**again, "buckets": 5, "num_epochs": 2, "new_stage": True}
     assert train(other) == 0
     assert "transform buckets 3 -> 5" in capsys.readouterr().out
-
-
-@pytest.mark.slow
-def test_two_processes_train_like_one(given, tmp_path):
-    two, one = (str(tmp_path / name) for name in ("two", "one"))
-    train_on_two_processes({**given, "batch_size": 1, "output_dir": two})
-    assert train({**given, "output_dir": one}) == 0
-    assert_weights_close(*(last_checkpoint(Path(folder)) for folder in (two, one)))
-
-
-@pytest.mark.slow
-def test_shards_have_the_same_shapes(given, pictures, tmp_path):
-    sharded = {**given, "data_path": str(pack(pictures, tmp_path / "set"))}
-    del sharded["val_split"]
-    assert train(sharded) == 0
-    assert len(records(tmp_path / "run", "train")) == 3 + 2 + 3
-    assert (tmp_path / "run" / "vae" / "config.json").exists()
 
 
 @pytest.mark.parametrize("level", [RECOMPUTE[0], RECOMPUTE[-1]])

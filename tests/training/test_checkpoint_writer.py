@@ -12,12 +12,11 @@ import torch
 from tests.harness.checkpoints import WITH_DISCRIMINATOR, checkpoint
 from tests.harness.faults import Fault, injected, run_forked
 from tests.harness.steps import before_steps
-from tests.harness.training_runs import assert_same, last_checkpoint, records
+from tests.harness.training_runs import assert_same, records
 from vae.config.options import build
-from vae.config.resolve import PER_COMMAND
 from vae.interop.checkpoint_file import load_checkpoint
 from vae.memory.plan import checkpoint_bytes, reserve_bytes
-from vae.system.errors import EXIT_CONFIG, EXIT_SAVED_RESUMABLE
+from vae.system.errors import EXIT_CONFIG
 from vae.training.checkpoints import writer as checkpoint_writer
 from vae.training.checkpoints.writer import CheckpointWriter, HostCopy
 from vae.training.run import train
@@ -181,34 +180,6 @@ def test_training_goes_on_while_a_checkpoint_is_written(tiny, gate):
         assert train(tiny) == 0
     found = {path.name for path in folder.glob("*.pt")}
     assert found == {"checkpoint_epoch_1.pt", "checkpoint_epoch_2.pt"}
-
-
-@pytest.mark.slow
-def test_background_and_blocking_saves_give_the_same_checkpoints(tiny, tmp_path):
-    found = []
-    for name, background in (("one", True), ("other", False)):
-        folder = tmp_path / name
-        given = {**tiny, "output_dir": str(folder), "background_save": background, "checkpoint_steps": 1}
-        assert train({**given, "keep_checkpoints": 99}) == 0
-        contents = {path.name: load_checkpoint(path) for path in sorted(folder.glob("*.pt"))}
-        for content in contents.values():
-            unequal = {*PER_COMMAND, "background_save"}
-            content["config"] = {k: v for k, v in content["config"].items() if k not in unequal}
-            content.pop("run", None)
-        found.append(contents)
-    assert len(found[0]) == 6
-    assert_same(*found, "checkpoints")
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(os.name == "nt", reason="the process is a fork")
-def test_stop_signal_waits_for_the_checkpoint_under_way(tiny, tmp_path):
-    """The signal comes in step 2, while the file of step 1 is written slowly."""
-    slow, stop = Fault("slow", "save.flush", value=1.0), Fault("signal", "step", nth=2, value=15)
-    given = {**tiny, "checkpoint_steps": 1, "log_freq": 1}
-    assert run_forked(given, slow, stop) == [EXIT_SAVED_RESUMABLE]
-    assert last_checkpoint(tmp_path / "run")["position"]["step"] == 2
-    load_checkpoint(tmp_path / "run" / "checkpoint_step_1.pt")
 
 
 @pytest.mark.slow

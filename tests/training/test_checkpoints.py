@@ -100,14 +100,6 @@ def test_read_error_does_not_end_the_search(three, tmp_path, monkeypatch, capsys
     assert f"WARNING: {bad} cannot be read" in capsys.readouterr().out
 
 
-@pytest.mark.skipif(os.name == "nt", reason="Windows has no such files")
-def test_pipe_among_checkpoints_is_skipped(three, tmp_path, capsys):
-    """Opening one would wait for ever."""
-    os.mkfifo(tmp_path / "checkpoint_step_99.pt")
-    assert load_newest(tmp_path)[0] == three[2]
-    assert "checkpoint_step_99.pt cannot be read: it is not a regular file" in capsys.readouterr().out
-
-
 def test_no_valid_checkpoint_is_an_error(three, tmp_path, capsys):
     for path in three:
         os.truncate(path, 100)

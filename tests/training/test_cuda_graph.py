@@ -3,7 +3,6 @@
 On the CPU a stand-in replays: like a graph, it reads and writes the same tensors at every step.
 """
 
-import json
 from contextlib import contextmanager
 from types import SimpleNamespace
 
@@ -13,7 +12,6 @@ from torch.torch_version import TorchVersion
 
 from tests.harness.out_of_memory import run_out_of_memory
 from tests.harness.toy_networks import NO_LPIPS, gradients, toy_inputs, toy_networks
-from tests.null_gpu.child import needs_null_gpu, run_on_null_gpu
 from vae.config.options import SpeedConfig
 from vae.step import Networks, StepInputs, clear_gradients, compute_gradients, trained_networks
 from vae.system.errors import UserError
@@ -230,26 +228,6 @@ def test_a_graph_without_a_card_is_an_error(tiny):
         train({**tiny, "cuda_graph": True})
 
 
-PROGRAM = """
-import json, torch
-from tests.harness.toy_networks import toy_inputs, toy_networks
-from tests.null_gpu.counters import Counters
-from tests.training.test_cuda_graph import on_cuda
-from vae.training.memory.cuda_graph import StepGraph
-
-torch.backends.cudnn.benchmark = True
-networks, inputs = on_cuda(torch.bfloat16)
-graph, counts = StepGraph(), []
-for _ in range(5):
-    before = Counters.now()
-    graph.gradients(networks, inputs, [2, 2])
-    counts.append(vars(Counters.now().since(before)))
-    for network in (networks.autoencoder, networks.discriminator):
-        network.zero_grad(set_to_none=True)
-print(json.dumps(counts))
-"""
-
-
 def on_cuda(dtype: torch.dtype) -> tuple[Networks, StepInputs]:
     """The toy networks and a step's inputs on the card."""
     networks = toy_networks(dtype, channels_last=True)
@@ -260,16 +238,6 @@ def on_cuda(dtype: torch.dtype) -> tuple[Networks, StepInputs]:
         name: value.to("cuda") for name, value in vars(inputs).items() if isinstance(value, torch.Tensor)
     }
     return networks, StepInputs(**{**vars(inputs), **moved, "noise": moved["noise"].float()})
-
-
-@needs_null_gpu
-def test_a_graph_is_one_launch():
-    done = run_on_null_gpu("-c", PROGRAM)
-    *eager, captured, replayed = json.loads(done.stdout)
-    assert [counts["graph_launches"] for counts in eager] == [0] * WARMUP_STEPS
-    assert captured["graph_launches"] == replayed["graph_launches"] == 1
-    assert replayed["library_calls"] == replayed["synchronizations"] == 0
-    assert replayed["launches"] < 16 < eager[-1]["launches"]
 
 
 @pytest.mark.gpu

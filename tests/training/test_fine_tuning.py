@@ -15,18 +15,15 @@ from PIL import Image
 from tests.harness.runs import TINY
 from tests.harness.small_vae import SMALL as SMALL_VAE
 from tests.harness.small_vae import write_vae
-from tests.harness.toy_networks import NO_LPIPS, relative_difference, toy_terms
+from tests.harness.toy_networks import NO_LPIPS, toy_terms
 from tests.harness.training_runs import (
     ONE_PROCESS,
-    first_moments,
     last_checkpoint,
     records,
-    train_on_two_processes,
     train_short,
 )
 from tests.harness.vae_families import FAMILIES, SMALL, diffusers_model, image, research_model, save_research
 from vae.config.options import RECOMPUTE, LossConfig, ModelConfig
-from vae.interop.checkpoint_file import load_checkpoint
 from vae.interop.vae_files import load_vae
 from vae.memory.plan import StepSpec, step_memory
 from vae.model.autoencoder import AutoencoderKL
@@ -78,7 +75,7 @@ def exported_config(folder: Path) -> dict:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", ["sdxl", "flux", "flux2"])
 def test_decoder_training_starts_from_the_published_vae_and_keeps_its_encoder(
     family, options, image_folder, tmp_path
 ):
@@ -225,21 +222,6 @@ def test_decoder_training_without_a_trained_encoder_is_an_error(options):
     assert not Path(options["output_dir"]).exists()
 
 
-@pytest.mark.slow
-def test_two_processes_train_a_decoder_like_one(options, tmp_path):
-    diffusers_model("sd", *SMALL).save_pretrained(tmp_path / "published")
-    given = {**options, "init_from": tmp_path / "published", "train_part": "decoder", "checkpoint_steps": 1}
-    given |= {"max_steps": 1, "horizontal_flip": False, "crop": "center"}
-    two = {**given, "batch_size": 2, "output_dir": str(tmp_path / "two")}
-    train_on_two_processes(two)
-    one = {**given, "init_from": str(tmp_path / "published"), "output_dir": str(tmp_path / "one")}
-    assert train(one) == 0
-    moments = [
-        first_moments(load_checkpoint(tmp_path / name / "checkpoint_step_1.pt")) for name in ("two", "one")
-    ]
-    assert relative_difference(*moments) < 1e-5  # fp32 sums over images in another order
-
-
 @pytest.mark.parametrize("level", RECOMPUTE)
 def test_decoder_gradients_do_not_depend_on_the_frozen_encoder(level):
     torch.manual_seed(0)
@@ -290,21 +272,20 @@ def test_a_new_decoder_begins_as_a_codec_of_the_trained_latents(options, image_f
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("computes_fp16")
-@pytest.mark.parametrize(("flags", "dtype"), [({}, "bf16"), ({"use_bf16": False}, "fp32")])
-def test_vae_that_overflows_fp16_is_trained_without_it(options, tmp_path, capsys, flags, dtype):
+def test_vae_that_overflows_fp16_is_trained_without_it(options, tmp_path, capsys):
     """An activation of 60,000, as in SDXL's VAE: fp16 ends at 65,504."""
     theirs, folder = diffusers_model("sd", *SMALL), tmp_path / "run"
     theirs.decoder.mid_block.resnets[1].conv1.bias[3] += 6e4
     theirs.save_pretrained(tmp_path / "theirs")
-    given = {**options, **flags, "mixed_precision": True, "init_from": str(tmp_path / "theirs")}
+    given = {**options, "mixed_precision": True, "init_from": str(tmp_path / "theirs")}
     assert train({**given, "num_epochs": 2, "max_steps": 2}) == 0
     saved, printed = last_checkpoint(folder), capsys.readouterr().out
     assert (saved["fp16"], saved["overflows_fp16"]) == (False, True)
     assert "decoder.mid_block.resnets.1.conv1" in printed
-    assert f"activations overflow fp16: --mixed_precision computes in {dtype}\n" in printed
+    assert "activations overflow fp16: --mixed_precision computes in bf16\n" in printed
     assert train({"output_dir": str(folder), "resume_from": "latest", "max_steps": 4}) == 0
     printed = capsys.readouterr().out
-    assert f"--mixed_precision computes in {dtype}\n" in printed
+    assert "--mixed_precision computes in bf16\n" in printed
     assert "the largest activation" not in printed  # the checkpoint says it
     assert all(math.isfinite(record["psnr"]) for record in records(folder, "validation"))
     assert exported_config(folder)["force_upcast"] is True

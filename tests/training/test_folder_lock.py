@@ -19,7 +19,7 @@ from vae.interop.checkpoint_file import load_checkpoint
 from vae.system import lock_file
 from vae.system.errors import EXIT_CONFIG, UserError
 from vae.system.files import scratch_folder
-from vae.system.folder_marker import MARKER_NAME, claim_folder
+from vae.system.folder_marker import claim_folder
 from vae.training.output.folder_lock import LOCK_NAME, FolderLock
 from vae.training.run import train
 
@@ -191,15 +191,6 @@ def test_second_run_is_refused_before_it_reads_or_writes(tiny, tmp_path):
     assert train({**tiny, "resume_from": "latest", "max_steps": 2}) == 0
 
 
-def test_folder_that_a_starting_run_has_locked_is_refused(tiny, tmp_path):
-    """It contains nothing but the lock and the marker yet."""
-    folder = tmp_path / "run"
-    claim_folder(folder, "train")
-    with Holder(folder), pytest.raises(UserError, match="is in use by process"):
-        train(tiny)
-    assert sorted(path.name for path in folder.iterdir()) == [LOCK_NAME, MARKER_NAME]
-
-
 @pytest.mark.slow
 def test_refusal_of_several_processes_and_of_readers(tiny, tmp_path):
     """Only the main process takes the lock; the other scripts read the folder of a run that goes on."""
@@ -245,14 +236,6 @@ def test_a_folder_that_is_moved_or_removed_while_training(tiny, tmp_path, remove
         content = load_checkpoint(checkpoint)
         limit = content["position"]["step"] + 1
         assert train({"output_dir": str(new), "resume_from": "latest", "max_steps": limit}) == 0
-
-
-def test_resuming_in_a_folder_without_a_run_names_the_folder(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    with pytest.raises(
-        UserError, match=r"latest: there is no checkpoint in --output_dir typo: give the folder"
-    ):
-        train({"output_dir": "typo", "resume_from": "latest"})
 
 
 def test_unfinished_files_of_a_run_inside_are_kept(tmp_path):

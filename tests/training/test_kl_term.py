@@ -75,13 +75,10 @@ def test_validations_record_how_decoding_bears_noise(options, tmp_path, image_fo
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("weight", [1e-6, 10.0])
-def test_noise_that_hides_the_latents_is_reported_once(options, capsys, weight):
+def test_noise_that_hides_the_latents_is_reported_once(options, capsys):
     given = {**options, "num_epochs": 30, "val_freq": 10, "checkpoint_freq": 30, "learning_rate": 1e-2}
-    assert train({**given, "kl_weight": weight}) == 0
-    warnings = capsys.readouterr()
-    count = (warnings.out + warnings.err).count("lower --kl_weight (now 10)")
-    assert count == (weight == 10.0)
+    assert train({**given, "kl_weight": 10.0}) == 0
+    assert "".join(capsys.readouterr()).count("lower --kl_weight (now 10)") == 1
 
 
 def test_kl_of_a_constant_posterior_is_that_of_its_density_of_latents():

@@ -141,15 +141,6 @@ def test_run_finishes_if_its_output_is_closed(tiny):
     assert len(steps(folder)) > 0
 
 
-@pytest.mark.slow
-def test_run_finishes_if_both_outputs_are_closed(tiny):
-    """As under `2>&1 | head -1`."""
-    assert start_and_close_output(tiny, subprocess.STDOUT).wait(timeout=300) == 0
-    folder = Path(tiny["output_dir"])
-    assert (folder / "checkpoint_epoch_2.pt").exists()
-    assert (folder / "vae" / "config.json").exists()
-
-
 def test_log_file_gets_lines_and_no_progress_bar(tiny, capfd):
     assert train({**tiny, "log_freq": 2}) == 0
     out, err = capfd.readouterr()

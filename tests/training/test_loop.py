@@ -12,19 +12,6 @@ from vae.training.run import train
 # --- settings that do not change the weights ------------------------------------------------------------
 
 
-@pytest.mark.slow
-def test_recompute_level_does_not_change_the_weights(tiny, tmp_path):
-    expected = train_short(tiny, tmp_path / "none", recompute="none", max_steps=2)
-    assert_weights_close(train_short(tiny, tmp_path / "all", recompute="all", max_steps=2), expected)
-
-
-@pytest.mark.slow
-def test_micro_batch_size_does_not_change_the_weights(tiny, tmp_path):
-    expected = train_short(tiny, tmp_path / "whole", micro_batch_size="4")
-    for size in ("1", "3"):
-        assert_weights_close(train_short(tiny, tmp_path / size, micro_batch_size=size), expected)
-
-
 def test_accumulation_equals_a_larger_batch(tiny, tmp_path):
     expected = train_short(tiny, tmp_path / "larger", batch_size=8)
     found = train_short(tiny, tmp_path / "accumulated", batch_size=2, accumulation_steps=4)

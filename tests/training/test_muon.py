@@ -1,18 +1,14 @@
 """Runs with --optimizer muon: exact after a stop and a rollback, the same on two processes."""
 
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.harness.toy_networks import relative_difference
 from tests.harness.training_runs import (
     SHORT,
-    assert_same,
     assert_same_result,
     assert_weights_close,
     last_checkpoint,
-    train_on_two_processes,
 )
 from vae.system.errors import UserError
 from vae.training.run import train
@@ -61,28 +57,3 @@ def test_layout_may_change_when_a_run_is_resumed(given, tmp_path):
         assert train({**folder, "max_steps": 2}) == 0
         assert train({**folder, "resume_from": "latest", "channels_last": layout}) == 0
     assert_weights_close(*(last_checkpoint(tmp_path / name) for name in ("True", "False")))
-
-
-@pytest.mark.slow
-def test_trial_steps_restore_the_momentum(given, tmp_path):
-    """--train_minutes makes real steps before the run and restores everything."""
-    given |= {"max_val_images": 1}
-    del given["num_epochs"]
-    assert train({**given, "train_minutes": 0.001, "max_steps": None}) == 0
-    epochs = last_checkpoint(tmp_path / "run")["config"]["num_epochs"]
-    plain = {**given, "num_epochs": epochs, "output_dir": str(tmp_path / "plain")}
-    assert train(plain) == 0
-    pair = [last_checkpoint(tmp_path / name) for name in ("run", "plain")]
-    assert_same(*({name: content[name] for name in ("model", "ema")} for content in pair), "weights")
-    assert_same(*map(momenta, pair), "momenta")
-
-
-@pytest.mark.slow
-def test_two_processes_train_like_one_with_the_whole_batch(given, tmp_path):
-    two = {**given, "batch_size": 2, "num_epochs": 2, "output_dir": str(tmp_path / "two")}
-    one = {**two, "batch_size": 4, "output_dir": str(tmp_path / "one")}
-    train_on_two_processes(two)
-    assert train(one) == 0
-    pair = [last_checkpoint(Path(given["output_dir"])) for given in (two, one)]
-    assert relative_difference(*map(momenta, pair)) < 1e-4  # as first moments in test_distributed.py
-    assert_weights_close(*pair)

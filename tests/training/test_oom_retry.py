@@ -22,18 +22,6 @@ def out_of_memory_lines(printed: str) -> list[str]:
     return [line for line in printed.splitlines() if "out of memory" in line]
 
 
-@pytest.mark.slow
-def test_out_of_memory_halves_the_micro_batch(tiny, tmp_path, monkeypatch, capsys):
-    expected = train_short(tiny, tmp_path / "expected")
-    sizes = run_out_of_memory(monkeypatch, lambda _, sizes: sizes[-1] > 2 and len(sizes) > 1)
-    capsys.readouterr()
-    found = train_short(tiny, tmp_path / "found")
-    assert sizes == [4, 4, 2, 2, 2, 2, 2, 2]  # one step, the failed pass, then halves
-    assert_weights_close(found, expected)
-    (line,) = out_of_memory_lines(capsys.readouterr().out)
-    assert "micro-batch lowered to 2" in line
-
-
 def test_out_of_memory_in_a_later_pass_discards_the_gradients_of_the_first(tiny, tmp_path, monkeypatch):
     expected = train_short(tiny, tmp_path / "expected")
     sizes = run_out_of_memory(monkeypatch, lambda _, sizes: len(sizes) == 4)  # the second step's second pass

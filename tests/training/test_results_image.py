@@ -9,11 +9,9 @@ from PIL import Image, ImageColor
 
 from tests.harness.training_runs import records, train_short
 from vae.charts import BLUE, GREEN, GREY, ORANGE
-from vae.system.folder_marker import claim_folder
 from vae.training.output import results_image
 from vae.training.output.logbook import Logbook
 from vae.training.output.results_image import HEIGHT, RESULTS_NAME, WIDTH, draw_results
-from vae.training.run import train
 
 
 @pytest.fixture(autouse=True)
@@ -76,11 +74,6 @@ def test_every_curve_is_drawn_in_its_panel():
         assert vae.max() < bicubic.min()  # a better value is higher, and has a smaller row
 
 
-def test_baseline_changes_with_the_stage():
-    image = drawn(stage(512, 0, 100, 25, 22) + stage(1024, 100, 200, 27, 24))
-    assert len(rows_of(panel(image, 0, 1), ORANGE)) > 20  # a step from 22 to 24 dB
-
-
 def test_baseline_far_below_does_not_flatten_the_other_curves():
     far, near = (
         panel(drawn(stage(512, 0, 200, psnr=25, bicubic=22, mean_colour=value)), 0, 1) for value in (11, 23)
@@ -120,23 +113,6 @@ def test_run_updates_the_image_at_every_validation_and_at_its_end(tiny, tmp_path
     assert f"curves  {path}" in capsys.readouterr().out
 
 
-def test_run_without_validation_draws_its_loss(tiny, tmp_path):
-    train_short(tiny, tmp_path / "run")
-    assert len(rows_of(panel(Image.open(tmp_path / "run" / RESULTS_NAME).convert("RGB"), 0, 0), BLUE)) > 10
-
-
-def test_failure_to_draw_is_reported_once_and_ends_nothing(tiny, tmp_path, capsys):
-    folder = tmp_path / "run"
-    claim_folder(folder, "train")
-    (folder / RESULTS_NAME / "in the way").mkdir(parents=True)  # a folder cannot be replaced by a file
-    assert train({**tiny, "output_dir": str(folder)}) == 0
-    out = capsys.readouterr().out
-    assert out.count(f"WARNING: {folder / RESULTS_NAME} cannot be written") == 1
-    assert f"curves  {folder}" not in out
-    assert (folder / "vae" / "config.json").exists()
-    assert not list(folder.glob(".vae-scratch-*"))
-
-
 def test_missing_matplotlib_is_a_warning(tmp_path, capsys, monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     logbook = Logbook(tmp_path, 0, active=True)
@@ -156,8 +132,3 @@ def test_unreadable_records_are_a_warning(tmp_path, capsys):
     logbook.close()
     assert capsys.readouterr().out.count("WARNING") == 1
     assert not (tmp_path / RESULTS_NAME).exists()
-
-
-def test_other_processes_draw_nothing(tmp_path):
-    Logbook(tmp_path, 0, active=False).draw_results()
-    assert list(tmp_path.iterdir()) == []

@@ -123,11 +123,9 @@ def test_next_stage_begins_with_its_own_rollback_and_the_full_learning_rate(tiny
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("learning_rate", [1e3, 1e30])
-def test_run_that_diverges_by_its_learning_rate_stops_and_can_be_resumed(given, tmp_path, learning_rate):
-    """Before, 1e30 left only checkpoints that were infinite, and 1e3 ended as if it were well."""
+def test_run_that_diverges_by_its_learning_rate_stops_and_can_be_resumed(given, tmp_path):
     given |= {"num_epochs": 10, "max_nonfinite_steps": 10}
-    options = {"warmup_epochs": 0, "learning_rate": learning_rate}
+    options = {"warmup_epochs": 0, "learning_rate": 1e3}
     with pytest.raises(NonFiniteError, match=r"step .*--learning_rate"):
         train({**given, **options})
     assert newest(tmp_path / "run")["position"]["step"] == 0
@@ -179,17 +177,6 @@ def test_weights_that_are_not_finite_go_back_at_once(given, tmp_path, monkeypatc
     assert found["reason"] == NOT_FINITE
     assert read == ["checkpoint_step_6.pt"]  # once: what was verified is what is restored
     newest(tmp_path / "run")
-
-
-@pytest.mark.slow
-def test_last_good_checkpoint_survives_many_saves_of_weights_that_are_not_judged_yet(given, tmp_path):
-    """A checkpoint after each step and a record every 8: keep_checkpoints alone would have removed it."""
-    given |= {"checkpoint_steps": 1, "log_freq": 8, "num_epochs": 8, "checkpoint_freq": 100}
-    given |= {"batch_size": 1, "max_nonfinite_steps": 8}  # 16 steps per epoch
-    with injected(Fault("nan", "step", nth=33, times=8)):
-        assert train({**given, "num_epochs": 3}) == 0
-    (rollback,) = records(tmp_path / "run", "rollback")
-    assert (rollback["step"], rollback["diverged_at"]) == (24, 40)
 
 
 @pytest.mark.slow

@@ -100,15 +100,3 @@ def test_file_that_cannot_be_written_is_a_one_line_error(tmp_path):
     (tmp_path / "file").touch()
     with pytest.raises(UserError, match=r"--save_config .* cannot be written"):
         saved(["--device", "cpu"], tmp_path / "file" / "saved.json")
-
-
-def test_save_config_is_not_a_key_of_the_json_file(tmp_path):
-    (tmp_path / "my.json").write_text('{"save_config": "other.json"}')
-    with pytest.raises(UserError, match='unknown key "save_config"'):
-        parse_flags(["--config", str(tmp_path / "my.json")])
-
-
-def test_config_json_of_a_run_is_accepted(tiny, tmp_path):
-    train_short(tiny, tmp_path / "first")
-    found = resolved(["--config", str(tmp_path / "first" / "config.json")])
-    assert found.model.z_channels == tiny["z_channels"]

@@ -1,14 +1,12 @@
 """What a run says about its result, its machine and its start, and what to do if one of them is bad."""
 
 import os
-from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 
-from tests.harness.runs import TINY
 from vae.config.options import DataConfig, ModelConfig
 from vae.config.recipes import RECIPES
 from vae.sampling.streams import StreamOrder
@@ -96,9 +94,6 @@ def test_busy_machine_is_reported_with_a_remedy(monkeypatch):
     ("channels", "groups", "remedy"),
     [
         ((32, 64, 64, 64), 16, "--norm_groups 8"),
-        ((64, 64, 64, 32), 16, "--norm_groups 8"),
-        ((64, 128, 256), 32, "--norm_groups 16"),
-        ((8, 16), 4, "--norm_groups 2"),
         ((3, 6), 3, "--channels"),
     ],
 )
@@ -113,7 +108,6 @@ def test_norms_too_narrow_for_the_warm_start_are_reported(channels, groups, reme
     [
         ((32, 64, 64, 64), 8, 64, 48, "use wider --channels or --z_channels 48"),
         ((32, 64, 64, 64, 64, 64), 8, 50, 48, "use --norm_groups 4, wider --channels or --z_channels 48"),
-        ((128, 256, 512, 64), 8, 96, 48, "--z_channels 48"),
     ],
 )
 def test_latents_that_the_widths_cannot_fill_are_reported(channels, groups, z, filled, remedy):
@@ -128,7 +122,6 @@ def test_latents_that_the_widths_cannot_fill_are_reported(channels, groups, z, f
     [
         ModelConfig(),
         *(ModelConfig(channels=(128, 256, 512, 512, 512, 512), z_channels=z) for z in (4, 64, 96, 128)),
-        ModelConfig(channels=(32, 64, 64, 64), norm_groups=8, z_channels=48),
         ModelConfig(channels=(32, 64), norm_groups=8, z_channels=16),  # all 12 numbers of a 2x2 block
         ModelConfig(channels=(32, 64, 64, 64), norm_groups=8),
         ModelConfig(channels=(8, 16), norm_groups=4, init="default"),
@@ -145,25 +138,12 @@ def test_profiles_start_well():
         assert warm_start_warning(ModelConfig(**shape)) is None
 
 
-@pytest.mark.slow
-def test_run_reports_a_bad_warm_start_once(tiny, tmp_path, capsys):
-    assert TINY["norm_groups"] == 4
-    assert train({**tiny, "init": "warm", "max_steps": 1}) == 0
-    assert "WARNING: --norm_groups 4" in capsys.readouterr().out
-    assert train({"output_dir": tiny["output_dir"], "resume_from": "latest", "device": "cpu"}) == 0
-    assert "--norm_groups" not in capsys.readouterr().out
-    assert Path(tiny["output_dir"], "vae").exists()
-
-
 @pytest.mark.parametrize(
     ("world_size", "local", "cache_gib", "expected"),
     [
         (1, 1, 50, ("--cache_gib 576", "--data_streams 16 --shuffle_shards 16")),  # 9 shards per stream
         (1, 1, 330, ("--cache_gib 576", "with --shuffle_shards 128")),
-        (8, 8, 50, ("--cache_gib 576",)),
-        (16, 16, 50, ("--cache_gib 576",)),
         (32, 8, 50, ("--cache_gib 144",)),  # four machines share the streams
-        (64, 8, 50, ("--cache_gib 72",)),
         (64, 8, 80, None),
         (1, 1, 600, None),
         (1, 1, 0, None),

@@ -1,8 +1,6 @@
 """--wandb sends every record to Weights & Biases: tested with a small package that stands in for wandb."""
 
 import json
-import os
-import subprocess
 import sys
 from importlib.util import find_spec
 from pathlib import Path
@@ -10,7 +8,6 @@ from pathlib import Path
 import pytest
 
 from tests.harness.blocked_imports import without_pytorch
-from tests.harness.runs import ROOT
 from tests.harness.training_runs import SHORT, records, train_short
 from vae.config.flags import command_words
 from vae.system.errors import UserError
@@ -144,14 +141,3 @@ def test_folder_with_files_of_earlier_runs_is_not_the_package(tmp_path, monkeypa
     monkeypatch.syspath_prepend(str(tmp_path))
     with pytest.raises(UserError, match="pip install wandb"):
         WandbRun(tmp_path / "run", "project", {})
-
-
-@pytest.mark.slow
-def test_command_line_uses_the_package_on_the_python_path(tiny, tmp_path, calls):
-    path = os.pathsep.join([str(tmp_path / "packages"), os.environ.get("PYTHONPATH", "")])
-    environ = {**os.environ, "PYTHONPATH": path, "WANDB_MODE": "offline", "CUDA_VISIBLE_DEVICES": ""}
-    words = [sys.executable, "train_vae.py", *command_words({**tiny, "max_steps": 1, "wandb": True})]
-    found = subprocess.run(words, cwd=ROOT, env=environ, capture_output=True, text=True)
-    assert found.returncode == 0, found.stderr
-    assert [call["project"] for call in calls("init")] == ["vae-trainer"]
-    assert calls()[-1] == {"call": "finish"}

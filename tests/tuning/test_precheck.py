@@ -5,7 +5,6 @@ import json
 import pytest
 
 import tune_vae
-from tests.harness.runs import run_script
 from vae.system.errors import UserError
 from vae.tuning import precheck
 
@@ -44,9 +43,3 @@ def test_missing_package_is_named_with_its_install_line(image_folder, tmp_path, 
     monkeypatch.setattr(precheck, "find_spec", lambda name: None if name == "optuna" else name)
     with pytest.raises(UserError, match=r"needs optuna: run pip install -r requirements-tune.txt"):
         tune_vae.main(command(tmp_path, image_folder, {}))
-
-
-def test_a_mistake_is_one_line_without_traceback(image_folder, tmp_path):
-    found = run_script("tune_vae.py", *command(tmp_path, image_folder, {}, "--trials", "0"))
-    assert found.returncode == 78
-    assert found.stderr.splitlines() == ["tune_vae.py: --trials 0 is too small: the minimum is 1"]

@@ -133,17 +133,6 @@ def test_damaged_journal_is_one_line(tune, damage):
         tune(SPACE, "--trials", "2")
 
 
-def test_journal_that_is_a_link_is_refused(tmp_path):
-    target = tmp_path / "other"
-    target.write_text("")
-    folder = tmp_path / "search"
-    folder.mkdir()
-    (folder / JOURNAL_NAME).symlink_to(target)
-    with pytest.raises(UserError, match=r"--output_dir .*: journal\.log: it is not a regular file"):
-        open_study(folder, ["psnr"])
-    assert target.read_text() == ""
-
-
 def test_a_search_of_other_images_or_another_space_is_refused(tune, image_folder, tmp_path):
     tune(SPACE, "--trials", "1")
     with pytest.raises(UserError, match=r'another space: "beta1" was not set, and is now \[0.5, 0.9\]'):

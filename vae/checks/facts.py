@@ -1,18 +1,10 @@
-"""Facts about a machine, as plain data: gather.py fills them in, the checks only read them.
+"""Facts about a machine, as plain data: machine.py fills them in, the checks only read them.
 
-Sizes are in bytes and times in seconds unless a name contains another unit. None means unknown.
+Sizes are in bytes unless a name contains another unit. None means unknown.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Literal
-
-
-@dataclass(frozen=True)
-class PythonFacts:
-    version: tuple[int, int, int]
-    bits: int
-    executable: str
-    project_python: str | None  # Python of the project's own environment, if another Python runs now
 
 
 @dataclass(frozen=True)
@@ -45,17 +37,6 @@ class CudaDevice:
 
 
 @dataclass(frozen=True)
-class KernelRun:
-    """One test computation: its difference from the reference, or the error that stopped it."""
-
-    name: str
-    seconds: float = 0.0
-    difference: float = 0.0  # relative, the largest over all results and gradients
-    tolerance: float = 0.0
-    error: str | None = None
-
-
-@dataclass(frozen=True)
 class LoadedTorch:
     """What PyTorch reports after it is imported, in a child process."""
 
@@ -65,8 +46,7 @@ class LoadedTorch:
     arch_list: tuple[str, ...] = ()
     cuda_message: str | None = None  # PyTorch's message if CUDA cannot be used
     devices: tuple[CudaDevice, ...] = ()
-    growing_segments: bool | None = None  # whether PyTorch allocates memory of the card in them
-    kernels: tuple[KernelRun, ...] = ()
+    compute_error: str | None = None  # of a convolution and its gradient, on the card if there is one
     unfinished: str | None = None  # what was running when the process crashed or timed out
     ended: str | None = None  # how it ended in that case
 
@@ -78,7 +58,6 @@ class SmiCard:
     index: int
     name: str
     memory_total_mib: int | None = None
-    memory_used_mib: int | None = None
     capability: tuple[int, int] | None = None
 
 
@@ -109,16 +88,13 @@ class Folder:
 @dataclass(frozen=True)
 class HostFacts:
     system: str  # Linux, Windows, Darwin
-    release: str
     wsl: bool = False
     cores_usable: int = 1
     memory_total: int = 0
     memory_free: int = 0  # with the limits of a container
     shared_memory: int | None = None  # size of /dev/shm
     c_compiler: str | None = None
-    variables: dict[str, str] = field(default_factory=dict)  # relevant environment variables
-    long_paths: bool | None = None  # of Windows
-    page_files: tuple[str, ...] | None = None  # lines of the registry's PagingFiles
+    visible_devices: str | None = None  # CUDA_VISIBLE_DEVICES
 
 
 @dataclass(frozen=True)
@@ -126,8 +102,8 @@ class Facts:
     """All facts about one machine."""
 
     project: str
-    quick: bool
-    python: PythonFacts
+    python: str  # the program that runs now
+    project_python: str | None  # Python of the project's own environment, if another Python runs now
     requirements: tuple[Requirement, ...]
     torch_files: TorchFiles
     loaded: LoadedTorch

@@ -1,47 +1,86 @@
-"""Facts about Python, the operating system, and the folders that training reads and writes."""
+"""The facts about this machine: the operating system, packages, cards, and the folders of training."""
 
+import importlib.util
 import os
 import platform
 import re
 import shutil
 import sys
 import tempfile
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
-from vae.checks.facts import Folder, HostFacts, PythonFacts
+from vae.checks import nvidia_smi, packages, torch_process
+from vae.checks.facts import Facts, Folder, HostFacts, LoadedTorch
+from vae.config.options import Config
 from vae.system.addresses import is_remote, public_text
 from vae.system.files import nearest_existing, read_text
 from vae.system.host import free_memory, main_memory, usable_cores
 
-VARIABLES = ("CUDA_VISIBLE_DEVICES", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
 VGG_FILE = "vgg16-397923af.pth"  # torchvision's VGG16_Weights.IMAGENET1K_V1, the trunk of LPIPS
+TORCH_SECONDS = 300.0  # a first import from a cold disk under a virus scanner
 
 
-def gather_python(project: Path) -> PythonFacts:
+def gather(project: Path, output_dir: str, data_path: str | None) -> Facts:
+    """All facts; a child process imports PyTorch while this process gathers the rest.
+
+    If `data_path` is None, the trainer's default is checked; that folder does not have to exist.
+    """
+    images = Config().data.data_path if data_path is None else data_path
+    child, loaded = None, LoadedTorch(installed=False)
+    if _is_installed("torch"):
+        try:
+            child = torch_process.start(project)
+        except OSError as error:
+            loaded = LoadedTorch(error=f"a second Python cannot be started: {error.strerror or error}")
+    vgg = vgg_path()
+    facts = Facts(
+        project=str(project),
+        python=sys.executable,
+        project_python=project_python(project),
+        requirements=packages.gather_requirements(project),
+        torch_files=packages.gather_torch_files(),
+        loaded=loaded,
+        smi=nvidia_smi.query(),
+        host=gather_host(),
+        folders=(
+            gather_folder("--output_dir", output_dir, given=True, writes=True),
+            gather_folder("--data_path", images, given=data_path is not None, writes=False),
+        ),
+        vgg_path=str(vgg),
+        vgg_bytes=vgg.stat().st_size if os.path.exists(vgg) else None,
+    )
+    if child is None:
+        return facts
+    return replace(facts, loaded=torch_process.parse(child.finish(TORCH_SECONDS)))
+
+
+def _is_installed(package: str) -> bool:
+    """Whether a package can be found, without importing it."""
+    try:
+        return importlib.util.find_spec(package) is not None
+    except (ImportError, ValueError):
+        return False
+
+
+def project_python(project: Path) -> str | None:
+    """Python of the project's own environment, if another Python runs now."""
     own = Path(".venv", "Scripts/python.exe" if os.name == "nt" else "bin/python")
     # os.path.exists: Path.exists() would raise for a folder that this user may not read
     is_other = os.path.exists(project / own) and Path(sys.prefix) != project / ".venv"
-    return PythonFacts(
-        version=(sys.version_info.major, sys.version_info.minor, sys.version_info.micro),
-        bits=64 if sys.maxsize > 2**32 else 32,
-        executable=sys.executable,
-        project_python=str(own) if is_other else None,
-    )
+    return str(own) if is_other else None
 
 
 def gather_host() -> HostFacts:
     return HostFacts(
         system=platform.system(),
-        release=platform.release(),
         wsl="microsoft" in platform.release().lower(),
         cores_usable=usable_cores(),
         memory_total=main_memory()[0],
         memory_free=free_memory(),
         shared_memory=shutil.disk_usage("/dev/shm").total if os.path.isdir("/dev/shm") else None,
         c_compiler=find_compiler(),
-        variables={name: os.environ[name] for name in VARIABLES if name in os.environ},
-        **(_gather_windows() if sys.platform == "win32" else {}),
+        visible_devices=os.environ.get("CUDA_VISIBLE_DEVICES"),
     )
 
 
@@ -49,30 +88,6 @@ def find_compiler() -> str | None:
     """The C compiler that Triton and torch.compile would use."""
     names = (os.environ.get("CC", "gcc"), "cc", "clang", "cl")
     return next(filter(None, (shutil.which(name) for name in names if name)), None)
-
-
-def _gather_windows() -> dict[str, Any]:
-    """The settings of Windows among the fields of HostFacts."""
-    control = r"SYSTEM\CurrentControlSet\Control"
-    long_paths = _registry_value(control + r"\FileSystem", "LongPathsEnabled")
-    files = _registry_value(control + r"\Session Manager\Memory Management", "PagingFiles")
-    return {
-        "long_paths": None if long_paths is None else bool(long_paths),
-        "page_files": None if files is None else tuple(files),
-    }
-
-
-def _registry_value(key: str, name: str) -> Any:
-    """A value of HKEY_LOCAL_MACHINE, of the type stored there; None if it cannot be read."""
-    import winreg
-
-    if sys.platform != "win32":  # for the type checker
-        raise AssertionError
-    try:
-        with winreg.OpenKey(winreg.HKEY_LOCAL_MACHINE, key) as opened:
-            return winreg.QueryValueEx(opened, name)[0]
-    except OSError:
-        return None
 
 
 def gather_folder(flag: str, path: str, *, given: bool, writes: bool) -> Folder:

@@ -9,11 +9,11 @@ from vae.checks.facts import Smi, SmiCard
 from vae.system.child_process import ChildProcess
 
 # Names of `nvidia-smi --help-query-gpu`. Every driver that runs a supported PyTorch (525 or newer) has them.
-FIELDS = ("index", "name", "driver_version", "memory.total", "memory.used", "compute_cap")
-PATIENT_SECONDS = 15.0  # a sleeping card takes seconds to wake up
+FIELDS = ("index", "name", "driver_version", "memory.total", "compute_cap")
+TIMEOUT_SECONDS = 15.0  # a sleeping card takes seconds to wake up
 
 
-def query(timeout_seconds: float) -> Smi:
+def query(timeout_seconds: float = TIMEOUT_SECONDS) -> Smi:
     """Run nvidia-smi with a time limit."""
     program = find_program()
     if program is None:
@@ -48,12 +48,11 @@ def parse(code: int, out: str, err: str) -> Smi:
 
 def _card(row: list[str]) -> SmiCard:
     """A row of the output; values such as [N/A], [Not Supported] or [Unknown Error] become None."""
-    index, name, _, total, used, capability = row
+    index, name, _, total, capability = row
     version = re.fullmatch(r"(\d+)\.(\d+)", capability)
     return SmiCard(
         index=int(index),
         name=name,
         memory_total_mib=int(total) if total.isdigit() else None,
-        memory_used_mib=int(used) if used.isdigit() else None,
         capability=(int(version[1]), int(version[2])) if version else None,
     )

@@ -14,7 +14,7 @@ def setup(facts: Facts, build: str | None = None) -> str:
 
 def pip(facts: Facts, *words: str) -> str:
     """A pip command of the Python that runs now, quoted for the shell."""
-    command = (facts.python.executable or "python", "-m", "pip", *words)
+    command = (facts.python or "python", "-m", "pip", *words)
     if facts.on_windows:
         return " ".join(f'"{word}"' if set(word) & set(" <>=&") else word for word in command)
     return shlex.join(command)

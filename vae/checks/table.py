@@ -19,20 +19,17 @@ from vae.config.options import Config
 from vae.config.recipes import RECIPES
 from vae.system.addresses import is_remote
 from vae.system.console import fetch_command
-from vae.system.gpu_memory import ALLOCATOR_VARIABLES, GROWING_SEGMENTS, growing_segments_supported
 from vae.system.host import GIB, MIB, decoding_processes
 
 PASS, WARN, FAIL, SKIP = "pass", "warn", "fail", "skip"
 Cases = Iterator[tuple[Any, ...]]
 
-MIN_PYTHON = (3, 10)
 # Everything works without these, only slower; without simplejpeg, damage inside JPEGs is not detected.
 SPEED_ONLY = ("pyvips", "pyvips-binary", "simplejpeg")
 NO_TORCH = "PyTorch is not installed"
 SLOWER = "training runs without torch.compile, only slower"
 
 HIDING = ("", "-1", "nodevfiles")  # values of CUDA_VISIBLE_DEVICES that hide every card
-MAX_USED_SHARE = 0.1  # share of a card's memory that other programs may use before a warning
 
 # Parameters of the default autoencoder (docs/results.md); a test compares this with the model.
 DEFAULT_PARAMETERS = 83_819_683
@@ -88,14 +85,7 @@ def judge(facts: Facts) -> list[Result]:
     return [check.result(facts) for check in TABLE]
 
 
-# --- Python, packages and the build of PyTorch
-
-
-def _python(facts: Facts) -> Cases:
-    python = facts.python
-    version = f"{'.'.join(map(str, python.version))}, {python.bits}-bit"
-    yield python.version >= MIN_PYTHON and python.bits == 64, PASS, version
-    yield True, FAIL, version, f"install Python 3.12, 64-bit, then {remedies.setup(facts)}"
+# --- packages and the build of PyTorch
 
 
 def _packages(facts: Facts) -> Cases:
@@ -110,7 +100,7 @@ def _packages(facts: Facts) -> Cases:
 
 
 def _loads(facts: Facts) -> Cases:
-    loaded, own = facts.loaded, facts.python.project_python
+    loaded, own = facts.loaded, facts.project_python
     hint = f"; to use the project's environment: {own} check_compatibility.py" if own else ""
     yield not loaded.installed, FAIL, f"not installed in this Python{hint}", remedies.setup(facts)
     yield loaded.error, FAIL, loaded.error, remedies.same_pair(facts)
@@ -188,11 +178,8 @@ def _present(facts: Facts) -> Cases:
     smi, devices, update = facts.smi, facts.loaded.devices, remedies.update_driver(facts)
     message = f"nvidia-smi: {smi.message}"
     yield smi.status == "answered" and smi.cards, PASS, facts.card_names
-    hanging, status = smi.status == "hanging", WARN if devices else FAIL
-    # waking a card may take longer
-    yield hanging and facts.quick, WARN, message, "run the check without --quick, which waits longer"
     restart = f"restart the machine; if that does not help: {update}"
-    yield hanging or smi.status == "failed", status, message, restart
+    yield smi.status in ("hanging", "failed"), WARN if devices else FAIL, message, restart
     # PyTorch finds the card although nvidia-smi is missing
     note = "" if facts.torch_files.hip else "; nvidia-smi is missing, so its state is unknown"
     yield devices, PASS, facts.card_names + note
@@ -226,7 +213,7 @@ def _usable(facts: Facts) -> Cases:
     yield loaded.devices, PASS, sizes
     hung = loaded.unfinished == "looking for cards"
     yield hung, FAIL, f"looking for cards: {loaded.ended}", "restart the machine"
-    value = facts.host.variables.get("CUDA_VISIBLE_DEVICES")
+    value = facts.host.visible_devices
     hidden = value is not None and value.strip().lower() in HIDING
     yield hidden, WARN, f"CUDA_VISIBLE_DEVICES={value} hides every card", remedies.show_cards(facts)
     yield not facts.smi.cards, SKIP, "there is no card"
@@ -236,59 +223,14 @@ def _usable(facts: Facts) -> Cases:
     yield True, FAIL, loaded.cuda_message or "no, without an error message", remedy
 
 
-def _card_memory(facts: Facts) -> Cases:
-    """Memory that other programs use is missing in the plan."""
-    sizes = [(c.name, c.memory_used_mib, c.memory_total_mib) for c in facts.smi.cards]
-    known = [(name, used, total) for name, used, total in sizes if used is not None and total]
-    yield not known, SKIP, "nvidia-smi does not report it"
-    text = "; ".join(f"{name}: {used / 1024:.1f} of {total / 1024:.1f} GiB" for name, used, total in known)
-    yield all(used <= MAX_USED_SHARE * total for _, used, total in known), PASS, text
-    yield True, WARN, text, "end the processes that you do not need: nvidia-smi lists them"
-
-
-def _segments(facts: Facts) -> Cases:
-    """The memory plan assumes that PyTorch allocates memory in segments that grow."""
-    host, growing = facts.host, facts.loaded.growing_segments
-    yield growing is None, SKIP, "no card, or PyTorch did not get as far"
-    yield growing, PASS, "they grow"
-    cost = "PyTorch reserves up to a sixth more memory, and images of 3840 px do not fit 32 GB"
-    system = "Windows" if facts.on_windows else "WSL"
-    unsupported = f"they do not grow: PyTorch does not support that on {system}; {cost}"
-    yield not growing_segments_supported(host.system, host.release), PASS, unsupported
-    own = {name: host.variables[name] for name in ALLOCATOR_VARIABLES if name in host.variables}
-    refused = f"the driver refuses segments that grow: {cost}"
-    yield GROWING_SEGMENTS in own.values(), WARN, refused, remedies.update_driver(facts)
-    name, value = next(iter(own.items()), (ALLOCATOR_VARIABLES[0], "not set"))
-    yield True, WARN, f"they do not grow ({name}: {value}): {cost}", f"unset {' '.join(own) or name}"
-
-
-# --- the test computations of kernels.py
-
-
-def _computation(name: str, facts: Facts) -> Cases:
-    loaded, triton = facts.loaded, name == "triton"
+def _computes(facts: Facts) -> Cases:
+    """What the files and the driver's version do not show: libraries that are missing, a card that hangs."""
+    loaded, ended, error = facts.loaded, facts.loaded.ended or "", facts.loaded.compute_error
     yield not loaded.installed or loaded.error, SKIP, "PyTorch does not load"
-    trouble, ended = FAIL if name == "step" else WARN, loaded.ended or ""  # training works without the others
-    runs = {run.name: run for run in loaded.kernels}
-    running = loaded.unfinished == f"kernel {name}"
-    # training would end in the same way
-    yield triton and running, FAIL, ended, "start the trainer with --kernels torch"
-    yield running, trouble, ended, remedies.of_error(facts, ended)
-    if run := runs.get(name):
-        instead = "; training replaces them by PyTorch operations: 5 to 19 times the launches" * triton
-        yield run.error, trouble, f"{run.error}{instead}", remedies.of_error(facts, run.error or "")
-        text = f"difference {run.difference:.1e} (at most {run.tolerance:.1e}) in {run.seconds:.2f} s"
-        yield run.difference <= run.tolerance, PASS, text
-        yield True, trouble, f"wrong results: {text}", remedies.same_pair(facts)
-    if damaged := runs.get("import"):
-        text = f"the model's code cannot be imported: {damaged.error}"
-        yield True, trouble, text, remedies.setup(facts)
-    yield facts.quick and name == "compile", SKIP, "skipped by --quick"
-    no_kernels = triton and not (loaded.devices and loaded.unfinished)
-    yield no_kernels, SKIP, "they run only on a card, and if Triton is installed"
-    unreached = f"not reached: the process ended during {loaded.unfinished or 'nothing'} ({ended})"
-    yield loaded.unfinished == "loading the model", trouble, unreached, remedies.same_pair(facts)
-    yield True, SKIP, unreached
+    yield loaded.unfinished == "computing", FAIL, ended, remedies.of_error(facts, ended)
+    yield loaded.unfinished, SKIP, f"not reached: the process ended while {loaded.unfinished} ({ended})"
+    yield error, FAIL, error, remedies.of_error(facts, error or "")
+    yield True, PASS, "on the card" if loaded.devices else "on the CPU"
 
 
 # --- the system and its disks
@@ -331,27 +273,6 @@ def _shm(facts: Facts) -> Cases:
     enlarge = f"docker run --shm-size={max(1, -(-standard // GIB))}g, or train with --num_workers 0"
     expected = f"{standard / GIB:.1f} GiB for profile standard, {default / MIB:.0f} MiB by default"
     yield True, status, text, enlarge, expected
-
-
-def _page_file(facts: Facts) -> Cases:
-    """Without a page file, loading CUDA's libraries fails with WinError 1455."""
-    lines = facts.host.page_files
-    yield not facts.on_windows, SKIP, "only Windows has one"
-    yield lines is None, SKIP, "its setting is unknown"
-    yield any(line.strip() for line in lines or ()), PASS, "; ".join(lines or ())
-    yield (
-        True,
-        WARN,
-        "none",
-        "SystemPropertiesPerformance.exe: Advanced, Virtual memory, Automatically manage",
-    )
-
-
-def _long_paths(facts: Facts) -> Cases:
-    yield not facts.on_windows, SKIP, "only Windows limits path lengths"
-    yield facts.host.long_paths, PASS, "on"
-    key = r"HKLM\SYSTEM\CurrentControlSet\Control\FileSystem"
-    yield True, WARN, "off", f"as administrator: reg add {key} /v LongPathsEnabled /t REG_DWORD /d 1 /f"
 
 
 def _folder(index: int, facts: Facts) -> Cases:
@@ -397,16 +318,13 @@ def _vgg(facts: Facts) -> Cases:
     yield True, WARN, f"{text} (not needed with --perceptual_weight 0)", fetch
 
 
-EQUAL = "equals its reference, forward and backward"
 LOCAL = "a folder on a local disk, not a synced one"
-CACHES = "on: paths in the caches of torch.compile are longer than 260 characters"
 VGG = f"{VGG_FILE}, {VGG_BYTES / MIB:.0f} MiB, in PyTorch's cache"
 
 GROUPS = {
     "torch": "PyTorch",
     "card": "Card and driver",
-    "kernels": "Test computations",
-    "software": "Python and packages",
+    "software": "Packages",
     "system": "System",
     "disk": "Disks and files",
 }
@@ -419,17 +337,10 @@ TABLE = [  # in the order in which problems must be fixed
     Check("card.present", "Card", "an NVIDIA card whose driver answers nvidia-smi", _present),
     Check("card.driver", "Driver", "", _driver),
     Check("card.usable", "Usable by PyTorch", "torch.cuda.is_available()", _usable),
-    Check("card.memory", "Memory in use", "at most a tenth", _card_memory),
-    Check("card.segments", "Memory segments", GROWING_SEGMENTS, _segments),
-    Check("kernels.triton", "Triton kernels", EQUAL, partial(_computation, "triton")),
-    Check("kernels.step", "Training step", EQUAL, partial(_computation, "step")),
-    Check("kernels.compile", "torch.compile", EQUAL, partial(_computation, "compile")),
-    Check("software.python", "Python", "Python 3.10 or newer, 64-bit", _python),
+    Check("card.computes", "Computes", "the values of a convolution and its gradient", _computes),
     Check("software.packages", "Packages", "", _packages),
     Check("system.memory", "Main memory", "", _memory),
     Check("system.shm", "/dev/shm", "", _shm),
-    Check("system.page_file", "Page file", "managed by Windows", _page_file),
-    Check("system.long_paths", "Long paths", CACHES, _long_paths),
     Check("disk.runs", "Folder of the runs", LOCAL, partial(_folder, 0)),
     Check("disk.images", "Folder of the images", LOCAL, partial(_folder, 1)),
     Check("disk.space", "Free disk space", "", _space),

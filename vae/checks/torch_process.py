@@ -1,4 +1,4 @@
-"""Imports PyTorch and runs the test computations in a child process, so that a crash or hang is a finding.
+"""Imports PyTorch and computes with it in a child process, so that a crash or hang is a result of the check.
 
 `start` starts the process and `parse` turns its output into facts. `main` runs inside it. Whenever it learns
 something or begins something, it prints one line: all facts so far, as JSON. The last complete line counts.
@@ -7,25 +7,22 @@ something or begins something, it prints one line: all facts so far, as JSON. Th
 import json
 import os
 import sys
-import time
 import warnings
 from pathlib import Path
 from typing import Any
 
-from vae.checks.facts import CudaDevice, KernelRun, LoadedTorch
+from vae.checks.facts import CudaDevice, LoadedTorch
 from vae.system.child_process import ChildProcess, FinishedProcess
 from vae.system.files import parse_json
 
 FACTS = '{"facts": '  # how our lines begin; libraries may print other lines
 
 
-def start(project: Path, quick: bool) -> ChildProcess:
+def start(project: Path) -> ChildProcess:
     """Start the process; raises OSError if it cannot start."""
     code = "import sys; sys.path.insert(0, sys.argv[1]); from vae.checks.torch_process import main; main()"
-    command = [sys.executable, "-X", "utf8", "-c", code, str(project), "quick" if quick else "whole"]
-    # One compile process: a pool takes longer to start than the one small kernel takes to compile.
-    env = {**os.environ, "TORCHINDUCTOR_COMPILE_THREADS": "1", "PYTHONIOENCODING": "utf-8"}
-    return ChildProcess(command, env=env, cwd=str(project))
+    command = [sys.executable, "-X", "utf8", "-c", code, str(project)]
+    return ChildProcess(command, env={**os.environ, "PYTHONIOENCODING": "utf-8"}, cwd=str(project))
 
 
 def parse(process: FinishedProcess) -> LoadedTorch:
@@ -41,7 +38,6 @@ def parse(process: FinishedProcess) -> LoadedTorch:
     return LoadedTorch(
         arch_list=tuple(facts.pop("arch_list", ())),
         devices=tuple(CudaDevice(name, (major, minor), total) for name, (major, minor), total in devices),
-        kernels=tuple(KernelRun(**run) for run in facts.pop("kernels", [])),
         ended=_how_it_ended(process) if facts["unfinished"] else None,
         **facts,
     )
@@ -63,7 +59,7 @@ def main() -> None:
     reporter = _Reporter()
     if _import_torch(reporter):
         _look_for_cards(reporter)
-        _run_kernels(reporter, quick=sys.argv[2] == "quick")
+        _compute(reporter)
     reporter.add(unfinished=None)
 
 
@@ -71,15 +67,12 @@ class _Reporter:
     """Collects facts; prints all of them whenever one is added."""
 
     def __init__(self) -> None:
-        self._facts: dict[str, Any] = {"kernels": []}
+        self._facts: dict[str, Any] = {}
 
     def add(self, **facts: object) -> None:
         """`unfinished` names what is going to run next, so that a crash can be attributed."""
         self._facts |= facts
         print(FACTS + json.dumps(self._facts) + "}", flush=True)
-
-    def add_kernel(self, name: str, **values: object) -> None:
-        self._facts["kernels"].append({"name": name, **values})
 
 
 def _short(error: BaseException) -> str:
@@ -129,33 +122,19 @@ def _look_for_cards(reporter: _Reporter) -> None:
     reporter.add(devices=devices)
 
 
-def _run_kernels(reporter: _Reporter, quick: bool) -> None:
-    import torch
-
-    reporter.add(unfinished="loading the model")
+def _compute(reporter: _Reporter) -> None:
+    """A convolution and its gradient, whose values are known: 9 weights of 1 in each of 8 channels."""
+    reporter.add(unfinished="computing")
     try:
-        from vae.checks.kernels import KERNELS, applies
-        from vae.device import pick_device
+        import torch
 
-        device = pick_device("auto")
-        if device.type == "cuda":
-            kept = torch.empty(1, device=device)
-            growing = any(segment["is_expandable"] for segment in torch.cuda.memory_snapshot())
-            reporter.add(growing_segments=growing)
-            del kept
-        # The sizes are too small for several threads: on a busy machine, waiting took 25 times as long.
-        torch.set_num_threads(1)
-    except Exception as error:  # a missing package has its own check; this explains the skipped rest
-        reporter.add_kernel("import", error=_short(error))
-        return
-    for name, run in KERNELS.items():
-        if (quick and name == "compile") or not applies(name, device):
-            continue
-        reporter.add(unfinished=f"kernel {name}")
-        start_time = time.perf_counter()
-        try:
-            difference, tolerance = run(device)
-            result: dict[str, object] = {"difference": difference, "tolerance": tolerance}
-        except Exception as error:
-            result = {"error": _short(error)}
-        reporter.add_kernel(name, seconds=round(time.perf_counter() - start_time, 3), **result)
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+        images = torch.ones(1, 8, 8, 8, device=device, requires_grad=True)
+        weight = torch.ones(8, 8, 3, 3, device=device)
+        torch.nn.functional.conv2d(images, weight, padding=1).sum().backward()
+        assert images.grad is not None
+        largest = images.grad.max().item()
+        if largest != 72:
+            raise ArithmeticError(f"the gradient of a convolution is {largest:g}, not 72")
+    except Exception as error:
+        reporter.add(compute_error=_short(error))

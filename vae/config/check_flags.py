@@ -7,17 +7,15 @@ from vae.config.options import Config, option
 from vae.system.errors import UsageError
 
 DESCRIPTION = """\
-Checks whether the VAE trainer can run on this machine, and how well: Python and its packages, the build of
-PyTorch, the card and its driver, the system, memory and disks. It also runs the computations that training
-depends on, on the card if there is one, and compares them with a reference.
+Checks whether the VAE trainer can run on this machine, and how well: the packages of Python, the build of
+PyTorch, the card and its driver, memory, disks and the weights of LPIPS.
 
 The result of each check is ok, WARN, FAIL or skip. A WARN or FAIL prints what was found, what was expected,
 and the remedy. The script changes nothing on the machine and sends nothing anywhere."""
 
 EPILOG = """\
 examples:
-  python check_compatibility.py                  all checks; about half a minute
-  python check_compatibility.py --quick          no compilation; a few seconds
+  python check_compatibility.py                  all checks; some seconds
   python check_compatibility.py --json > report.json    for programs, or to attach to a bug report
   python check_compatibility.py --plan           the profiles that fit this card, with predicted memory
   python check_compatibility.py --plan --gpu "RTX 5090"      the same for another card
@@ -34,7 +32,6 @@ exit code:
 class CheckConfig:
     """What to check, and how to print it."""
 
-    quick: bool = option(False, "skip torch.compile, and do not wait for a slow driver")
     json: bool = option(False, "print one JSON object and nothing else")
     strict: bool = option(False, "exit with code 3 if there are warnings")
     output_dir: str = option(
@@ -64,9 +61,6 @@ def parse_check_flags(argv: list[str]) -> CheckConfig:
     for name in ("gpu", "vram_gib"):
         if getattr(config, name) is not None and not config.plan:
             raise UsageError(f"--{name} is only used by --plan: add --plan")
-    for name in ("quick", "strict"):
-        if getattr(config, name) and config.plan:
-            raise UsageError(
-                f"--{name} is only used by the checks, which --plan replaces: remove one of them"
-            )
+    if config.strict and config.plan:
+        raise UsageError("--strict is only used by the checks, which --plan replaces: remove one of them")
     return config

@@ -36,7 +36,7 @@ def accepted_bad_images(max_bad_fraction: float, total: int) -> int:
     return max(1, int(max_bad_fraction * total)) if max_bad_fraction else 0
 
 
-def probe(dataset: CropDataset, max_bad_fraction: float, *, flag: str = "--data_path") -> list[Rejection]:
+def probe(dataset: CropDataset, max_bad_fraction: float) -> list[Rejection]:
     """Decode all images of a small set, or a sample spread over a larger one; return the rejections.
 
     Raises DataError, one line with the reasons, an example and a remedy, if no image can be used, or if more
@@ -56,14 +56,14 @@ def probe(dataset: CropDataset, max_bad_fraction: float, *, flag: str = "--data_
         return []
     if len(rejected) == count:
         raise DataError(
-            f"{flag} {dataset.images.location}: none of the {count} images that were tried can be used "
+            f"--data_path {dataset.images.location}: none of the {count} images that were tried can be used "
             f"{_reasons(rejected, 'copy the files again or give another folder')}"
         )
     accepted = accepted_bad_images(max_bad_fraction, total)
     if count == total and len(rejected) > accepted:
         raise DataError(
-            f"{flag} {dataset.images.location}: {len(rejected)} of {total} training images cannot be used, "
-            f"more than the {accepted} of --max_bad_fraction {max_bad_fraction} "
+            f"--data_path {dataset.images.location}: {len(rejected)} of {total} training images cannot be "
+            f"used, more than the {accepted} of --max_bad_fraction {max_bad_fraction} "
             f"{_reasons(rejected, 'copy the files again or remove them')}; or raise --max_bad_fraction"
         )
     console.warning(

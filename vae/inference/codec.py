@@ -94,19 +94,5 @@ def decode_latents(
     return images.to(latents.device, images.dtype if images.dtype == torch.float64 else torch.float32)
 
 
-def reconstruct(
-    model: AutoencoderKL,
-    images: torch.Tensor,
-    noise: torch.Tensor | None = None,
-    *,
-    dtype: torch.dtype = torch.float32,
-    tile: int | None = None,
-) -> torch.Tensor:
-    """Reconstructions (B, 3, H, W) from the posterior's mode, or from a sample with `noise`."""
-    posterior = encode_images(model, images, dtype=dtype, tile=tile)
-    latents = posterior.mode() if noise is None else posterior.sample(noise)
-    return decode_latents(model, latents, images.shape[2:], dtype=dtype, tile=tile)
-
-
 def _to_network(values: torch.Tensor, device: torch.device, dtype: torch.dtype) -> torch.Tensor:
     return values.to(device, dtype, memory_format=torch.channels_last)

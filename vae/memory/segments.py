@@ -10,7 +10,7 @@ from collections.abc import Iterable
 
 MIB = 2**20
 CUBLAS_WORKSPACE = 32 * MIB  # of PyTorch, on Hopper and Blackwell; 8 MiB on other cards
-CUDNN_WORKSPACE = 164 * MIB  # at most, of its first choices (tests/memory/test_workspaces.py)
+CUDNN_WORKSPACE = 164 * MIB  # at most, of its first choices (benchmarks/LOG.md)
 ALIGNMENT = 512
 SMALL, SMALL_PAGE, LARGE_PAGE = MIB, 2 * MIB, 20 * MIB  # kSmallSize, kSmallBuffer, kLargeBuffer
 

@@ -40,11 +40,6 @@ def read_hashed(path: Path | StoreFile, reference: Any) -> str:
     return data.decode()
 
 
-def removed_content(removed: Removed) -> dict[str, list[str]]:
-    """The content of the file of removed keys: sorted keys, by the name of their shard."""
-    return {name: sorted(key.decode() for key in keys) for name, keys in sorted(removed.items())}
-
-
 def parse_removed(text: str) -> Removed:
     """The keys in the text of that file; ValueError if it is not valid."""
     content = parse_json(text)
