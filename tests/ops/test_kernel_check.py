@@ -4,6 +4,7 @@ import math
 import os
 import subprocess
 import sys
+from pathlib import Path
 from types import ModuleType, SimpleNamespace
 
 import pytest
@@ -28,6 +29,7 @@ from vae.training.precision import why_not_compile
 CPU = torch.device("cpu")
 FP32 = torch.float32
 NORM = KernelKey("norm", FP32)
+ONE_SIGN = ("norm_kernels", "normalize_kernel", "+ b[None, :]", "- b[None, :]")
 
 
 def copy_of(module: ModuleType) -> ModuleType:
@@ -255,6 +257,21 @@ def test_finding_of_another_process_is_shared(kernels, capsys):
     choose_kernels("auto", CPU, [FP32], lambda own: own | {other})
     assert {NORM} == REPLACED
     assert "normalize (fp32) raised RuntimeError: no" in capsys.readouterr().out
+
+
+@pytest.mark.slow
+def test_training_goes_on_with_one_flipped_sign(tiny, tmp_path):
+    """The real kernels in the interpreter: the losses are those of a run without kernels."""
+    given = {**tiny, "max_steps": 2, "log_freq": 1, "val_split": 0.0, "init": "default"}
+    done = interpreted(ONE_SIGN, "train_vae.py", *command_words(given))
+    assert done.returncode == 0, done.stderr
+    (line,) = [line for line in done.stdout.splitlines() if "WARNING" in line]
+    assert "Triton kernels of norm fail" in line
+    assert "normalize_with_statistics (fp32" in line
+    found = [record["loss"] for record in records(Path(given["output_dir"]), "train")]
+    train_short({**given, "num_epochs": 2}, tmp_path / "plain", max_steps=2, kernels="torch")
+    expected = [record["loss"] for record in records(tmp_path / "plain", "train")]
+    assert found == pytest.approx(expected, rel=1e-5)
 
 
 @pytest.mark.slow
