@@ -11,6 +11,8 @@ import pytest
 import torch
 
 from tests.harness.runs import ROOT
+from tests.harness.training_runs import records, train_short
+from vae.config.flags import command_words
 from vae.losses import feature_distance, feature_distance_torch
 from vae.ops import attention, attention_torch, kernel_check, library, norm, norm_torch, rms_norm_torch
 from vae.ops.kernel_check import (
