@@ -97,7 +97,10 @@ def gather_folder(flag: str, path: str, *, given: bool, writes: bool) -> Folder:
     problem = None
     try:
         absolute = Path(path).expanduser().absolute()
-        exists = os.path.lexists(absolute)
+        try:
+            exists = bool(absolute.lstat())
+        except (FileNotFoundError, NotADirectoryError):
+            exists = False
         nearest = nearest_existing(absolute)
         if not nearest.is_dir():
             problem = f"{nearest} is a file" if nearest != absolute or writes else None
