@@ -30,7 +30,7 @@ from vae.system.script import run_script
 def check_block(rows: Path, scratch: Path, check: Check, row: dict[str, Block]) -> dict[str, int]:
     """Write the rows of a block into the output folder; returns the number of rejected images."""
     scratch.mkdir(parents=True, exist_ok=True)
-    return {"rejected": write_rows(rows, scratch, check, None, Task(row["block"]))}
+    return {"rejected": write_rows(rows, scratch, check, Task(row["block"]))}
 
 
 def main(argv: list[str]) -> int:
