@@ -234,7 +234,8 @@ def _rows(maker: MakesRows, task: Task, first: int) -> Iterator[Row]:
     number = 0
     try:
         while True:
-            if sum(at == number for at, _ in task.lost) > 1:  # not its image: reading it ends the process
+            # Lost twice: not its image, but reading it ends the process.
+            if number in lost and sum(at == number for at, _ in task.lost) > 1:
                 whole |= {"reason": lost[number].reason, "detail": lost[number].detail}
                 break
             with time_limit(seconds):
