@@ -30,7 +30,7 @@ from vae.system.script import run_script
 def check_block(rows: Path, scratch: Path, check: Check, row: dict[str, Block]) -> dict[str, int]:
     """Write the rows of a block into the output folder; returns the number of rejected images."""
     scratch.mkdir(parents=True, exist_ok=True)
-    return {"rejected": write_rows(rows, scratch, check, None, Task(row["block"]))}
+    return {"rejected": write_rows(rows, scratch, check, Task(row["block"]))}
 
 
 def main(argv: list[str]) -> int:
@@ -46,7 +46,7 @@ def main(argv: list[str]) -> int:
         if todo:
             check = partial(check_block, folder.root / "rows", folder.scratch, Check(config))
             results = ray.data.from_items(todo, override_num_blocks=len(todo)).map(check)
-            rejected = results.sum("rejected")
+            rejected = sum(row["rejected"] for row in results.iter_rows())
             console.info(f"{len(todo)} blocks are checked, {rejected} images rejected")
     console.info("pack the shards: prepare_data.py --mode shard with the same flags")
     return 0

@@ -1,6 +1,6 @@
 """Randomly damaged and malicious files give an image or a reason, in bounded time and memory."""
 
-import csv
+import json
 import sys
 from collections import Counter
 
@@ -30,10 +30,11 @@ MUTATIONS = ("cut", "flip", "splice", "zero", "repeat", "header")
 
 def reasons_of(tmp_path, **options):
     """Validate tmp_path/raw in worker processes; the reason of each file, empty if it is accepted."""
-    files = {"output_file": str(tmp_path / "r.json"), "csv_file": str(tmp_path / "r.csv")}
-    run_validate(ValidateConfig(input_dir=str(tmp_path / "raw"), num_workers="1", **files, **options))
-    with open(tmp_path / "r.csv", newline="") as file:
-        return {row["path"]: row["reason"] for row in csv.DictReader(file)}
+    report = tmp_path / "r.json"
+    raw = tmp_path / "raw"
+    run_validate(ValidateConfig(input_dir=str(raw), num_workers="1", output_file=str(report), **options))
+    rejected = {row["path"]: row["reason"] for row in json.loads(report.read_text())["rejected_files"]}
+    return {path.name: rejected.get(path.name, "") for path in sorted(raw.iterdir())}
 
 
 def mutate(whole: bytes, other: bytes, kind: str, random: np.random.Generator) -> bytes:

@@ -7,8 +7,7 @@ import pytest
 from PIL import Image, ImageEnhance, ImageFilter, ImageOps
 
 from vae.prepare.draw import draw_image
-from vae.prepare.near_duplicates import are_near, find_clusters, near_between
-from vae.prepare.perceptual_hash import MIRROR, hash_pixels
+from vae.prepare.near_duplicates import MIRROR, are_near, find_clusters, hash_pixels, near_between
 
 
 @pytest.fixture(scope="module")

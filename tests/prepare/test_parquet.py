@@ -9,7 +9,7 @@ import pytest
 from tests.harness.http_store import http_store, hurry
 from tests.harness.image_kinds import detailed, encoded
 from tests.harness.preparing import prepare
-from tests.harness.runs import TINY
+from tests.harness.runs import TINY, run_here
 from vae.shards.dataset_json import read_dataset
 from vae.shards.shard_images import ShardImages
 from vae.training.run import train
@@ -49,7 +49,7 @@ def images_of(path):
     return [(images.read(number), images.metadata(number)) for number in range(len(images))]
 
 
-def test_images_have_their_bytes_and_columns_and_are_filtered_split_and_trained(tmp_path):
+def test_images_have_their_bytes_and_columns_and_are_filtered_split_trained_and_evaluated(tmp_path):
     folder = write_datasets(tmp_path / "data")
     done = shard(folder, tmp_path / "set", "--where", "label <> 'dog' and score < 2", "--val_split", "0.2")
     assert done.returncode == 0, done.stderr
@@ -64,7 +64,11 @@ def test_images_have_their_bytes_and_columns_and_are_filtered_split_and_trained(
     given = {**TINY, "data_path": str(tmp_path / "set/dataset.json"), "output_dir": str(tmp_path / "run")}
     del given["val_split"]
     train({**given, "num_epochs": 1})
-    assert (tmp_path / "run/vae/config.json").is_file()
+    words = ("--vae", tmp_path / "run/vae", "--data_path", tmp_path / "set/validation.json", "--sizes", 32)
+    done = run_here("evaluate_vae.py", *words, "--device", "cpu", "--output_dir", tmp_path / "results")
+    assert done.returncode == 0, done.stderr
+    results = json.loads((tmp_path / "results/results.json").read_text())
+    assert results["protocol"]["images"] == read_dataset(tmp_path / "set/validation.json").samples
 
 
 def test_other_modes_read_the_same_images(tmp_path):

@@ -24,7 +24,7 @@ from vae.images.decoding import decode_image
 from vae.images.formats import BadImageError
 from vae.prepare.draw import draw_image
 from vae.prepare.naming import output_name
-from vae.prepare.resize import plan_shape, resize, resize_to_shapes
+from vae.prepare.resize import plan_shape, resize, resize_to_shape
 
 posix = pytest.mark.skipif(sys.platform == "win32", reason="needs signals, links and file names of Unix")
 
@@ -88,17 +88,19 @@ def test_output_sizes_of_each_mode(mode, expected):
         pixels = np.zeros((height, width, 3), dtype=np.uint8)
         if size is None:
             with pytest.raises(BadImageError, match="too_small"):
-                plan_shape(width, height, 200, settings(resize_mode=mode))
-            assert plan_shape(width, height, 200, settings(resize_mode=mode, upscale=True)).upscaled
+                plan_shape(width, height, settings(target_size=200, resize_mode=mode))
+            assert plan_shape(
+                width, height, settings(target_size=200, resize_mode=mode, upscale=True)
+            ).upscaled
             continue
-        shape = plan_shape(width, height, 200, settings(resize_mode=mode))
+        shape = plan_shape(width, height, settings(target_size=200, resize_mode=mode))
         assert not shape.upscaled
-        assert resize_to_shapes(pixels, [shape], "white")[0].shape == (size[1], size[0], 3)
+        assert resize_to_shape(pixels, shape, "white").shape == (size[1], size[0], 3)
 
 
 def test_padding_is_centred_and_has_the_background_colour():
-    shape = plan_shape(80, 40, 40, settings(resize_mode="pad"))
-    padded = resize_to_shapes(np.zeros((40, 80, 3), dtype=np.uint8), [shape], "#102030")[0]
+    shape = plan_shape(80, 40, settings(target_size=40, resize_mode="pad"))
+    padded = resize_to_shape(np.zeros((40, 80, 3), dtype=np.uint8), shape, "#102030")
     assert padded[:10].reshape(-1, 3).tolist() == [[16, 32, 48]] * 400
     assert padded[30:].reshape(-1, 3).tolist() == [[16, 32, 48]] * 400
     assert padded[10:30].max() == 0
@@ -106,9 +108,9 @@ def test_padding_is_centred_and_has_the_background_colour():
 
 def test_outputs_beyond_the_limits_are_rejected():
     with pytest.raises(BadImageError, match="too_large_for_format"):
-        plan_shape(200_000, 1000, 1000, settings(max_pixels=10**9, format="jpeg"))
+        plan_shape(200_000, 1000, settings(target_size=1000, max_pixels=10**9, format="jpeg"))
     with pytest.raises(BadImageError, match="too_many_pixels"):
-        plan_shape(200_000, 10, 1000, settings(max_pixels=10**9, upscale=True))
+        plan_shape(200_000, 10, settings(target_size=1000, max_pixels=10**9, upscale=True))
 
 
 def fine_detail(pixels):
@@ -146,28 +148,31 @@ def test_commands_of_the_guide(raw, tmp_path):
     assert [row["path"] for row in rows] == ["little.jpg", "square.jpg", "sub/tall.jpg", "wide.jpg"]
     assert [(row["width"], row["height"]) for row in rows] == [(38, 32), (32, 32), (32, 43), (43, 32)]
     assert rows[2]["source"] == "sub/tall.png"
-    assert list(rows[0]) == ["path", "sha256", "width", "height", "source", "flags", "group", "label"]
-
-
-def test_several_sizes_are_made_in_one_pass(raw, tmp_path):
-    preprocess(raw, tmp_path / "out", "--target_size", 64, 32, "--format", "png")
-    assert [row["path"] for row in manifest(tmp_path / "out/32")] == [
-        "little.png", "square.png", "sub/tall.png", "wide.png",
-    ]  # fmt: skip
-    assert [row["path"] for row in manifest(tmp_path / "out/64")] == [
-        "square.png",
-        "sub/tall.png",
-        "wide.png",
+    assert list(rows[0]) == [
+        "path",
+        "sha256",
+        "width",
+        "height",
+        "source",
+        "flags",
+        "group",
+        "label",
+        "phash",
     ]
+
+
+def test_sources_without_an_image_are_listed(raw, tmp_path):
+    preprocess(raw, tmp_path / "out", "--target_size", 64, "--format", "png")
+    rows = manifest(tmp_path / "out")
+    assert [row["path"] for row in rows] == ["square.png", "sub/tall.png", "wide.png"]
     rejected = [json.loads(line) for line in (tmp_path / "out/rejected.jsonl").read_text().splitlines()]
-    assert [(row["source"], row["reason"], row.get("target_size")) for row in rejected] == [
-        ("bad.jpg", "truncated", None),
-        ("little.png", "too_small", 64),
-        ("twin.png", "exact_duplicate", None),
+    assert [(row["source"], row["reason"]) for row in rejected] == [
+        ("bad.jpg", "truncated"),
+        ("little.png", "too_small"),
+        ("twin.png", "exact_duplicate"),
     ]
-    assert not (tmp_path / "out/32/twin.png").exists()
-    for row in manifest(tmp_path / "out/64"):
-        assert decode_image(tmp_path / "out/64" / row["path"]).shape == (row["height"], row["width"], 3)
+    for row in rows:
+        assert decode_image(tmp_path / "out" / row["path"]).shape == (row["height"], row["width"], 3)
 
 
 def test_upscaled_images_are_flagged(raw, tmp_path):
@@ -308,11 +313,6 @@ def test_background_and_rotation_are_applied(tmp_path):
             2,
             "--quality 90",
         ),
-        (
-            ["--input_dir", "raw", "--output_dir", "out", "--target_size", "32", "32"],
-            2,
-            "--target_size 32 32",
-        ),
         (["--input_dir", "raw", "--output_dir", "out", "--quality", "101"], 2, "--quality 101"),
         (["--input_dir", "raw", "--output_dir", "out", "--target_size", "4"], 2, "--target_size 4"),
         (["--input_dir", "raw", "--output_dir", "out", "--time_limit", "0"], 2, "--time_limit 0"),
@@ -338,7 +338,7 @@ def test_other_settings_and_other_sources_are_errors(raw, tmp_path):
     preprocess(raw, tmp_path / "out", "--target_size", 32)
     before = tree(tmp_path / "out")
     done = preprocess(raw, tmp_path / "out", "--target_size", 48, code=78)
-    assert "target_size [32]" in done.stderr
+    assert "target_size 32" in done.stderr
     done = preprocess(raw / "sub", tmp_path / "out", "--target_size", 32, code=78)
     assert str(raw) in done.stderr
     assert tree(tmp_path / "out") == before
@@ -405,7 +405,7 @@ def images_in(folder):
 def test_output_after_five_kills_equals_an_undisturbed_run(tmp_path):
     """Killed at random shares of its work, and continued each time."""
     many(tmp_path / "raw", 60)
-    flags = ("--target_size", 256, 128, "--num_workers", 2)
+    flags = ("--target_size", 256, "--num_workers", 2)
     preprocess(tmp_path / "raw", tmp_path / "undisturbed", *flags)
     total = len(images_in(tmp_path / "undisturbed"))
     chance, line = random.Random(1), command(tmp_path / "raw", tmp_path / "out", *flags)

@@ -13,9 +13,12 @@ from tests.harness.preparing import prepare
 from tests.harness.runs import TINY
 from tests.harness.shards import pack
 from tests.harness.tars import write_img2dataset
+from vae.prepare.blocks import FileBlock
 from vae.prepare.draw import draw_image
-from vae.prepare.selection import held_out_clusters
+from vae.prepare.rows import RowFolder
+from vae.prepare.selection import choose_validation
 from vae.prepare.shared import find_shared
+from vae.prepare.table import Table
 from vae.shards.dataset_json import read_dataset
 from vae.shards.shard_images import ShardImages
 from vae.system.errors import DataError
@@ -77,27 +80,44 @@ def test_manifest_that_separates_copies_is_refused_unless_it_is_allowed(source, 
         manifest.unlink()
 
 
-@pytest.mark.parametrize("share", [0.0, 0.05, 0.3, 0.9])
+def chosen(tmp_path, hashes, groups, share):
+    """Which of accepted images with these hashes, and groups or None, validate."""
+    block = FileBlock([], "", tuple(map(str, range(len(hashes)))))
+    rows = [
+        {"number": n, "name": str(n), "sha256": f"{value:016x}{n:048x}", "bytes": 1, "width": 1, "height": 1,
+         "format": "PNG"}
+        for n, value in enumerate(hashes)
+    ]  # fmt: skip
+    with RowFolder(tmp_path, "", {}).claimed() as folder:
+        lines = [json.dumps(row) + "\n" for row in [*rows, {"number": -1, "name": ""}]]
+        folder.path(block).write_text("".join(lines))
+        table = Table(folder, [block])
+        with table.arrays("given", n=np.arange(len(hashes)), grp=np.array(groups, object)):
+            table.run("UPDATE images SET grp = given.grp FROM given WHERE given.n = images.n")
+        choose_validation(table, share, near=False)
+        return np.array([subset == "val" for (subset,) in table.all("SELECT subset FROM images ORDER BY n")])
+
+
+@pytest.mark.parametrize("share", [0.0, 0.05, 0.9])
 @pytest.mark.parametrize("count", [1, 2, 30, 1500])
-def test_images_without_copies_are_chosen_by_the_lowest_hashes(count, share):
+def test_images_without_copies_are_chosen_by_the_lowest_hashes(tmp_path, count, share):
     hashes = np.random.default_rng(0).integers(2**64, size=count, dtype=np.uint64)
-    held = held_out_clusters(hashes, np.arange(count), share)
+    held = chosen(tmp_path, hashes, [None] * count, share)
     assert held[np.argsort(hashes)].tolist() == sorted(held.tolist(), reverse=True)
     assert not held.all()
     assert abs(held.sum() - share * count) <= max(1, 0.05 * count)
     assert held.any() == (share > 0 and count > 1)
 
 
-def test_clusters_are_whole_and_large_ones_train():
-    random = np.random.default_rng(1)
-    hashes = random.integers(2**64, size=2000, dtype=np.uint64)
-    clusters = np.concatenate([np.zeros(600, int), 600 + np.arange(1400) // 2 * 2])
-    held = held_out_clusters(hashes, clusters, 0.2)
+def test_groups_are_whole_and_large_ones_train(tmp_path):
+    hashes = np.random.default_rng(1).integers(2**64, size=2000, dtype=np.uint64)
+    groups = ["large"] * 600 + [f"pair {number // 2}" for number in range(1400)]
+    held = chosen(tmp_path, hashes, groups, 0.2)
     assert not held[:600].any()
     assert (held[600::2] == held[601::2]).all()
     assert 0.1 < held.mean() < 0.25
-    assert not held_out_clusters(hashes, np.zeros(2000, int), 0.2).any()  # one group cannot be divided
-    two = held_out_clusters(hashes[:5], np.array([0, 0, 0, 3, 3]), 0.2)  # all are larger than the share
+    assert not chosen(tmp_path, hashes, ["one"] * 2000, 0.2).any()  # one group cannot be divided
+    two = chosen(tmp_path, hashes[:5], ["a", "a", "a", "b", "b"], 0.2)  # all are larger than the share
     assert two.tolist() == [False, False, False, True, True]
 
 

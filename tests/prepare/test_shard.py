@@ -174,9 +174,9 @@ def test_manifest_that_is_split_decides(source, tmp_path):
 
 
 def test_image_that_changed_after_its_check_is_an_error(source, tmp_path):
-    block = FileBlock([], str(source), ("00.png",), "--input_dir")
+    block = FileBlock([], str(source), ("00.png",))
     member = shard_writer.Member(0, 0, 0, 64 * "0", "png", 1, (1, 1), 32 * "0", "{}")
-    plan = shard_writer.Plan("images-000000.tar", [member], {0: block})
+    plan = shard_writer.Plan("dataset.json", "images-000000.tar", [member], {0: block})
     with pytest.raises(DataError, match="has changed"):
         shard_writer.write_shard(tmp_path, plan)
     assert not list(tmp_path.glob("*.tar"))

@@ -16,7 +16,6 @@ from PIL import Image
 
 from tests.harness.image_kinds import detailed, encoded
 from tests.harness.shards import pack
-from vae.prepare.verify import verify_shard
 from vae.shards.dataset_json import read_dataset
 from vae.shards.shard_images import ShardImages
 
@@ -103,21 +102,6 @@ def test_metadata_of_energon_has_the_subsets_and_all_samples(folder):
         assert split[subset] == [shard.name for shard in shards]
         assert {name: counts.pop(name) for name in split[subset]} == {s.name: s.samples for s in shards}
     assert counts == {}
-
-
-@pytest.mark.parametrize("suffix", [".idx", ".tar.idx"])
-def test_validation_names_a_wrong_index_of_another_program(folder, suffix):
-    dataset = read_dataset(folder / "dataset.json")
-    shard = dataset.shards[0]
-    index = (folder / shard.name).with_suffix(suffix)
-    written = index.read_bytes()
-    assert verify_shard(dataset, 10**6, shard) == []
-    try:
-        index.write_bytes(written[:-8])
-        problems = verify_shard(dataset, 10**6, shard)
-        assert [(problem.name, problem.reason) for problem in problems] == [(index.name, "bad_index")]
-    finally:
-        index.write_bytes(written)
 
 
 def test_missing_index_of_another_program_is_written_again(folder):

@@ -152,8 +152,10 @@ def test_broken_tar_is_one_line_and_the_others_are_kept(reason, tmp_path, monkey
     assert index(folder, tmp_path / "less", "--skip_broken_tars").returncode == 0
     assert len(read_all(tmp_path / "less" / "dataset.json")) == 10
     tar.write_bytes(good)
-    read, names = tar_source.TarBlock.read, []
-    monkeypatch.setattr(tar_source.TarBlock, "read", lambda b, facts: names.append(b.file) or read(b, facts))
+    items, names = tar_source.TarBlock.items, []
+    monkeypatch.setattr(
+        tar_source.TarBlock, "items", lambda b, facts: names.append(b.file) or items(b, facts)
+    )
     assert index(folder, tmp_path / "set").returncode == 0
     assert names == [tar]
     assert len(read_all(tmp_path / "set" / "dataset.json")) == 15
@@ -330,20 +332,21 @@ def test_named_pipe_is_a_broken_tar(tmp_path):
 # ---- rows of a dataset -------------------------------------------------------------------------------------
 
 
-def test_filter_equals_indexing_with_all_rules_and_reads_no_tar(tmp_path):
+def test_selecting_again_equals_indexing_with_these_rules_and_reads_no_tar(tmp_path):
     folder = write_img2dataset(tmp_path / "tars")
     index(folder, tmp_path / "one", "--where", "punsafe < 1.5", "--val_split", "0.3")
-    index(folder, tmp_path / "both", "--where", "punsafe < 1.5 and punsafe >= 0.2", "--val_split", "0.3")
+    rules = ("--where", "punsafe >= 0.2", "--min_size", "64", "--val_split", "0.2")
+    index(folder, tmp_path / "expected", *rules)
     folder.rename(tmp_path / "away")
-    rules = ("--where", "punsafe >= 0.2", "--min_size", "64")
-    done = index(tmp_path / "one" / "dataset.json", tmp_path / "less", *rules)
+    done = index(tmp_path / "one" / "dataset.json", tmp_path / "again", *rules)
     assert done.returncode == 0, done.stderr
     for name in ("dataset.json", "validation.json"):
-        one, other = (read_dataset(tmp_path / which / name) for which in ("less", "both"))
+        one, other = (read_dataset(tmp_path / which / name) for which in ("again", "expected"))
         assert [shard.index_sha256 for shard in one.shards] == [shard.index_sha256 for shard in other.shards]
-    for flag in (("--formats", "png"), ("--val_split", "0.1")):
-        done = index(tmp_path / "one" / "dataset.json", tmp_path / "none", *flag)
-        assert (done.returncode, flag[0] in done.stderr) == (78, True)
+    done = index(tmp_path / "one" / "dataset.json", tmp_path / "none", "--first_frame")
+    assert (done.returncode, "--first_frame" in done.stderr) == (78, True)
+    done = index(tmp_path / "again" / "dataset.json", tmp_path / "none")
+    assert (done.returncode, "has no rows" in done.stderr) == (77, True)
 
 
 # ---- dataset.json of a stranger ----------------------------------------------------------------------------

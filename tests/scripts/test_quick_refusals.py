@@ -129,7 +129,7 @@ def test_mistake_is_reported_without_pytorch(folder, answers, number):
         ("evaluate_vae.py", EVALUATE, {"--output_dir": "/proc/a"}),
         ("export_vae.py", EXPORT, {"--output": "/proc/a"}),
         ("prepare_data.py", VALIDATE, {"--output_file": "/proc/a.json"}),
-        ("prepare_data.py", VALIDATE, {"--mode": "validate", "--csv_file": "/proc/a.csv"}),
+        ("prepare_data.py", VALIDATE, {"--mode": "validate", "--rows_dir": "/proc/rows"}),
     ],
 )
 def test_output_that_cannot_be_written_is_reported_before_any_work(folder, script, flags, changed):

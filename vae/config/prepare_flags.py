@@ -15,8 +15,7 @@ from vae.system.errors import EXIT_DATA, UsageError, UserError
 MAX_PARTS = 10_000
 _IMAGES = (
     "folder of image files, of any depth; or tar or Parquet files with images: a folder, a pattern, a .txt "
-    "list, "
-    "or an address such as s3://bucket/photos/"
+    "list, or an address such as s3://bucket/photos/"
 )
 
 
@@ -122,12 +121,7 @@ class PreprocessConfig(SelectConfig, ReadingConfig):
 
     output_dir: str = _output_dir_option()
     part: str | None = _part_option()
-    target_size: tuple[int, ...] = option(
-        (1024,),
-        "one or several sizes; several are written to a sub-folder each",
-        metavar="PX",
-        at_least=8,
-    )
+    target_size: int = option(1024, "side of the images, as --resize_mode says", metavar="PX", at_least=8)
     resize_mode: str = option(
         "cover",
         "cover: scale the shorter side; longest: scale the longer side; contain: as longest, but never "
@@ -149,8 +143,7 @@ class ValidateConfig(ReadingConfig):
     """Decode every image as the trainer does, and report those that cannot be used."""
 
     output_file: str = option("validation_report.json", "report as JSON", metavar="FILE", writes=True)
-    csv_file: str | None = option(None, "also write a table of all files", metavar="FILE", writes=True)
-    overwrite: bool = option(False, "replace these files if they exist")
+    overwrite: bool = option(False, "replace the report if it exists")
     rows_dir: str | None = _rows_dir_option()
     part: str | None = _part_option()
     strict: bool = option(False, f"exit with {EXIT_DATA} if any file was rejected")
@@ -201,8 +194,8 @@ class IndexConfig(SelectConfig, RulesConfig):
     input: str = option(
         MISSING,
         "folder or address/ with tar files, a pattern such as 's3://bucket/{00000..00099}.tar', or a .txt "
-        "file with a path or address in each line; or the dataset.json of this mode, whose images are chosen "
-        "without reading tar files",
+        "file with a path or address in each line; or the dataset.json of this mode, whose tar files are "
+        "chosen from again without reading them",
         metavar="TARS",
     )
     output_dir: str = _output_dir_option()
@@ -402,14 +395,10 @@ def _check_together(config: PrepareConfig, given: set[str]) -> None:
             value = getattr(config, name)
             if value is not None and value <= 0:
                 raise UsageError(f"--{name} {value} is not a limit: give a number above 0")
-    if isinstance(config, PreprocessConfig):
-        if "--quality" in given and config.format == "png":
-            raise UsageError(
-                f"--quality {config.quality} has no effect with --format png, which is lossless: leave it out"
-            )
-        if len(set(config.target_size)) < len(config.target_size):
-            sizes = " ".join(map(str, config.target_size))
-            raise UsageError(f"--target_size {sizes} names one size twice: give each size once")
+    if isinstance(config, PreprocessConfig) and "--quality" in given and config.format == "png":
+        raise UsageError(
+            f"--quality {config.quality} has no effect with --format png, which is lossless: leave it out"
+        )
     if part := getattr(config, "part", None):
         _check_part(part, getattr(config, "limit", None))
     if isinstance(config, ShardConfig | IndexConfig) and not 0 <= config.val_split < 1:

@@ -1,8 +1,8 @@
 """The manifest of a prepared data set: one JSON object per line and image, and the splits it defines.
 
 Keys of a row: path (relative to the manifest's folder, forward slashes), sha256, width, height, source,
-flags, group, label and, after prepare_data.py --mode split, split ("train" or "val") and fold (a number or
-null).
+flags, group, label, phash (the perceptual hash of the source) and, after prepare_data.py --mode split, split
+("train" or "val") and fold (a number or null).
 """
 
 import io

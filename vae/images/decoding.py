@@ -8,7 +8,8 @@ import os
 import struct
 import threading
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import lru_cache
 from typing import BinaryIO, NamedTuple
 
@@ -73,16 +74,23 @@ def read_image(
 ) -> DecodedImage:
     """Like decode_image, with format and flags; `first_frame` accepts files with several frames or pages."""
     backdrop = parse_background(background)
+    with opened_image(path) as file, warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # about broken metadata, which does not affect the pixels
+        pil_image = _decode_open_file(file, max_pixels, backdrop, first_frame)
+    flag = extension_flag(os.fspath(path), pil_image.format)
+    return pil_image._replace(flags=tuple(sorted({*pil_image.flags, *flag})))
+
+
+@contextmanager
+def opened_image(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
+    """An image file to read; BadImageError if it cannot be read, or is written to meanwhile."""
     try:
-        with open_regular(path) as file, warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # about broken metadata, which does not affect the pixels
+        with open_regular(path) as file:
             before = os.fstat(file.fileno())
             try:
-                pil_image = _decode_open_file(file, max_pixels, backdrop, first_frame)
+                yield file
             finally:
                 _check_unchanged(before, os.fstat(file.fileno()))
-    except BadImageError:
-        raise
     except PermissionError as error:
         raise BadImageError("no_permission", "permission denied: fix its permissions") from error
     except OSError as error:
@@ -91,8 +99,6 @@ def read_image(
                 "broken_link", f"links to {os.readlink(path)}, which does not exist"
             ) from error
         raise BadImageError("unreadable", error.strerror or str(error)) from error
-    flag = extension_flag(os.fspath(path), pil_image.format)
-    return pil_image._replace(flags=tuple(sorted({*pil_image.flags, *flag})))
 
 
 def read_image_bytes(

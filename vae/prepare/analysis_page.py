@@ -6,7 +6,7 @@ from typing import Any
 
 from vae.charts import BLUE, PAGE_SCALE, new_figure, png
 from vae.html import data_uri, page_chart, write_page
-from vae.prepare.dataset_stats import Sections
+from vae.prepare.dataset_stats import SECTIONS, Rows
 from vae.system.console import printable
 from vae.system.host import GIB, MIB
 
@@ -23,28 +23,20 @@ TITLES = {
     "jpeg_quality": ("JPEG quality", "estimated, 1 to 100"),
     "clipped": ("Clipped", "share of pixels at 0 or 255"),
 }
-NOTES = {
-    "Largest": "By number of pixels.",
-    "Smallest": "By the shorter side.",
-    "Most elongated": "One side is more than twice as long as the other.",
-    "Most blurred": "The least fine detail for their contrast; a deliberate blur counts too.",
-    "Blank or nearly so": "A standard deviation below 2 levels.",
-    "Most compressed": "Estimated JPEG quality below 75.",
-    "Exact duplicates": "The same bytes; one row per cluster, the largest first.",
-    "Near duplicates": "They look alike, also if mirrored; one row per group, largest first.",
-}
-NONE_FOUND = {
-    "Most elongated": "No image is more than twice as long as it is wide.",
-    "Most blurred": "Every image is blank.",
-    "Blank or nearly so": "No image is blank.",
-    "Most compressed": "No JPEG has an estimated quality below 75.",
-    "Exact duplicates": "All files are different.",
-    "Near duplicates": "No two images look alike.",
+TWINS = {
+    "Exact duplicates": (
+        "The same bytes; one row per cluster, the largest first.",
+        "All files are different.",
+    ),
+    "Near duplicates": (
+        "They look alike, also if mirrored; one row per group, largest first.",
+        "No two images look alike.",
+    ),
 }
 
 
 def write_analysis_page(
-    path: Path, stats: dict[str, Any], sections: Sections, thumbnails: Mapping[int, bytes]
+    path: Path, stats: dict[str, Any], sections: dict[str, Rows], thumbnails: Mapping[int, bytes]
 ) -> None:
     """Write the page; `thumbnails` has a JPEG of each example image, by its number in the table."""
     write_page(
@@ -58,7 +50,7 @@ def write_analysis_page(
         sections=[
             {
                 "heading": heading,
-                "note": _note(heading, stats) if rows else NONE_FOUND.get(heading, "None."),
+                "note": _note(heading, stats, is_empty=not rows),
                 "rows": [
                     [_figure(name, caption, thumbnails.get(n)) for n, name, caption in row] for row in rows
                 ],
@@ -68,13 +60,12 @@ def write_analysis_page(
     )
 
 
-def _note(heading: str, stats: dict[str, Any]) -> str:
-    note = NOTES.get(heading, "")
-    counts = stats.get(heading.lower().replace(" ", "_"))
-    if counts is None:
-        return note
-    clusters = "1 cluster" if counts["clusters"] == 1 else f"{counts['clusters']:,} clusters"
-    return f"{note} {clusters} with {counts['images']:,} images."
+def _note(heading: str, stats: dict[str, Any], *, is_empty: bool) -> str:
+    if heading in SECTIONS:
+        return SECTIONS[heading].none_found if is_empty else SECTIONS[heading].note
+    note, none_found = TWINS[heading]
+    counts = stats[heading.lower().replace(" ", "_")]
+    return none_found if is_empty else f"{note} {counts['clusters']:,} with {counts['images']:,} images."
 
 
 def _tiles(stats: dict[str, Any]) -> list[tuple[str, str]]:
@@ -89,10 +80,7 @@ def _tiles(stats: dict[str, Any]) -> list[tuple[str, str]]:
         (_bytes_text(space["free_bytes"]), "free on that disk"),
         (f"{space['bits_per_pixel']:.2f}", "bits per pixel"),
         (" ".join(f"{value:.0f}" for value in channels["mean"]), "mean of red, green, blue"),
-        (
-            " ".join(f"{value:.0f}" for value in channels["std"]),
-            "standard deviation of red, green, blue",
-        ),
+        (" ".join(f"{value:.0f}" for value in channels["std"]), "standard deviation of red, green, blue"),
     ]
 
 

@@ -3,34 +3,32 @@
 import os
 import shutil
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import closing, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
+
+import numpy as np
 
 from vae.config.prepare_flags import AnalyzeConfig
 from vae.images.decoding import parse_background
 from vae.images.formats import BadImageError
 from vae.prepare.analysis_page import write_analysis_page
 from vae.prepare.blocks import Block, Source, open_source
-from vae.prepare.check import Check, check_image, image_limits, warn_without_simplejpeg
-from vae.prepare.dataset_stats import Groups, Sections, near_groups, summarize
-from vae.prepare.folders import check_apart, output_folder, refuse_links
+from vae.prepare.check import Check, check_image, warn_without_simplejpeg
+from vae.prepare.dataset_stats import Groups, Rows, near_groups, summarize
+from vae.prepare.folders import HIDDEN, check_apart, output_folder, refuse_links
 from vae.prepare.measures import thumbnail
 from vae.prepare.pool import count_workers, run_tasks
-from vae.prepare.reasons import count_rejected
-from vae.prepare.rows import HIDDEN, RowFolder, parse_part
+from vae.prepare.reasons import broken_lines, count_rejected, group_lines
+from vae.prepare.rows import RowFolder, parse_part, rules_of
 from vae.prepare.selection import drop_exact, name_near_groups
 from vae.prepare.table import Table
-from vae.prepare.validate import broken_lines, part_line, rules_of
-from vae.progress import Progress
 from vae.system import console
-from vae.system.console import counted, printable
 from vae.system.errors import DataError
 from vae.system.files import write_csv_rows, write_json
 
 STATS, PAGE, NEAR = "stats.json", "page.html", "near_duplicates.csv"
-GROUPS_SHOWN, NAMES_SHOWN = 3, 4  # in a summary
 
 
 def run_analyze(config: AnalyzeConfig) -> int:
@@ -41,18 +39,15 @@ def run_analyze(config: AnalyzeConfig) -> int:
     warn_without_simplejpeg()
     parse_background(config.background)
     check_apart(config.input_dir, config.output_dir)
-    source = open_source(config.input_dir, "--input_dir", config.limit, config.image_column)
+    source = open_source(config)
     with output_folder(config.output_dir, "analyze") as root:
-        owner = f"--output_dir {config.output_dir}"
-        part = parse_part(config.part)
+        owner, part = f"--output_dir {config.output_dir}", parse_part(config.part)
         with RowFolder(root / HIDDEN, owner, rules_of(config, source), part).claimed() as folder:
-            check = Check(config, measures=True)
-            limits = image_limits(config)
-            folder.run(source, check, config.num_workers, limits, seconds=config.time_limit, title="analyze")
+            folder.run(source, Check(config, measures=True), "analyze")
             if config.part:
-                console.info(part_line(config.part, source, folder))
+                console.info(folder.part_text(source))
                 return 0
-            return _report(config, source, Table(folder, source.blocks, folder.scratch), root)
+            return _report(config, source, Table(folder, source.blocks), root)
 
 
 def _report(config: AnalyzeConfig, source: Source, table: Table, root: Path) -> int:
@@ -61,9 +56,8 @@ def _report(config: AnalyzeConfig, source: Source, table: Table, root: Path) -> 
         (reason, _), *_ = table.counts() or [("no_image", 0)]
         raise DataError(
             f"--input_dir {config.input_dir}: none of {count_rejected(table)} images can be read, for "
-            "example "
-            f"{', '.join(name for name, _ in table.examples(reason, 1))} ({reason}): --mode validate reports "
-            "every file"
+            f"example {', '.join(name for name, _ in table.examples(reason, 1))} ({reason}): "
+            "--mode validate reports every file"
         )
     drop_exact(table)
     name_near_groups(table)
@@ -85,42 +79,36 @@ class _Examples(NamedTuple):
 
     block: Block
     places: dict[int, tuple[int, int]]
-    numbers: dict[int, int]  # in the table
-    names: dict[int, str]
 
 
-def _thumbnails(table: Table, config: AnalyzeConfig, sections: Sections) -> dict[int, bytes]:
+def _thumbnails(table: Table, config: AnalyzeConfig, sections: dict[str, Rows]) -> dict[int, bytes]:
     """A small JPEG of each example image that can be read, by its number in the table."""
-    shown = sorted({n for rows in sections.values() for row in rows for n, _, _ in row})
+    shown = {n for rows in sections.values() for row in rows for n, _, _ in row}
+    with table.arrays("shown", n=np.array(sorted(shown), np.int64)):
+        rows = table.all(
+            "SELECT n, block, number, coalesce(position, 0), bytes FROM images JOIN shown USING (n)"
+        )
     tasks: dict[int, _Examples] = {}
-    for n in shown:
-        row = table.one("SELECT block, number, coalesce(position, 0), bytes, name FROM images WHERE n = ?", n)
-        assert row is not None
-        block, number, position, size, name = row
-        task = tasks.setdefault(block, _Examples(table.blocks[block], {}, {}, {}))
-        task.places[number], task.numbers[number], task.names[number] = (position, size), n, name
+    numbers = {}
+    for n, block, number, position, size in rows:
+        numbers[table.blocks[block].id, number] = n
+        tasks.setdefault(block, _Examples(table.blocks[block], {})).places[number] = (position, size)
     thumbnails: dict[int, bytes] = {}
     workers = max(1, min(count_workers(config.num_workers), len(tasks)))
-    limits = image_limits(config)._replace(seconds=config.time_limit * 4)
-    results = run_tasks(partial(_thumbnails_of, config), tasks.values(), workers, limits)
-    with Progress("thumbnails", len(shown), "image", keep=False) as bar, closing(results):
+    limits = Check(config).limits._replace(seconds=config.time_limit * 4)
+    with closing(run_tasks(partial(_thumbnails_of, config), tasks.values(), workers, limits)) as results:
         for task, made in results:
             if isinstance(made, dict):
-                thumbnails |= {task.numbers[number]: data for number, data in made.items()}
-            bar.update(len(task.numbers))
+                thumbnails |= {numbers[task.block.id, number]: data for number, data in made.items()}
     return thumbnails
 
 
 def _thumbnails_of(config: AnalyzeConfig, task: _Examples) -> dict[int, bytes]:
     made = {}
-    try:
+    with suppress(BadImageError, OSError):  # it has changed just now
         for number, data in task.block.chosen(task.places):
-            try:
-                made[number] = thumbnail(check_image(data, task.names[number], config).pixels)
-            except (BadImageError, MemoryError):
-                continue
-    except (BadImageError, OSError):  # it has changed just now
-        pass
+            with suppress(BadImageError, MemoryError):
+                made[number] = thumbnail(check_image(data, "", config).pixels)
     return made
 
 
@@ -130,18 +118,6 @@ def _near_duplicate_rows(near: Groups) -> Iterator[tuple[Any, ...]]:
     for group, images in near.items():
         for image in images:
             yield group, image.name, image.width, image.height, int(image == images[0])
-
-
-def group_lines(groups: dict[str, list[str]], where: str) -> list[str]:
-    """Lines of a summary: the number of near duplicates, `where` all are listed, and a few groups."""
-    images = counted(sum(map(len, groups.values())), "image")
-    lines = [
-        f"  near duplicates: {images} in {counted(len(groups), 'group')}{f', {where}' if groups else ''}"
-    ]
-    for group, names in list(groups.items())[:GROUPS_SHOWN]:
-        more = ", ..." if len(names) > NAMES_SHOWN else ""
-        lines.append(f"    {group}: {printable(', '.join(sorted(names)[:NAMES_SHOWN]))}{more}")
-    return lines
 
 
 def _summary_lines(stats: dict[str, Any], near: Groups, root: Path) -> list[str]:

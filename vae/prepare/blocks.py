@@ -8,22 +8,25 @@ import hashlib
 import json
 import os
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, NamedTuple
 
+from vae.config.prepare_flags import ReadingConfig
 from vae.data.manifest import image_root, is_manifest, read_rows
+from vae.images.decoding import opened_image
 from vae.images.folder import OTHER_EXTENSIONS, readable_extensions, walk_images
 from vae.images.formats import BadImageError
-from vae.prepare.inputs import File, as_file, find_files, read_list, refuse_secrets
+from vae.prepare.inputs import File, as_file, common_folder, find_files, read_list, refuse_secrets
 from vae.prepare.inside import inside
 from vae.shards.index import MAX_IMAGE_BYTES
 from vae.shards.store import MissingError, StoreError, StoreFile, TooLargeError, list_files, read_file, stamp
 from vae.system.addresses import is_remote
 from vae.system.errors import DataError
-from vae.system.files import check_regular
 
+FLAG = "--input_dir"
+ARCHIVES = (".tar", ".parquet")  # of many images
 SLICE = 64  # files of a block, on average: what a killed run repeats
 RAW_EXTENSIONS = (".nef", ".cr2", ".cr3", ".arw", ".dng", ".orf", ".rw2", ".raf", ".pef", ".srw")
 
@@ -59,8 +62,8 @@ class Block:
         """Whether it is read from a store."""
         return False
 
-    def items(self) -> Iterator[Item]:
-        """Its images in their order."""
+    def items(self, facts: dict[str, Any] | None = None) -> Iterator[Item]:
+        """Its images in their order; `facts` may get what is known about the whole block."""
         raise NotImplementedError
 
     def chosen(self, places: dict[int, tuple[int, int]]) -> Iterator[tuple[int, bytes]]:
@@ -79,7 +82,6 @@ class FileBlock(Block):
 
     root: str  # folder or address
     names: tuple[str, ...]
-    flag: str
     outputs: tuple[str, ...] = ()  # of each image, without an extension: of --mode preprocess
 
     @property
@@ -92,26 +94,11 @@ class FileBlock(Block):
         """Whether it is read from a store."""
         return is_remote(self.root)
 
-    def items(self) -> Iterator[Item]:
+    def items(self, facts: dict[str, Any] | None = None) -> Iterator[Item]:
         """Its images in their order."""
-        for at in range(len(self.names)):
-            yield self.item(at)
-
-    def item(self, at: int) -> Item:
-        """One of its images."""
-        return Item(self.names[at], lambda: _read(self.file(at)))
-
-    def file(self, at: int) -> File:
-        """Where one of its images is."""
-        name = self.names[at]
-        return as_file(
-            f"{self.root}/{name}" if is_remote(self.root) else os.path.join(self.root, name), self.flag
-        )
-
-    def chosen(self, places: dict[int, tuple[int, int]]) -> Iterator[tuple[int, bytes]]:
-        """Some images, by their number."""
-        for at in sorted(places):
-            yield at, self.item(at).read()
+        for name in self.names:
+            path = f"{self.root}/{name}" if self.is_remote else os.path.join(self.root, name)
+            yield Item(name, partial(_read, as_file(path, FLAG)))
 
 
 def _read(file: File) -> bytes:
@@ -123,28 +110,11 @@ def _read(file: File) -> bytes:
             raise BadImageError("unreadable", "the store does not have it") from None
         except TooLargeError as error:
             raise BadImageError("too_large", str(error)) from None
-    try:
-        check_regular(file)
-        with open(file, "rb") as opened:
-            before = os.fstat(opened.fileno())
-            if before.st_size > MAX_IMAGE_BYTES:
-                raise BadImageError("too_large", f"{before.st_size} bytes")
-            data = opened.read()
-            after = os.fstat(opened.fileno())
-    except PermissionError:
-        raise BadImageError("no_permission", "permission denied: fix its permissions") from None
-    except OSError as error:
-        if os.path.islink(file) and not os.path.exists(file):
-            target = os.readlink(file)
-            raise BadImageError("broken_link", f"links to {target}, which does not exist") from None
-        raise BadImageError("unreadable", error.strerror or str(error)) from None
-    if (before.st_size, before.st_mtime_ns) != (after.st_size, after.st_mtime_ns) or len(
-        data
-    ) != after.st_size:
-        raise BadImageError(
-            "changed_while_reading", "was written to while it was read: wait until the writer has finished"
-        )
-    return data
+    with opened_image(file) as opened:
+        size = os.fstat(opened.fileno()).st_size
+        if size > MAX_IMAGE_BYTES:
+            raise BadImageError("too_large", f"{size} bytes")
+        return opened.read()
 
 
 @dataclass
@@ -181,119 +151,101 @@ class Source:
         return sum(block.count for block in self.blocks) or len(self.blocks)
 
 
-def open_source(text: str, flag: str, limit: int | None = None, image_column: str | None = None) -> Source:
+def open_source(config: ReadingConfig) -> Source:
     """The blocks of a folder, tar files or Parquet files, a pattern, a list or an address.
 
-    DataError, with `flag`, if there are no images. `limit`: of image files.
+    DataError if there are no images.
     """
     from vae.prepare.parquet_source import parquet_blocks
     from vae.prepare.tar_source import tar_blocks
 
-    refuse_secrets(text, flag)
+    text = config.input_dir
+    refuse_secrets(text, FLAG)
     absolute = text if is_remote(text) else os.path.realpath(text)
-    kind = _kind(text, flag)
-    if kind == "tar":
-        files = find_files(text, flag, (".tar",))
-        return Source(absolute, list(tar_blocks(files, flag)), "tar")
-    if kind == "parquet":
-        files = find_files(text, flag, (".parquet",))
-        return Source(absolute, list(parquet_blocks(files, flag, image_column)), "row group")
-    if kind == "list":
-        names, root = sorted(set(read_list(text, flag))), ""
-        if any(map(is_remote, names)):
-            root = names[0].rpartition("/")[0]
-            while not all(name.startswith(f"{root}/") for name in names):
-                root = root.rpartition("/")[0]
-            if root.count("/") < 2:
-                raise DataError(f"{flag} {text} lists files of several stores: give a list for each")
-            names = [name[len(root) + 1 :] for name in names]
-        return _file_source(absolute, root, names[:limit], flag)
-    if is_remote(text):
-        wanted, root = readable_extensions() + OTHER_EXTENSIONS, text.rstrip("/")
-        found = [name for name in list_files(StoreFile(f"{root}/", flag)) if name.lower().endswith(wanted)]
-        names = sorted(name[len(root) + 1 :] for name in found if name.startswith(f"{root}/"))
-        return _file_source(absolute, root, names[:limit], flag)
-    if is_manifest(text) and os.path.isfile(text):
+    kind = _kind(text)
+    if kind == ".tar":
+        return Source(absolute, list(tar_blocks(find_files(text, FLAG, (kind,)), FLAG)), "tar")
+    if kind == ".parquet":
+        blocks = parquet_blocks(find_files(text, FLAG, (kind,)), config.image_column)
+        return Source(absolute, list(blocks), "row group")
+    source = Source(absolute, [], "image")
+    wanted = readable_extensions() + OTHER_EXTENSIONS
+    if kind == ".txt":
+        files = [as_file(path, FLAG) for path in read_list(text, FLAG)]
+        root, names = common_folder(files, FLAG) if files else ("", [])
+    elif is_remote(text):
+        root = text.rstrip("/")
+        found = list_files(StoreFile(f"{root}/", FLAG))
+        names = [name[len(root) + 1 :] for name in found if name.lower().endswith(wanted)]
+    elif is_manifest(text) and os.path.isfile(text):
         root = str(image_root(text))
-        names = sorted({row["path"] for row in read_rows(text, flag=flag)})
+        names = [row["path"] for row in read_rows(text, flag=FLAG)]
         for name in names:
-            inside(root, name, f"{flag} {text}")
-        return _file_source(absolute, root, names[:limit], flag)
-    skips = Skips()
-    names = sorted(walk_images(text, flag=flag, extensions=OTHER_EXTENSIONS, on_skip=skips.add))
-    source = _file_source(absolute, text, names[:limit], flag)
-    source.skips, source.folder, source.listed = skips, text, len(names)
+            inside(root, name, f"{FLAG} {text}")
+    else:
+        root = source.folder = text
+        names = list(walk_images(text, flag=FLAG, extensions=OTHER_EXTENSIONS, on_skip=source.skips.add))
+    names = sorted(set(names))
+    if not names:
+        raise DataError(f"{FLAG} {text} contains no images: give another folder")
+    source.listed = len(names)
+    source.blocks = list(file_blocks(root, names[: config.limit]))
     return source
 
 
-def _file_source(text: str, root: str, names: Sequence[str], flag: str) -> Source:
-    if not names:
-        raise DataError(f"{flag} {text} contains no images: give another folder")
-    return Source(text, list(file_blocks(root, names, flag)), "image")
-
-
-def _kind(text: str, flag: str) -> str:
-    """What a text names: tar or parquet files, a list of image files, or a folder of them."""
+def _kind(text: str) -> str:
+    """The extension of the files that a text names: tar files, Parquet files, a list; empty for images."""
     lower = text.lower()
-    for kind in ("tar", "parquet"):
-        if lower.endswith(f".{kind}") and not os.path.isdir(text):
-            return kind
+    if lower.endswith(ARCHIVES) and not os.path.isdir(text):
+        return next(kind for kind in ARCHIVES if lower.endswith(kind))
     if not is_remote(text) and os.path.isdir(text):
-        return _kind_of_folder(text, flag)
+        return _kind_of_folder(text)
     if lower.endswith(".txt"):
-        first = next(read_list(text, flag), "").lower()
-        return next((kind for kind in ("tar", "parquet") if first.endswith(f".{kind}")), "list")
+        first = next(read_list(text, FLAG), "").lower()
+        return next((kind for kind in ARCHIVES if first.endswith(kind)), ".txt")
     if is_remote(text) and text.endswith("/"):
-        found = list_files(StoreFile(text, flag))
-        images = readable_extensions()
-        if not any(name.lower().endswith(images) for name in found):
-            return next(
-                (k for k in ("tar", "parquet") if any(name.lower().endswith(f".{k}") for name in found)),
-                "folder",
-            )
-    return "folder"
+        found = [name.lower() for name in list_files(StoreFile(text, FLAG))]
+        if not any(name.endswith(readable_extensions()) for name in found):
+            return next((kind for kind in ARCHIVES if any(name.endswith(kind) for name in found)), "")
+    return ""
 
 
-def _kind_of_folder(text: str, flag: str) -> str:
-    """The kind of the first file by name that images may be in; image files take precedence."""
-    seen = {"tar": False, "parquet": False, "mds": False, "litdata": False}
+def _kind_of_folder(text: str) -> str:
+    """The kind of the files that images may be in; image files take precedence."""
+    seen = set[str]()
 
     def note(name: str, code: str) -> None:
         if code == "other_file":
-            lower = name.lower()
-            seen["tar"] |= lower.endswith(".tar")
-            seen["parquet"] |= lower.endswith(".parquet")
-            seen["mds"] |= lower.endswith((".mds", ".mds.zstd"))
-            seen["litdata"] |= lower.endswith(".bin") and os.path.basename(lower).startswith("chunk-")
+            base = os.path.basename(name.lower())
+            seen.add("chunk-.bin" if base.startswith("chunk-") and base.endswith(".bin") else base[-8:])
 
-    if next(walk_images(text, flag=flag, extensions=OTHER_EXTENSIONS, on_skip=note), None) is not None:
-        return "folder"
-    for kind, name in (("mds", "MDS of mosaicml-streaming"), ("litdata", "LitData")):
-        if seen[kind]:
+    if next(walk_images(text, flag=FLAG, extensions=OTHER_EXTENSIONS, on_skip=note), None) is not None:
+        return ""
+    for kind, name in ((".mds", "MDS of mosaicml-streaming"), (".zstd", "MDS of mosaicml-streaming"),
+                       ("chunk-.bin", "LitData")):  # fmt: skip
+        if any(end.endswith(kind) for end in seen):
             raise DataError(
-                f"{flag} {text} is a dataset in the format {name}, which is not read: export its images to "
+                f"{FLAG} {text} is a dataset in the format {name}, which is not read: export its images to "
                 "files"
             )
-    return next((kind for kind in ("tar", "parquet") if seen[kind]), "folder")
+    return next((kind for kind in ARCHIVES if any(end.endswith(kind) for end in seen)), "")
 
 
-def file_blocks(root: str, names: Iterable[str], flag: str) -> Iterator[Block]:
+def file_blocks(root: str, names: Iterable[str]) -> Iterator[Block]:
     """Slices of sorted names. A slice ends by a hash of a name, so a new file changes one slice."""
     batch: list[str] = []
     for name in names:
         batch.append(name)
-        is_end = zlib.crc32(os.fsencode(name)) % SLICE == 0
-        if is_end or len(batch) == 4 * SLICE:
-            yield _file_block(root, batch, flag)
+        if zlib.crc32(os.fsencode(name)) % SLICE == 0 or len(batch) == 4 * SLICE:
+            yield _file_block(root, batch)
             batch = []
     if batch:
-        yield _file_block(root, batch, flag)
+        yield _file_block(root, batch)
 
 
-def _file_block(root: str, names: list[str], flag: str) -> FileBlock:
+def _file_block(root: str, names: list[str]) -> FileBlock:
     # A file with another size or time is read again; no result is kept because of a time alone.
-    listing = [[name, *_stamp(root, name)] for name in names]
-    return FileBlock(listing, root, tuple(names), flag)
+    return FileBlock([[name, *_stamp(root, name)] for name in names], root, tuple(names))
 
 
 def _stamp(root: str, name: str) -> list[Any]:

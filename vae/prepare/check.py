@@ -5,40 +5,31 @@ import json
 import math
 import zlib
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
-from vae.config.prepare_flags import ReadingConfig, RulesConfig
+from vae.config.prepare_flags import IndexConfig, ReadingConfig, RulesConfig
 from vae.images.decoding import DecodedImage, check_header, read_image_bytes
 from vae.images.formats import BadImageError
 from vae.images.strict_jpeg import has_simplejpeg
 from vae.prepare.blocks import Block, Item
 from vae.prepare.measures import measure_image
-from vae.prepare.perceptual_hash import hash_pixels
+from vae.prepare.near_duplicates import hash_pixels
 from vae.prepare.pool import Limits
 from vae.system import console
 from vae.system.host import GIB
 
 # Reading an image needs at most this many bytes per pixel: Pillow's four, a rotated copy, and two arrays.
 BYTES_PER_PIXEL = 16
+MAX_HEADER_PIXELS = 2**31  # nothing is decoded; a table has its sides as 32 bits
+HEADER_GIB = 6.0  # to read a tar file: the largest image file has 2 GiB
+HEADER_SECONDS = 300.0  # to read one sample of a tar file
 NEAR_BLANK = 2.0  # levels: below this standard deviation only sensor noise remains
 SAMPLE_SIDE, COARSE_SIDE = 256, 24  # px: enough points to measure blankness, and to exclude it
 MAX_METADATA_CHARS = 2**16  # of an image, as JSON
 
 Row = dict[str, Any]
-
-
-class Checked(NamedTuple):
-    """An image that the rules accept, with its bytes."""
-
-    image: DecodedImage
-    data: bytes
-
-
-def image_limits(config: ReadingConfig) -> Limits:
-    """The memory limit of a process that decodes images."""
-    return Limits(None, config.memory_gib or 1 + config.max_pixels * BYTES_PER_PIXEL / GIB)
 
 
 def check_image(data: bytes, name: str, config: ReadingConfig) -> DecodedImage:
@@ -84,14 +75,22 @@ class Check:
     config: ReadingConfig
     measures: bool = False
 
+    @property
+    def limits(self) -> Limits:
+        """The limits of a process that decodes images."""
+        config = self.config
+        return Limits(None, config.memory_gib or 1 + config.max_pixels * BYTES_PER_PIXEL / GIB)
+
+    @property
+    def seconds(self) -> float:
+        """The time limit of one image."""
+        return self.config.time_limit
+
     def row(self, _block: Block, _at: int, item: Item) -> Row:
         """The row of an image."""
-        row, checked = self.decode(item)
-        if checked and self.measures:
-            row["stats"] = measure_image(checked.image, checked.data)
-        return row
+        return self.decode(item)[0]
 
-    def decode(self, item: Item) -> tuple[Row, Checked | None]:
+    def decode(self, item: Item) -> tuple[Row, DecodedImage | None]:
         """The row of an image and its pixels, if it is accepted."""
         row = start_row(item)
         try:
@@ -106,15 +105,21 @@ class Check:
         height, width = image.pixels.shape[:2]
         row |= {"format": image.format, "width": width, "height": height, "flags": list(image.flags)}
         row["phash"] = hash_pixels(image.pixels).astype(">u8").tobytes().hex()
-        return row, Checked(image, data)
+        if self.measures:
+            row["stats"] = measure_image(image, data)
+        return row, image
 
 
 @dataclass(frozen=True)
 class HeaderCheck:
-    """The check of an image in a tar file that stays where it is: complete by its markers, not decoded."""
+    """The check of an image in a tar file that stays where it is: complete by its markers, not decoded.
 
-    config: RulesConfig
-    formats: tuple[str, ...] | None = None
+    The rules for sizes and formats are applied to its rows.
+    """
+
+    config: IndexConfig
+    limits = Limits(None, HEADER_GIB)
+    seconds = HEADER_SECONDS
 
     def row(self, _block: Block, _at: int, item: Item) -> Row:
         """The row of an image."""
@@ -122,22 +127,21 @@ class HeaderCheck:
         try:
             data = item.read()
             row["sha256"] = hashlib.sha256(data).hexdigest()
-            config = self.config
             kind, (width, height) = check_header(
-                data, max_pixels=config.max_pixels, first_frame=config.first_frame
+                data, max_pixels=MAX_HEADER_PIXELS, first_frame=self.config.first_frame
             )
-            check_size(width, height, config)
-            if self.formats and kind.lower() not in self.formats:
-                raise BadImageError("format", f"{kind} is not in --formats")
         except BadImageError as error:
             return rejected(row, error)
-        offset, size, *texts = item.place
-        row |= {"bytes": size, "format": kind, "width": width, "height": height}
+        position, size, text_start, text_end = item.place
         return row | {
-            "position": offset,
+            "bytes": size,
+            "format": kind,
+            "width": width,
+            "height": height,
+            "position": position,
             "crc32": zlib.crc32(data),
-            "text_start": texts[0],
-            "text_end": texts[1],
+            "text_start": text_start,
+            "text_end": text_end,
         }
 
 

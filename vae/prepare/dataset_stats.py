@@ -1,39 +1,81 @@
-"""Statistics of a set from the measurements of its images: numbers, histograms and example images.
+"""Statistics of a set from the measurements of its images: numbers, histograms and example images."""
 
-Shapes: N images that could be read.
-"""
-
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from vae.config.recipes import RECIPES
-from vae.prepare.selection import LARGEST_FIRST
+from vae.prepare.selection import EXACT, LARGEST_FIRST
 from vae.prepare.table import Table
 from vae.system.console import printable
 
 # Image sizes of the profiles, in px, without the 128 px of the demo.
 RESOLUTIONS = sorted({recipe.values["image_size"] for name, recipe in RECIPES.items() if name != "demo"})
-QUANTILES = (0, 1, 5, 25, 50, 75, 95, 99, 100)  # percent
+QUANTILES = {"min": 0, "p1": 1, "p5": 5, "p25": 25, "p50": 50, "p75": 75, "p95": 95, "p99": 99, "max": 100}
 EXAMPLES = 12  # images in a section
 TWINS = 6  # clusters in a section, and images shown of each
 MAX_CLUSTERS = 1000  # listed in the JSON file; the counts include all clusters
 MAX_NAMES = 100  # listed of one cluster
 MAX_BINS = 40
-SCALARS = ("brightness", "contrast", "colorfulness", "sharpness", "clipped")  # of PixelStats
 # The columns with a histogram, and whether its axis is logarithmic.
 HISTOGRAMS = {
     "short_side": True, "long_side": True, "aspect": True, "megapixels": True, "bits_per_pixel": True,
     "brightness": False, "contrast": False, "colorfulness": False, "sharpness": True, "jpeg_quality": False,
     "clipped": False,
 }  # fmt: skip
-CHANNELS = ("channel_means", "channel_squares")  # 24 bytes per image each
-BLANK = frozenset(("constant", "near_blank"))
-Columns = dict[str, np.ndarray]
-Rows = list[list[tuple[int, str, str]]]  # of example images: (n, name, caption)
-Sections = dict[str, Rows]  # by heading
-READABLE = "reason IN ('', 'exact_duplicate')"
+_VIEW = f"""
+    CREATE OR REPLACE VIEW readable AS SELECT n, name, format, flags, bytes, width, height, stats.*,
+        least(width, height) AS short_side, greatest(width, height) AS long_side, width / height AS aspect,
+        width / 1e6 * height AS megapixels, bytes * 8 / (width::BIGINT * height) AS bits_per_pixel,
+        list_has_any(flags, ['constant', 'near_blank']) AS is_blank
+    FROM images WHERE reason IN ('', '{EXACT}')
+"""
+
+
+class Section(NamedTuple):
+    """Example images on the page: which ones, and the text below each, in SQL."""
+
+    note: str
+    none_found: str
+    where: str
+    order: str
+    caption: str
+
+
+_SIZE = "width || ' x ' || height"
+SECTIONS = {
+    "A cross-section": Section("", "", "true", "hash(n)", _SIZE),
+    "Largest": Section("By number of pixels.", "", "true", "megapixels DESC", _SIZE),
+    "Smallest": Section("By the shorter side.", "", "true", "short_side", _SIZE),
+    "Most elongated": Section(
+        "One side is more than twice as long as the other.",
+        "No image is more than twice as long as it is wide.",
+        "long_side > 2 * short_side",
+        "long_side / short_side DESC",
+        _SIZE,
+    ),
+    "Most blurred": Section(
+        "The least fine detail for their contrast; a deliberate blur counts too.",
+        "Every image is blank.",
+        "NOT is_blank",
+        "sharpness",
+        "format('sharpness {:.2g}', sharpness)",
+    ),
+    "Blank or nearly so": Section(
+        "A standard deviation below 2 levels.",
+        "No image is blank.",
+        "is_blank",
+        "contrast",
+        "format('contrast {:.2g}', contrast)",
+    ),
+    "Most compressed": Section(
+        "Estimated JPEG quality below 75.",
+        "No JPEG has an estimated quality below 75.",
+        "jpeg_quality < 75",
+        "jpeg_quality",
+        "format('JPEG quality {:.0f}', jpeg_quality)",
+    ),
+}
 
 
 class Image(NamedTuple):
@@ -46,15 +88,15 @@ class Image(NamedTuple):
 
 
 Groups = dict[str, list[Image]]  # near duplicates by group, the largest image first; largest group first
+Rows = list[list[tuple[int, str, str]]]  # of example images: (n, name, caption)
 
 
 def near_groups(table: Table) -> Groups:
     """The groups of images that look alike, exact copies included."""
     return _groups(
         table,
-        "SELECT coalesce(i.grp, f.grp) AS g, i.n, i.name, i.width, i.height, i.bytes FROM images i LEFT JOIN "
-        "images f "
-        f"ON f.sha256 = i.sha256 AND f.reason = '' WHERE i.{READABLE} AND coalesce(i.grp, f.grp) IS NOT NULL",
+        "SELECT f.grp AS g, i.n, i.name, i.width, i.height, i.bytes FROM images i JOIN images f ON "
+        f"f.sha256 = i.sha256 AND f.reason = '' WHERE i.reason IN ('', '{EXACT}') AND f.grp IS NOT NULL",
     )
 
 
@@ -63,98 +105,118 @@ def exact_groups(table: Table) -> Groups:
     return _groups(
         table,
         "SELECT sha256 AS g, n, name, width, height, bytes FROM images WHERE sha256 IN "
-        "(SELECT sha256 FROM images WHERE reason = 'exact_duplicate')",
+        f"(SELECT sha256 FROM images WHERE reason = '{EXACT}')",
     )
 
 
 def _groups(table: Table, query: str) -> Groups:
     groups: Groups = {}
     order = f"ORDER BY count(*) OVER (PARTITION BY g) DESC, g, {LARGEST_FIRST}"
-    for group, n, name, width, height in table.all(
-        f"SELECT g, n, name, width, height FROM ({query}) {order}"
-    ):
-        groups.setdefault(group, []).append(Image(n, name, width, height))
+    for group, *image in table.all(f"SELECT g, n, name, width, height FROM ({query}) {order}"):
+        groups.setdefault(group, []).append(Image(*image))
     return groups
 
 
-def summarize(table: Table, near: Groups, input_dir: str, free_bytes: int) -> tuple[dict[str, Any], Sections]:
-    """The contents of the JSON file, and the example images of the page; duplicates are known."""
-    columns, exact, clusters = _columns(table), list(exact_groups(table).values()), list(near.values())
+def summarize(
+    table: Table, near: Groups, input_dir: str, free_bytes: int
+) -> tuple[dict[str, Any], dict[str, Rows]]:
+    """The contents of the JSON file, and the example images of the page by heading."""
+    table.run(_VIEW)
+    exact = exact_groups(table)
+    columns = {name: table.columns(f"SELECT {name}::DOUBLE AS v FROM readable")["v"] for name in HISTOGRAMS}
+    values = {name: np.ma.filled(column, np.nan) for name, column in columns.items()}
     stats = {
         "input_dir": printable(str(input_dir)),
-        "images": len(columns["bytes"]),
+        "images": len(values["aspect"]),
         "rejected": {
             reason: {"count": count, "examples": [printable(name) for name, _ in table.examples(reason, 6)]}
             for reason, count in sorted(table.counts())
-            if reason != "exact_duplicate"
+            if reason != EXACT
         },
         "formats": _by_count(table, "format"),
         "flags": _by_count(table, "unnest(flags)"),
-        "resolutions": _resolutions(columns),
-        "space": _space(columns, free_bytes),
-        "channels": _channels(columns),
-        "shapes": _shapes(columns["aspect"]),
-        "quantiles": {name: _quantiles(columns[name]) for name in HISTOGRAMS},
-        "histograms": {name: histogram(columns[name], log) for name, log in HISTOGRAMS.items()},
-        "exact_duplicates": _describe_clusters(exact),
-        "near_duplicates": {**_describe_clusters(clusters), "groups": list(near)[:MAX_CLUSTERS]},
-    }
-    return stats, _sections(table, columns, exact, clusters)
-
-
-def _columns(table: Table) -> Columns:
-    """The numbers of each image that can be read, and those that follow from its size: (N,) or (N, 3)."""
-    values = [f"TRY_CAST(stats ->> '$.{name}' AS DOUBLE) AS {name}" for name in (*SCALARS, "jpeg_quality")]
-    values += [
-        f"TRY_CAST(stats ->> '$.{name}[{channel}]' AS DOUBLE) AS {name}_{channel}"
-        for name in CHANNELS
-        for channel in range(3)
-    ]
-    found = table.columns(
-        "SELECT n, bytes::DOUBLE AS bytes, width::DOUBLE AS width, height::DOUBLE AS height, "
-        f"{', '.join(values)}, "
-        f"list_has_any(flags, {list(BLANK)!r}) AS is_blank FROM images WHERE {READABLE} ORDER BY n"
-    )
-    columns: Columns = {}
-    for name, column in found.items():
-        values_of = (
-            np.ma.filled(column.astype(np.float64), np.nan) if name not in ("n", "is_blank") else column
+        "resolutions": _resolutions(table),
+        "space": {"free_bytes": free_bytes, **_numbers(
+            table, bytes="sum(bytes)::BIGINT", bits_per_pixel="sum(bytes) * 8 / sum(width * height)",
+            bytes_per_image="round(avg(bytes))::BIGINT",
+        )},
+        "channels": _numbers(  # with equal weight for each image; levels
+            table,
+            mean=_of_channels("avg(channel_means[c])"),
+            std=_of_channels("sqrt(greatest(0, avg(channel_squares[c]) - avg(channel_means[c]) ** 2))"),
+        ),
+        "shapes": _numbers(  # square: one side is at most 5 % longer
+            table,
+            portrait="count(*) FILTER (aspect < 1 / 1.05)",
+            square="count(*) FILTER (aspect BETWEEN 1 / 1.05 AND 1.05)",
+            landscape="count(*) FILTER (aspect > 1.05)",
+        ),
+        "quantiles": {name: _quantiles(column) for name, column in values.items()},
+        "histograms": {name: histogram(values[name], log) for name, log in HISTOGRAMS.items()},
+        "exact_duplicates": _describe(exact),
+        "near_duplicates": {**_describe(near), "groups": list(near)[:MAX_CLUSTERS]},
+    }  # fmt: skip
+    sections: dict[str, Rows] = {}
+    for heading, one in SECTIONS.items():
+        examples = table.all(
+            f"SELECT n, name, {one.caption} FROM readable WHERE {one.where} ORDER BY {one.order}, n LIMIT ?",
+            EXAMPLES,
         )
-        columns[name] = np.asarray(values_of)
-    for name in CHANNELS:
-        columns[name] = np.stack([columns[f"{name}_{channel}"] for channel in range(3)], axis=1)
-    columns["is_blank"] = columns["is_blank"].astype(bool)
-    width, height = columns["width"], columns["height"]
-    columns["pixels"] = pixels = width * height
-    columns["short_side"], columns["long_side"] = np.minimum(width, height), np.maximum(width, height)
-    columns["aspect"], columns["megapixels"] = width / height, pixels / 1e6
-    columns["bits_per_pixel"] = columns["bytes"] * 8 / pixels
-    return columns
+        sections[heading] = [examples] if examples else []
+    for heading, groups in (("Exact duplicates", exact), ("Near duplicates", near)):
+        sections[heading] = [
+            [(image.n, image.name, f"{image.width} x {image.height}") for image in images[:TWINS]]
+            for images in list(groups.values())[:TWINS]
+        ]
+    return stats, sections
+
+
+def _numbers(table: Table, **expressions: str) -> dict[str, Any]:
+    """The values of some aggregates over all readable images."""
+    row = table.all(f"SELECT {', '.join(expressions.values())} FROM readable")[0]
+    return dict(zip(expressions, row, strict=True))
+
+
+def _of_channels(aggregate: str) -> str:
+    return "[" + ", ".join(f"round({aggregate.replace('[c]', f'[{c}]')}, 3)" for c in (1, 2, 3)) + "]"
 
 
 def _by_count(table: Table, value: str) -> dict[str, int]:
-    values = f"SELECT {value} AS v FROM images WHERE {READABLE}"
+    values = f"SELECT {value} AS v FROM readable"
     query = f"SELECT v, count(*) AS c FROM ({values}) GROUP BY v ORDER BY c DESC, v"
     return {str(name): count for name, count in table.all(query)}
 
 
+def _resolutions(table: Table) -> list[dict[str, Any]]:
+    """Images that can be cropped at each image size without enlarging, and the space they would need."""
+    return [
+        {"image_size": size} | _numbers(
+            table,
+            images=f"count(*) FILTER (short_side >= {size})",
+            share=f"round(avg((short_side >= {size})::INTEGER), 6)",
+            bytes_when_reduced=f"round(coalesce(sum(long_side / short_side) FILTER (short_side >= {size}), 0)"
+            f" * {size * size} * median(bits_per_pixel) / 8)::BIGINT",
+        )
+        for size in RESOLUTIONS
+    ]  # fmt: skip
+
+
 def _quantiles(values: np.ndarray) -> dict[str, float | None]:
     """Mean and percentiles; None if no image has the value."""
-    values = values[np.isfinite(values)].astype(np.float64)
-    names = ["min", *(f"p{percent}" for percent in QUANTILES[1:-1]), "max"]
+    values = values[np.isfinite(values)]
     if len(values) == 0:
-        return dict.fromkeys(["mean", *names])
-    quantiles = np.percentile(values, QUANTILES)
+        return dict.fromkeys(["mean", *QUANTILES])
+    quantiles = np.percentile(values, list(QUANTILES.values()))
     return {
         name: float(f"{value:.6g}")
-        for name, value in zip(["mean", *names], [values.mean(), *quantiles], strict=True)
+        for name, value in zip(["mean", *QUANTILES], [values.mean(), *quantiles], strict=True)
     }
 
 
 def histogram(values: np.ndarray, log: bool) -> dict[str, Any]:
     """Counts between edges; `log`: edges at equal ratios. NaN, and 0 if `log`, are counted as left out."""
     number = len(values)
-    values = values[np.isfinite(values)].astype(np.float64)
+    values = values[np.isfinite(values)]
     if log:
         values = values[values > 0]
     if len(values) == 0:
@@ -174,51 +236,8 @@ def histogram(values: np.ndarray, log: bool) -> dict[str, Any]:
     }
 
 
-def _resolutions(columns: Columns) -> list[dict[str, Any]]:
-    """Images that can be cropped at each image size without enlarging, and the space they would need."""
-    resolutions = []
-    bits = float(np.median(columns["bits_per_pixel"]))
-    for size in RESOLUTIONS:
-        fits = columns["short_side"] >= size
-        long_sides = columns["long_side"][fits] / columns["short_side"][fits] * size
-        resolutions.append(
-            {
-                "image_size": size,
-                "images": int(fits.sum()),
-                "share": round(float(fits.mean()), 6),
-                "bytes_when_reduced": round(float(long_sides.sum()) * size * bits / 8),
-            }
-        )
-    return resolutions
-
-
-def _space(columns: Columns, free_bytes: int) -> dict[str, Any]:
-    total = int(columns["bytes"].sum())
-    return {
-        "bytes": total,
-        "free_bytes": free_bytes,
-        "bits_per_pixel": float(f"{total * 8 / columns['pixels'].sum():.4g}"),
-        "bytes_per_image": round(total / len(columns["bytes"])),
-    }
-
-
-def _channels(columns: Columns) -> dict[str, list[float]]:
-    """Mean and standard deviation of red, green and blue, with equal weight for each image; levels."""
-    mean, squares = (columns[name].mean(axis=0) for name in CHANNELS)  # (3,)
-    spread = np.sqrt(np.maximum(squares - mean**2, 0))
-    return {"mean": mean.round(3).tolist(), "std": spread.round(3).tolist()}
-
-
-def _shapes(aspect: np.ndarray) -> dict[str, int]:
-    square = np.abs(np.log(aspect)) <= np.log(1.05)  # one side at most 5 % longer
-    return {
-        "portrait": int((~square & (aspect < 1)).sum()),
-        "square": int(square.sum()),
-        "landscape": int((~square & (aspect > 1)).sum()),
-    }
-
-
-def _describe_clusters(clusters: list[list[Image]]) -> dict[str, Any]:
+def _describe(groups: Groups) -> dict[str, Any]:
+    clusters = list(groups.values())
     return {
         "clusters": len(clusters),
         "images": sum(map(len, clusters)),
@@ -227,46 +246,3 @@ def _describe_clusters(clusters: list[list[Image]]) -> dict[str, Any]:
             [printable(image.name) for image in images[:MAX_NAMES]] for images in clusters[:MAX_CLUSTERS]
         ],
     }
-
-
-def _sections(table: Table, columns: Columns, exact: list[list[Image]], near: list[list[Image]]) -> Sections:
-    count = len(columns["bytes"])
-    everything = np.arange(count)
-    sharp, contrast, quality = columns["sharpness"], columns["contrast"], columns["jpeg_quality"]
-    elongation = np.abs(np.log(columns["aspect"]))
-
-    def size(at: int) -> str:
-        return f"{columns['width'][at]:.0f} x {columns['height'][at]:.0f}"
-
-    def lowest(values: np.ndarray, among: np.ndarray) -> np.ndarray:
-        among = among[np.isfinite(values[among])]
-        return among[np.argsort(values[among], kind="stable")[:EXAMPLES]]
-
-    def twins(clusters: list[list[Image]]) -> Rows:
-        return [
-            [(one.n, one.name, f"{one.width} x {one.height}") for one in some[:TWINS]]
-            for some in clusters[:TWINS]
-        ]
-
-    long, low_quality = np.flatnonzero(elongation > np.log(2)), np.flatnonzero(quality < 75)
-    blank, detailed = np.flatnonzero(columns["is_blank"]), np.flatnonzero(~columns["is_blank"])
-    chosen: dict[str, tuple[np.ndarray, Callable[[int], str]]] = {
-        "A cross-section": (everything[:: max(1, count // EXAMPLES)][:EXAMPLES], size),
-        "Largest": (lowest(-columns["megapixels"], everything), size),
-        "Smallest": (lowest(columns["short_side"], everything), size),
-        "Most elongated": (lowest(-elongation, long), size),
-        "Most blurred": (lowest(sharp, detailed), lambda at: f"sharpness {sharp[at]:.2g}"),
-        "Blank or nearly so": (lowest(contrast, blank), lambda at: f"contrast {contrast[at]:.2g}"),
-        "Most compressed": (lowest(quality, low_quality), lambda at: f"JPEG quality {quality[at]:.0f}"),
-    }
-    wanted = {int(columns["n"][at]) for positions, _ in chosen.values() for at in positions.tolist()}
-    with table.arrays("wanted", n=np.array(sorted(wanted), np.int64)):
-        names = dict(table.all("SELECT n, name FROM images JOIN wanted USING (n)"))
-    numbers = columns["n"].tolist()
-    sections = {
-        heading: [[(numbers[at], names[numbers[at]], caption(at)) for at in positions.tolist()]]
-        if len(positions)
-        else []
-        for heading, (positions, caption) in chosen.items()
-    }
-    return sections | {"Exact duplicates": twins(exact), "Near duplicates": twins(near)}

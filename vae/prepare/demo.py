@@ -13,7 +13,7 @@ from vae.prepare.pool import Failure, Limits, run_tasks
 from vae.progress import Progress
 from vae.system import console
 from vae.system.errors import DataError, UserError
-from vae.system.files import atomic_path, read_json, remove_temporary, write_json
+from vae.system.files import read_json, remove_temporary, replace_bytes, write_json
 
 SETTINGS_NAME = "demo_settings.json"
 SETTINGS = ("target_size", "seed", "format")  # flags that decide the pixels; the same for a whole folder
@@ -72,5 +72,4 @@ def _path(folder: Path, config: DemoConfig, index: int) -> Path:
 
 def _draw_and_save(folder: Path, config: DemoConfig, index: int) -> None:
     image = draw_image(config.target_size, config.seed, index)
-    with atomic_path(_path(folder, config, index)) as temporary:
-        temporary.write_bytes(encode(image, config.format, JPEG_QUALITY))
+    replace_bytes(_path(folder, config, index), bytes(encode(image, config.format, JPEG_QUALITY)))

@@ -9,9 +9,10 @@ from pathlib import Path
 from vae.prepare.inside import is_below
 from vae.system.addresses import is_remote
 from vae.system.errors import DataError, UserError
-from vae.system.files import why_not_writable
+from vae.system.files import read_json, why_not_writable, write_json
 from vae.system.folder_marker import claim_folder
 
+HIDDEN = ".prepare"  # in an output folder
 FULL_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
@@ -65,6 +66,21 @@ def write_error(error: Exception, output: str | Path, flag: str = "--output_dir"
         )
     where = f" ({path})" if path else ""
     return UserError(f"{flag} {output} cannot be written: {getattr(error, 'strerror', None) or error}{where}")
+
+
+def claim_content(root: Path, dataset: str, digest: str, advice: str) -> None:
+    """Note the hash of what a folder will contain; UserError if it has a dataset with other contents."""
+    noted, content = root / HIDDEN / "dataset.json", {"content": digest}
+    try:
+        before = read_json(noted)
+    except (OSError, ValueError):
+        before = None
+    if (root / dataset).exists() and before != content:
+        raise UserError(
+            f"--output_dir {root} has a dataset of other images or settings, and a dataset never changes: "
+            f"{advice}"
+        )
+    write_json(noted, content)
 
 
 def refuse_links(root: Path, name: str) -> Path:

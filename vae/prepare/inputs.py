@@ -11,7 +11,7 @@ from pathlib import Path
 from vae.shards.store import StoreFile, list_files, read_file
 from vae.system.addresses import is_remote, public_text
 from vae.system.errors import DataError, UserError
-from vae.system.files import check_regular
+from vae.system.files import read_regular
 
 MAX_LIST_BYTES = 2**30
 MAX_EXPANDED = 10_000_000  # files that one pattern may name
@@ -99,9 +99,8 @@ def read_list(path: str, flag: str) -> Iterator[str]:
         folder = path.rpartition("/")[0]
     else:
         try:
-            check_regular(path)
-            text = Path(path).read_text(encoding="utf-8-sig")
-        except (OSError, UnicodeError) as error:
+            text = read_regular(path, MAX_LIST_BYTES).decode("utf-8-sig")
+        except (OSError, ValueError) as error:
             raise DataError(f"{flag} {path} cannot be read: {getattr(error, 'strerror', error)}") from error
         folder = str(Path(path).absolute().parent)
     for line in text.splitlines():

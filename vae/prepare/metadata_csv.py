@@ -5,15 +5,16 @@ either one column with the label, a name or a number, or one column of 0 and 1 f
 """
 
 import csv
-import os
-from collections.abc import Iterable, Iterator
+import io
+from collections import Counter
 from dataclasses import dataclass
 
 from vae.config.values import nearest
 from vae.system.errors import DataError, UserError
-from vae.system.files import csv_delimiter, csv_text
+from vae.system.files import csv_delimiter, csv_text, open_regular
 
 ID, FILEPATH = "id", "filepath"
+Rows = dict[str, dict[str, str]]  # by id; values by column
 
 
 @dataclass
@@ -21,151 +22,107 @@ class Metadata:
     """Values by image; images are named as in the features file, with forward slashes."""
 
     features_file: str
-    columns: dict[str, list[str]]  # by column, one value per image
-    positions: dict[str, int]  # by filepath
-    labels: list[str] | None  # one per image
+    rows: Rows  # by filepath
+    labels: dict[str, str] | None  # by id
 
-    def find(self, *names: str | None) -> int | None:
-        """Position of the image with one of these names, or None."""
-        for name in names:
-            if name is not None and name in self.positions:
-                return self.positions[name]
-        return None
+    def find(self, *names: str | None) -> dict[str, str] | None:
+        """The row of the image with one of these names, or None."""
+        return next((self.rows[name] for name in names if name in self.rows), None)
 
-    def column(self, name: str, flag: str) -> list[str]:
-        """Values of a column; raises UserError if the column does not exist or a value is empty."""
-        if name not in self.columns:
+    def check_column(self, name: str, flag: str) -> None:
+        """Raise UserError if the column does not exist, DataError if a value is empty."""
+        columns = next(iter(self.rows.values()), {})
+        if name not in columns:
             raise UserError(
-                f"{flag} {name}: {self.features_file} has no such column{nearest(name, self.columns)} "
-                f"(columns: {', '.join(self.columns)})"
+                f"{flag} {name}: {self.features_file} has no such column{nearest(name, columns)} "
+                f"(columns: {', '.join(columns)})"
             )
-        values = self.columns[name]
-        empty = [row for row, value in enumerate(values) if not value]
+        empty = [row[ID] for row in self.rows.values() if not row[name]]
         if empty:
             raise DataError(
                 f"{flag} {name}: {len(empty)} images of {self.features_file} have no {name}, for example "
-                f"{self.columns[ID][empty[0]]}: fill it in"
+                f"{empty[0]}: fill it in"
             )
-        return values
 
 
-def read_metadata(
-    features_file: str | os.PathLike[str], labels_file: str | os.PathLike[str] | None = None
-) -> Metadata:
+def read_metadata(features_file: str, labels_file: str | None = None) -> Metadata:
     """Join both files; raises UserError or DataError for invalid columns, ids or labels."""
-    features_file = os.fspath(features_file)
-    header, rows = read_table(features_file, "--features", needed=(ID, FILEPATH))
-    columns: dict[str, list[str]] = {name: [] for name in header}
-    for row in rows:
-        for name, value in zip(header, row, strict=True):
-            columns[name].append(value)
-    _check_unique(columns[ID], ID, features_file, "--features")
-    names = [_plain(name) for name in columns[FILEPATH]]
-    _check_unique(names, FILEPATH, features_file, "--features")
-    positions = {name: row for row, name in enumerate(names)}
-    labels = _labels_of(columns[ID], features_file, os.fspath(labels_file)) if labels_file else None
-    return Metadata(features_file, columns, positions, labels)
+    by_id = read_table(features_file, "--features", (ID, FILEPATH))
+    rows = {row[FILEPATH].replace("\\", "/").removeprefix("./"): row for row in by_id.values()}
+    if len(rows) < len(by_id):
+        double = Counter(row[FILEPATH] for row in by_id.values()).most_common(1)[0][0]
+        raise DataError(f"--features {features_file}: {FILEPATH} {double} occurs twice: remove one row")
+    labels = _labels_of(by_id, features_file, labels_file) if labels_file else None
+    return Metadata(features_file, rows, labels)
 
 
-def _plain(path: str) -> str:
-    path = path.replace("\\", "/")
-    return path.removeprefix("./")
+def _labels_of(by_id: Rows, features_file: str, labels_file: str) -> dict[str, str]:
+    """The label of each id."""
+    rows = read_table(labels_file, "--labels", (ID,))
+    for ours, theirs, inner, outer in (
+        (by_id, rows, labels_file, features_file),
+        (rows, by_id, features_file, labels_file),
+    ):
+        if missing := [image_id for image_id in ours if image_id not in theirs]:
+            raise DataError(
+                f"--labels {labels_file}: {inner} lacks {len(missing)} ids of {outer}, for example "
+                f"{missing[0]}: add them, or remove them there"
+            )
+    return {image_id: _label(row, f"--labels {labels_file}: id {image_id}") for image_id, row in rows.items()}
 
 
-def _labels_of(ids: list[str], features_file: str, labels_file: str) -> list[str]:
-    """The label of each id, in the order of `ids`."""
-    header, rows = read_table(labels_file, "--labels", needed=(ID,))
-    at = header.index(ID)
-    names = [name for name in header if name != ID]
-    if not names:
-        raise UserError(
-            f"--labels {labels_file} has no column besides id: add one with the label, or one for each label"
-        )
-    labels: dict[str, str] = {}
-    for row in rows:
-        image_id, values = row[at], row[:at] + row[at + 1 :]
-        if image_id in labels:
-            raise DataError(f"--labels {labels_file}: id {image_id} occurs twice: remove one row")
-        labels[image_id] = values[0] if len(names) == 1 else _hot_one(names, values, image_id, labels_file)
-        if not labels[image_id]:
-            raise DataError(f"--labels {labels_file}: id {image_id} has no label: fill it in")
-    missing = [image_id for image_id in ids if image_id not in labels]
-    if missing:
+def _label(row: dict[str, str], place: str) -> str:
+    """The one value of a row, or the name of the column that is 1; DataError if it has no label."""
+    values = {name: value for name, value in row.items() if name != ID}
+    if len(values) == 1:
+        label = next(iter(values.values()))
+        if not label:
+            raise DataError(f"{place} has no label: fill it in")
+        return label
+    ones = [name for name, value in values.items() if value in ("1", "1.0")]
+    if len(ones) != 1 or any(value not in ("0", "0.0", "1", "1.0") for value in values.values()):
         raise DataError(
-            f"--labels {labels_file} lacks {len(missing)} ids of {features_file}, for example "
-            f"{missing[0]}: add them"
+            f"{place} is not one-hot over {len(values)} columns: set exactly one to 1 and the others to 0, "
+            "or give one column with the label"
         )
-    if len(labels) > len(ids):
-        known = set(ids)
-        unknown = [image_id for image_id in labels if image_id not in known]
-        raise DataError(
-            f"--labels {labels_file} has {len(unknown)} ids that {features_file} lacks, for example "
-            f"{unknown[0]}: remove them"
-        )
-    return [labels[image_id] for image_id in ids]
+    return ones[0]
 
 
-def _hot_one(names: list[str], values: list[str], one: str, labels_file: str) -> str:
-    """The name of the column that is 1; raises DataError unless exactly one is 1 and the others are 0."""
+def read_table(path: str, flag: str, needed: tuple[str, ...]) -> Rows:
+    """The rows of a CSV file with commas, semicolons or tabs; one-line errors for what is wrong with it."""
+    rows: Rows = {}
     try:
-        numbers = [float(value) for value in values]
-    except ValueError:
-        numbers = []
-    if sorted(numbers) != [0.0] * (len(names) - 1) + [1.0]:
-        raise DataError(
-            f"--labels {labels_file}: id {one} is not one-hot over {len(names)} columns: "
-            "set exactly one to 1 and the others to 0, or give one column with the label"
-        )
-    return names[numbers.index(1.0)]
-
-
-def read_table(path: str, flag: str, needed: tuple[str, ...]) -> tuple[list[str], Iterator[list[str]]]:
-    """Header and rows of a CSV file with commas, semicolons or tabs."""
-    lines = _lines(path, flag)
-    first = next(lines, "")
-    delimiter = csv_delimiter(first)
-    header = [csv_text(name.strip()) for name in next(csv.reader([first], delimiter=delimiter), [])]
-    missing = [name for name in needed if name not in header]
-    if missing:
-        has = ", ".join(header) or "nothing"
-        raise UserError(f"{flag} {path} lacks the column {' and '.join(missing)} (it has {has}): add it")
-    if len(set(header)) < len(header):
-        double = next(name for name in header if header.count(name) > 1)
-        raise UserError(f"{flag} {path} has the column {double} twice: rename one")
-    return header, _rows(lines, delimiter, len(header), path, flag)
-
-
-def _lines(path: str, flag: str) -> Iterator[str]:
-    try:
-        with open(path, encoding="utf-8-sig", newline="") as file:
-            yield from file
+        with io.TextIOWrapper(open_regular(path), encoding="utf-8-sig", newline="") as file:
+            delimiter = csv_delimiter(file.readline())
+            file.seek(0)
+            reader = csv.reader(file, delimiter=delimiter)
+            header = [csv_text(name.strip()) for name in next(reader, [])]
+            _check_header(header, needed, f"{flag} {path}")
+            for values in filter(None, reader):
+                if len(values) != len(header):
+                    raise DataError(
+                        f"{flag} {path}: line {reader.line_num} has {len(values)} values for {len(header)} "
+                        "columns: correct the line"
+                    )
+                row = dict(zip(header, (csv_text(value.strip()) for value in values), strict=True))
+                if row[ID] in rows:
+                    raise DataError(f"{flag} {path}: {ID} {row[ID]} occurs twice: remove one row")
+                rows[row[ID]] = row
     except OSError as error:
-        raise UserError(f"{flag} {path} cannot be read: {error.strerror}: give another file") from error
+        raise DataError(f"{flag} {path} cannot be read: {error.strerror}") from error
     except UnicodeDecodeError as error:
-        raise UserError(f"{flag} {path} is not UTF-8 text: save it as CSV in UTF-8") from error
-
-
-def _rows(lines: Iterable[str], delimiter: str, width: int, path: str, flag: str) -> Iterator[list[str]]:
-    reader = csv.reader(lines, delimiter=delimiter)
-    try:
-        for row in reader:
-            if not row:
-                continue
-            if len(row) != width:
-                raise DataError(
-                    f"{flag} {path}: line {reader.line_num + 1} has {len(row)} values for {width} columns: "
-                    "correct the line"
-                )
-            yield [csv_text(value.strip()) for value in row]
+        raise DataError(f"{flag} {path} is not UTF-8 text: save it as UTF-8") from error
     except csv.Error as error:
-        raise DataError(f"{flag} {path}: line {reader.line_num + 1} cannot be read: {error}") from error
+        raise DataError(f"{flag} {path}: line {reader.line_num} cannot be read: {error}") from error
+    return rows
 
 
-def _check_unique(values: list[str], name: str, path: str, flag: str) -> None:
-    if len(set(values)) == len(values):
-        return
-    seen: set[str] = set()
-    for value in values:
-        if value in seen:
-            raise DataError(f"{flag} {path}: {name} {value} occurs twice: remove one row")
-        seen.add(value)
+def _check_header(header: list[str], needed: tuple[str, ...], place: str) -> None:
+    if missing := [name for name in needed if name not in header]:
+        has = ", ".join(header) or "nothing"
+        raise UserError(f"{place} lacks the column {' and '.join(missing)} (it has {has}): add it")
+    if len(header) < 2:
+        raise UserError(f"{place} has no column besides id: add one with the label, or one for each label")
+    name, count = Counter(header).most_common(1)[0]
+    if count > 1:
+        raise UserError(f"{place} has the column {name} twice: rename one")

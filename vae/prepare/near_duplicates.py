@@ -1,15 +1,16 @@
-"""Clusters of images that look alike: perceptual hashes with few different signs.
+"""Images that look alike: perceptual hashes of whole images, and clusters of those with few different signs.
 
-Shapes: N images; U different hashes. A hash is uint64 (2,), as perceptual_hash.py makes it.
+A hash is uint64 (2,): the signs of the 128 lowest frequencies of the image's brightness. The first word
+contains the lower 64 of them. Shapes: N images; U different hashes.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import combinations
 
 import numpy as np
+from PIL import Image
 
-from vae.prepare.perceptual_hash import MIRROR
-
+SIDE = 32  # px: the image's brightness is reduced to a square with this side
 # Measured on 60 drawn images and 11 changed copies of each (JPEG 30, reduced, other brightness and contrast,
 # grey, blur, stretch, mirrored, 1 % cropped on each side): copies differ in at most 5 of the lower 64 signs
 # and 13 of 128, different images in at least 17 and 43. With 3 % cropped on each side, a fifth of the copies
@@ -21,6 +22,47 @@ BYTES, KEY_BYTES = 8, 3
 _PAIRS, _FOURS, _OCTETS, _SUM = (np.uint64(2**64 // n) for n in (3, 5, 17, 255))  # 0x55.., 33.., 0f.., 01..
 # In a large bucket (skies, blank pages), a hash is compared only with the next ones in sorted order.
 MAX_NEIGHBOURS = 64
+
+
+def lowest_frequencies(side: int, count: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """The DCT-II of `side` px as a matrix (frequency, px), and the lowest frequencies in two dimensions.
+
+    These are `count` positions down and right, without the mean.
+    """
+    steps = np.arange(side)
+    cosines = np.cos(np.pi * (2 * steps + 1) * steps[:, None] / (2 * side))
+    pairs = [(down, right) for down in steps for right in steps if down + right > 0]
+    pairs.sort(key=lambda pair: (pair[0] + pair[1], max(pair), pair))
+    down, right = np.array(pairs[:count]).T
+    return cosines, down, right
+
+
+_COSINES, _DOWN, _RIGHT = lowest_frequencies(SIDE, 128)
+# The mirrored image has the opposite sign at the odd frequencies along x.
+MIRROR = np.packbits(_RIGHT % 2 == 1).view(">u8").astype(np.uint64)
+
+
+def hash_pixels(pixels: np.ndarray | Image.Image) -> np.ndarray:
+    """Perceptual hash uint64 (2,) of an image: (H, W, 3) uint8 or a Pillow image."""
+    image = Image.fromarray(pixels) if isinstance(pixels, np.ndarray) else pixels
+    image = image.resize((SIDE, SIDE), Image.Resampling.BILINEAR, reducing_gap=3.0).convert("L")
+    waves = _COSINES @ np.asarray(image, dtype=np.float64) @ _COSINES.T  # (32, 32)
+    return np.packbits(waves[_DOWN, _RIGHT] > 1e-6).view(">u8").astype(np.uint64)
+
+
+def words_of(phashes: Sequence[str] | np.ndarray) -> np.ndarray:
+    """Hashes as rows have them, 32 hexadecimal digits each, as uint64 (N, 2)."""
+    return np.frombuffer(bytes.fromhex("".join(phashes)), ">u8").astype(np.uint64).reshape(-1, 2)
+
+
+def group_names(contents: Sequence[str] | np.ndarray, hashes: np.ndarray) -> dict[int, str]:
+    """The name of the group of each image that looks like another one, by its position.
+
+    `contents`: the SHA-256 of each image, sorted; a group is named by its first one.
+    """
+    clusters = find_clusters(hashes)
+    in_group = np.bincount(clusters, minlength=len(clusters))[clusters] > 1
+    return {at: f"near-{contents[clusters[at]][:16]}" for at in np.flatnonzero(in_group).tolist()}
 
 
 def find_clusters(hashes: np.ndarray) -> np.ndarray:
@@ -46,9 +88,9 @@ def find_clusters(hashes: np.ndarray) -> np.ndarray:
 
 def _cluster_sorted(unique: np.ndarray) -> np.ndarray:
     """The cluster of each of (U, 2) different hashes in sorted order, as the position of its first: (U,)."""
-    parents = np.arange(len(unique))
+    roots = np.arange(len(unique))
     both = np.concatenate([unique, unique ^ MIRROR])
-    position = np.concatenate([parents, parents])
+    position = np.concatenate([roots, roots])
     for chosen in combinations(range(BYTES), KEY_BYTES):
         keys = bucket_keys(both, chosen)
         order = np.argsort(keys, kind="stable")  # `unique` is sorted: similar hashes become adjacent
@@ -59,8 +101,8 @@ def _cluster_sorted(unique: np.ndarray) -> np.ndarray:
                 break
             left, right = order[same], order[same + step]
             near = are_near(both[left], both[right])
-            _join(parents, position[left[near]], position[right[near]])
-    return find_roots(parents)
+            _join(roots, position[left[near]], position[right[near]])
+    return roots
 
 
 def near_between(one: np.ndarray, other: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarray]]:
@@ -104,26 +146,13 @@ def count_ones(words: np.ndarray) -> np.ndarray:
     return octets * _SUM >> np.uint64(56)
 
 
-def _join(parents: np.ndarray, left: np.ndarray, right: np.ndarray) -> None:
-    """Union of sets, in place: the smaller root becomes the parent."""
-    apart = left != right
-    for one, other in zip(left[apart].tolist(), right[apart].tolist(), strict=True):
-        one, other = find_root(parents, one), find_root(parents, other)
-        if one != other:
-            parents[max(one, other)] = min(one, other)
-
-
-def find_root(parents: np.ndarray, one: int) -> int:
-    """The root of an element; shortens its path."""
-    while parents[one] != one:
-        parents[one] = parents[parents[one]]
-        one = int(parents[one])
-    return one
-
-
-def find_roots(parents: np.ndarray) -> np.ndarray:
-    """Each element's root; halves every path until all parents are roots."""
-    roots = parents
-    while not np.array_equal(roots, roots[roots]):
-        roots = roots[roots]
-    return roots
+def _join(roots: np.ndarray, left: np.ndarray, right: np.ndarray) -> None:
+    """Union of sets, in place: `roots`, (U,), has the first member of the set of each element."""
+    while True:
+        ends = np.sort(np.stack([roots[left], roots[right]]), axis=0)
+        apart = ends[0] < ends[1]
+        if not apart.any():
+            return
+        np.minimum.at(roots, ends[1][apart], ends[0][apart])
+        while not np.array_equal(roots, roots[roots]):
+            roots[:] = roots[roots]

@@ -14,7 +14,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from vae.images.formats import EXTENSIONS_OF, BadImageError, sniff_format
-from vae.prepare.blocks import Block, Item, stamp_of
+from vae.prepare.blocks import FLAG, Block, Item, stamp_of
 from vae.prepare.inputs import File
 from vae.shards.shard_list import MAX_SHARD_BYTES
 from vae.shards.store import StoreFile, download
@@ -44,41 +44,42 @@ def literal(path: str | os.PathLike[str]) -> str:
     return glob.escape(os.fspath(path))
 
 
-def parquet_blocks(files: Sequence[File], flag: str, image_column: str | None) -> Iterator["ParquetBlock"]:
+def parquet_blocks(files: Sequence[File], image_column: str | None) -> Iterator["ParquetBlock"]:
     """The row groups of all files; DataError for a file that is no Parquet, or has no images."""
     for file in files:
         listing, name = stamp_of(file), printable(str(file).replace("\\", "/").rpartition("/")[2])
         if isinstance(file, StoreFile):
-            yield ParquetBlock([*listing, image_column], file, name, 0, None, image_column, flag)
+            yield ParquetBlock([*listing, image_column], file, name, 0, None, image_column)
             continue
         first = 0
-        for rows in _row_groups(file, flag, image_column):
+        for rows in _row_groups(file, image_column):
             place = [*listing, first, rows, image_column]
-            yield ParquetBlock(place, file, name, first, rows, image_column, flag)
+            yield ParquetBlock(place, file, name, first, rows, image_column)
             first += rows
 
 
-def _row_groups(file: Path, flag: str, image_column: str | None) -> list[int]:
+def _row_groups(file: Path, image_column: str | None) -> list[int]:
     """The number of rows of each row group."""
     import duckdb
 
     try:
         check_regular(file)
         db = connect()
-        _columns(db, file, flag, image_column)
+        _columns(db, file, image_column)
         query = "SELECT DISTINCT row_group_id, row_group_num_rows FROM parquet_metadata(?) ORDER BY 1"
         return [rows for _, rows in db.execute(query, [literal(file)]).fetchall()]
     except OSError as error:
-        raise DataError(f"{flag} {file} cannot be read: {error.strerror}") from error
+        raise DataError(f"{FLAG} {file} cannot be read: {error.strerror}") from error
     except duckdb.Error as error:
-        raise DataError(f"{flag} {file} is no Parquet file, or is damaged ({_short(error)})") from error
+        raise DataError(f"{FLAG} {file} is no Parquet file, or is damaged ({short(error)})") from error
 
 
-def _short(error: Exception) -> str:
-    return " ".join(str(error).split())[:200]
+def short(error: Exception) -> str:
+    """The message of DuckDB in one line."""
+    return " ".join(str(error).split())[:300]
 
 
-def _columns(db: Any, path: Path, flag: str, image_column: str | None) -> tuple[str, bool, list[str]]:
+def _columns(db: Any, path: Path, image_column: str | None) -> tuple[str, bool, list[str]]:
     """The column with images, whether it is a struct, and the columns with numbers and texts."""
     rows = db.execute("DESCRIBE SELECT * FROM read_parquet(?)", [literal(path)]).fetchall()
     kinds = {name: kind for name, kind, *_ in rows}
@@ -92,12 +93,12 @@ def _columns(db: Any, path: Path, flag: str, image_column: str | None) -> tuple[
         images = [image_column]
     if not images:
         raise DataError(
-            f"{flag} {path} has no column with the bytes of images (columns: {', '.join(kinds)[:500]}): of a "
+            f"{FLAG} {path} has no column with the bytes of images (columns: {', '.join(kinds)[:500]}): of a "
             "table with urls, give the tar files beside it, and the table as --join"
         )
     if len(images) > 1:
         raise UserError(
-            f"{flag} {path} has several columns of images: choose one by --image_column {images[0]}"
+            f"{FLAG} {path} has several columns of images: choose one by --image_column {images[0]}"
         )
     return (
         images[0],
@@ -115,7 +116,6 @@ class ParquetBlock(Block):
     first: int
     rows: int | None
     image_column: str | None
-    flag: str
 
     @property
     def count(self) -> int:
@@ -127,7 +127,7 @@ class ParquetBlock(Block):
         """Whether it is read from a store."""
         return isinstance(self.file, StoreFile)
 
-    def items(self) -> Iterator[Item]:
+    def items(self, facts: dict[str, Any] | None = None) -> Iterator[Item]:
         """Its images with the other columns; DataError if it cannot be read."""
         import duckdb
 
@@ -136,22 +136,18 @@ class ParquetBlock(Block):
                 check_regular(path)
                 yield from self._items(connect(scratch), path)
             except duckdb.Error as error:
-                raise DataError(
-                    f"{self.flag} {self.file} is damaged ({_short(error)}): copy it again"
-                ) from error
+                raise DataError(f"{FLAG} {self.file} is damaged ({short(error)}): copy it again") from error
             except OSError as error:
-                raise DataError(f"{self.flag} {self.file} cannot be read: {error.strerror}") from error
+                raise DataError(f"{FLAG} {self.file} cannot be read: {error.strerror}") from error
 
     def _items(self, db: Any, path: Path) -> Iterator[Item]:
-        image, is_struct, others = _columns(db, path, self.flag, self.image_column)
+        image, is_struct, others = _columns(db, path, self.image_column)
         labels = _label_names(db, path)
-        quoted = [_quoted(name) for name in others]
-        columns = (
-            [f"{_quoted(image)}.bytes, {_quoted(image)}.path"] if is_struct else [f"{_quoted(image)}, NULL"]
-        )
+        columns = [f"{quoted(image)}.bytes, {quoted(image)}.path" if is_struct else f"{quoted(image)}, NULL"]
         last = self.first + self.rows - 1 if self.rows is not None else 2**62
         rows = db.execute(
-            f"SELECT {', '.join([*columns, *quoted])} FROM read_parquet(?, file_row_number=true) "
+            f"SELECT {', '.join([*columns, *map(quoted, others)])} "
+            "FROM read_parquet(?, file_row_number=true) "
             "WHERE file_row_number BETWEEN ? AND ? ORDER BY file_row_number",
             [literal(path), self.first, last],
         )
@@ -177,7 +173,7 @@ class ParquetBlock(Block):
             yield path
 
 
-def _quoted(name: str) -> str:
+def quoted(name: str) -> str:
     """A name of a column in SQL."""
     return '"' + name.replace('"', '""') + '"'
 

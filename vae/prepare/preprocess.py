@@ -1,4 +1,4 @@
-"""`--mode preprocess`: convert raw images to a training set of one or several sizes.
+"""`--mode preprocess`: convert raw images to a training set.
 
 An image gets its final name when it is complete, and a block its rows when all of its images have theirs. A
 killed run repeats its unfinished blocks; its output does not show the interruption.
@@ -19,20 +19,19 @@ from vae.config.prepare_flags import PreprocessConfig
 from vae.data.manifest import KEYS, MANIFEST_NAME, read_rows
 from vae.images.formats import BadImageError
 from vae.prepare.blocks import Block, Item, Source, open_source
-from vae.prepare.check import Check, Row, image_limits, rejected, warn_without_simplejpeg
+from vae.prepare.check import Check, Row, rejected, warn_without_simplejpeg
 from vae.prepare.encode import EXTENSIONS, encode
-from vae.prepare.folders import check_apart, output_folder, refuse_links
+from vae.prepare.folders import HIDDEN, check_apart, output_folder, refuse_links
 from vae.prepare.inside import inside
 from vae.prepare.naming import name_outputs, output_of
-from vae.prepare.reasons import count_rejected, duplicates_text, reason_lines, skip_lines
-from vae.prepare.resize import Shape, engine, plan_shape, resize_to_shapes
-from vae.prepare.rows import HIDDEN, RowFolder, parse_part
+from vae.prepare.reasons import broken_lines, count_rejected, duplicates_text, reason_lines, skip_lines
+from vae.prepare.resize import engine, plan_shape, resize_to_shape
+from vae.prepare.rows import RowFolder, parse_part, rules_of
 from vae.prepare.selection import apply_rules, check_where, drop_exact, drop_near, name_near_groups
 from vae.prepare.table import Table
-from vae.prepare.validate import broken_lines, part_line, rules_of
 from vae.system import console
 from vae.system.errors import EXIT_DATA
-from vae.system.files import parse_json, replace_text, write_json
+from vae.system.files import open_new, replace_text, write_json
 
 SETTINGS_NAME, REJECTED_NAME = "preprocess_settings.json", "rejected.jsonl"
 # Flags that decide which images are accepted, and their pixels; all images of a folder have the same.
@@ -40,63 +39,50 @@ SETTINGS = (
     "target_size", "resize_mode", "format", "quality", "upscale",
     "max_pixels", "background", "first_frame", "min_size", "max_aspect",
 )  # fmt: skip
-OUR_KEYS = ("path", "sha256", "width", "height", "source", "flags")  # other keys of a row come from others
+# Other keys of a row come from others.
+OUR_KEYS = ("path", "sha256", "width", "height", "source", "flags", "phash")
 MAX_ROUNDS = 2  # the second one makes images again that were deleted since
 
 
 @dataclass(frozen=True)
-class Convert:
-    """The conversion of each image to all target sizes."""
+class Convert(Check):
+    """The conversion of each image to the target size."""
 
-    check: Check
     config: PreprocessConfig
-    root: Path
-    scratch: Path
+    root: Path = Path()
+    scratch: Path = Path()
 
     def row(self, block: Block, at: int, item: Item) -> Row:
-        """Write the images of an item; its row has what was made of each size, or the reason why not."""
-        row, checked = self.check.decode(item)
-        if checked is None:
+        """Write the image of an item; its row has what was made, or the reason why not."""
+        row, image = self.decode(item)
+        if image is None:
             return row
-        made: dict[str, Any] = {}
-        shapes: dict[int, Shape] = {}
-        height, width = checked.image.pixels.shape[:2]
-        for target in self.config.target_size:
-            try:
-                shapes[target] = plan_shape(width, height, target, self.config)
-            except BadImageError as error:
-                made[str(target)] = {"reason": error.reason, "detail": error.detail}
-                failed = error
-        if not shapes:
-            return rejected(row, failed)
-        arrays = resize_to_shapes(checked.image.pixels, list(shapes.values()), self.config.background)
+        height, width = image.pixels.shape[:2]
+        try:
+            shape = plan_shape(width, height, self.config)
+        except BadImageError as error:
+            return rejected(row, error)
+        pixels = resize_to_shape(image.pixels, shape, self.config.background)
         output = output_of(block, at, item.name) + EXTENSIONS[self.config.format]
-        for (target, shape), pixels in zip(shapes.items(), arrays, strict=True):
-            data = encode(pixels, self.config.format, self.config.quality)
-            self._write(target, output, data)
-            made[str(target)] = {
-                "width": pixels.shape[1],
-                "height": pixels.shape[0],
-                "bytes": len(data),
-                "sha256": hashlib.sha256(data).hexdigest(),
-                "upscaled": shape.upscaled,
-            }
-        row["made"] = {"path": output, "sizes": made}
+        data = encode(pixels, self.config.format, self.config.quality)
+        self._write(output, data)
+        row["flags"] = sorted([*row["flags"], *(["upscaled"] if shape.upscaled else [])])
+        row["made"] = {
+            "path": output,
+            "sha256": hashlib.sha256(data).hexdigest(),
+            "bytes": len(data),
+            "width": pixels.shape[1],
+            "height": pixels.shape[0],
+        }
         return row
 
-    def _write(self, target: int, output: str, data: memoryview) -> None:
-        final = self.root / size_folder(self.config, target) / output
-        os.makedirs(final.parent, exist_ok=True)
-        final = refuse_links(self.root, str(final.relative_to(self.root)))
+    def _write(self, output: str, data: memoryview) -> None:
+        os.makedirs((self.root / output).parent, exist_ok=True)
+        final = refuse_links(self.root, output)
         temporary = self.scratch / uuid4().hex
-        with open(temporary, "wb") as file:
+        with open_new(temporary) as file:
             file.write(data)
         os.replace(temporary, final)
-
-
-def size_folder(config: PreprocessConfig, target: int) -> str:
-    """The folder of a size, within the output folder."""
-    return str(target) if len(config.target_size) > 1 else ""
 
 
 def run_preprocess(config: PreprocessConfig) -> int:
@@ -113,10 +99,9 @@ def run_preprocess(config: PreprocessConfig) -> int:
     check_where(config)
     began = time.monotonic()
     check_apart(config.input_dir, config.output_dir)
-    source = open_source(config.input_dir, "--input_dir", config.limit, config.image_column)
+    source = open_source(config)
     source = replace(source, blocks=name_outputs(source.blocks))
     settings = {**{name: getattr(config, name) for name in SETTINGS}, "engine": engine()}
-    settings["target_size"] = list(config.target_size)
     with output_folder(config.output_dir, "preprocess") as root:
         owner = f"--output_dir {config.output_dir}"
         rules = {**rules_of(config, source), **settings}
@@ -127,115 +112,84 @@ def run_preprocess(config: PreprocessConfig) -> int:
 
 
 def _preprocess(config: PreprocessConfig, source: Source, folder: RowFolder, root: Path, began: float) -> int:
-    convert = Convert(Check(config), config, root, folder.scratch)
-    limits = image_limits(config)
     for _ in range(MAX_ROUNDS):
-        folder.run(source, convert, config.num_workers, limits, seconds=config.time_limit, title="preprocess")
+        folder.run(source, Convert(config, root=root, scratch=folder.scratch), "preprocess")
         if config.part:
-            console.info(part_line(config.part, source, folder))
+            console.info(folder.part_text(source))
             return 0
-        table = Table(folder, source.blocks, folder.scratch)
+        table = Table(folder, source.blocks)
         drop_exact(table)
         if config.drop_duplicates:
             name_near_groups(table)
             drop_near(table)
         apply_rules(table, config)
-        missing = _blocks_without_files(table, config, root)
+        missing = _blocks_without_files(table, root)
         if not missing:
             break
         for number in missing:
             folder.remove(source.blocks[number])
-    _remove_left_out(table, config, root)
-    orphans = sum(_write_manifest(table, config, root, target) for target in config.target_size)
+    for (path,) in table.stream("SELECT made.path FROM images WHERE reason <> '' AND made IS NOT NULL"):
+        with suppress(FileNotFoundError):  # of duplicates and of others that the rules leave out
+            inside(root, path, str(root / HIDDEN)).unlink()
+    orphans = _write_manifest(table, root)
     replace_text(root / REJECTED_NAME, _rejected_lines(table))
     _print_summary(table, config, source, orphans, time.monotonic() - began)
     return 0 if table.accepted else EXIT_DATA
 
 
-def _images_of(
-    table: Table, config: PreprocessConfig, what: str
-) -> Iterator[tuple[tuple[Any, ...], int, str, dict[str, Any]]]:
-    """Row, target size, path in the output folder and description of each output image of some rows."""
-    query = f"SELECT block, name, flags, made FROM images WHERE made IS NOT NULL AND {what} ORDER BY n"
-    for row in table.stream(query):
-        made = parse_json(row[-1])
-        for target in config.target_size:
-            try:
-                one, path = made["sizes"].get(str(target), {}), made["path"]
-                if "bytes" in one:
-                    yield row, target, path, one
-            except (KeyError, TypeError, AttributeError):
-                continue
-
-
-def _blocks_without_files(table: Table, config: PreprocessConfig, root: Path) -> list[int]:
+def _blocks_without_files(table: Table, root: Path) -> list[int]:
     """The blocks of accepted images that are not in the output folder as they were written."""
     missing = set[int]()
-    for row, target, path, one in _images_of(table, config, "reason = ''"):
-        place = inside(root / size_folder(config, target), path, f"{root / HIDDEN}")
+    for block, path, size in table.stream(
+        "SELECT block, made.path, made.bytes FROM images WHERE reason = ''"
+    ):
         try:
-            is_there = place.stat().st_size == one["bytes"]
+            is_there = inside(root, path or "", str(root / HIDDEN)).stat().st_size == size
         except OSError:
             is_there = False
         if not is_there:
-            missing.add(row[0])
+            missing.add(block)
     return sorted(missing)
 
 
-def _remove_left_out(table: Table, config: PreprocessConfig, root: Path) -> None:
-    """Remove the images of duplicates and of others that the rules leave out."""
-    for _, target, path, _ in _images_of(table, config, "reason <> ''"):
-        with suppress(FileNotFoundError):
-            inside(root / size_folder(config, target), path, f"{root / HIDDEN}").unlink()
-
-
-def _write_manifest(table: Table, config: PreprocessConfig, root: Path, target: int) -> int:
-    """Write the manifest of a size; returns the number of images that no longer have a source.
+def _write_manifest(table: Table, root: Path) -> int:
+    """Write the manifest; returns the number of images that no longer have a source.
 
     Groups, labels and splits that others have written are kept.
     """
-    manifest = root / size_folder(config, target) / MANIFEST_NAME
+    manifest = root / MANIFEST_NAME
     kept: dict[str, dict[str, Any]] = {}
     if manifest.is_file():
         for row in read_rows(manifest, flag="--output_dir"):
             kept[row["path"]] = {k: v for k, v in row.items() if k not in OUR_KEYS and v is not None}
-    else:
-        os.makedirs(manifest.parent, exist_ok=True)
     left = set(kept)
 
     def lines() -> Iterator[str]:
-        for (_, name, flags, _), size, path, one in _images_of(table, config, "reason = ''"):
-            if size == target:
-                left.discard(path)
-                row: dict[str, Any] = dict.fromkeys(KEYS)
-                row |= {"path": path, "source": name} | {k: one[k] for k in ("sha256", "width", "height")}
-                row["flags"] = sorted([*flags, *(["upscaled"] if one["upscaled"] else [])])
-                yield json.dumps(row | kept.get(path, {})) + "\n"
+        columns = "made.path, made.sha256, made.width, made.height, name, flags, phash"
+        for values in table.stream(f"SELECT {columns} FROM images WHERE reason = '' ORDER BY n"):
+            row: dict[str, Any] = dict.fromkeys(KEYS) | dict(zip(OUR_KEYS, values, strict=True))
+            left.discard(row["path"])
+            yield json.dumps(row | kept.get(row["path"], {})) + "\n"
 
     replace_text(manifest, lines())
-    return sum((manifest.parent / path).exists() for path in left)
+    return sum((root / path).exists() for path in left)
 
 
 def _rejected_lines(table: Table) -> Iterator[str]:
-    """One row for each source and size without an image."""
-    query = "SELECT name, reason, detail, made FROM images WHERE reason <> '' OR made IS NOT NULL ORDER BY n"
-    for name, reason, detail, made in table.stream(query):
-        if reason:
-            yield json.dumps({"source": name, "reason": reason, "detail": detail or ""}) + "\n"
-            continue
-        for target, one in parse_json(made)["sizes"].items():
-            if "reason" in one:
-                yield json.dumps({"source": name, **one, "target_size": int(target)}) + "\n"
+    """One row for each source without an image."""
+    for name, reason, detail in table.stream(
+        "SELECT name, reason, coalesce(detail, '') FROM images WHERE reason <> '' ORDER BY n"
+    ):
+        yield json.dumps({"source": name, "reason": reason, "detail": detail}) + "\n"
 
 
 def _print_summary(
     table: Table, config: PreprocessConfig, source: Source, orphans: int, seconds: float
 ) -> None:
-    row = table.one("SELECT count(*) FROM images")
-    assert row is not None
+    per_second = table.count() / max(seconds, 1e-9)
     lines = [
         f"{console.printable(config.output_dir)}: {table.accepted} images, {count_rejected(table)} rejected, "
-        f"{duplicates_text(table)} ({seconds:.1f} s, {row[0] / max(seconds, 1e-9):.1f} images/s)",
+        f"{duplicates_text(table)} ({seconds:.1f} s, {per_second:.1f} images/s)",
         *reason_lines(table),
         *broken_lines(table),
         *skip_lines(source.skips),

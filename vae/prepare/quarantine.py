@@ -1,17 +1,19 @@
 """Move rejected files to a quarantine folder, with a record of every move so that it can be undone."""
 
+import io
 import json
 import os
 import shutil
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import BinaryIO
 
 from vae.prepare.folders import write_error
 from vae.prepare.inside import inside
 from vae.system import console
 from vae.system.console import printable
 from vae.system.errors import DataError
-from vae.system.files import bounded_lines, check_regular, parse_json, replace_text
+from vae.system.files import bounded_lines, open_appending, open_regular, parse_json, replace_text
 from vae.system.folder_marker import check_folder, claim_folder
 
 RECORD_NAME = "quarantine.jsonl"
@@ -26,11 +28,8 @@ def move_rejected(files: Iterable[tuple[str, str, str]], input_dir: str, quarant
     root, moved = Path(quarantine_dir), 0
     try:
         claim_folder(root, VERB, "--quarantine_dir")
-        path = inside(root, RECORD_NAME, "--quarantine_dir")
-        if path.is_symlink():
-            raise DataError(f"{path} is a link: remove it")
-        _end_last_line(path)
-        with open(path, "a", encoding="utf-8", newline="\n") as record:
+        with open_appending(inside(root, RECORD_NAME, "--quarantine_dir")) as record:
+            _end_last_line(record)
             for name, reason, detail in files:
                 source = inside(input_dir, name, "--input_dir")
                 if not os.path.lexists(source):
@@ -38,8 +37,7 @@ def move_rejected(files: Iterable[tuple[str, str, str]], input_dir: str, quarant
                 target = _free_name(inside(root, name, "--quarantine_dir"))
                 relative = os.path.relpath(target, os.path.realpath(root)).replace(os.sep, "/")
                 row = {"from": name, "to": relative, "reason": reason, "detail": detail}
-                record.write(json.dumps(row) + "\n")
-                record.flush()
+                record.write(json.dumps(row).encode() + b"\n")
                 moved += _move(source, target)
     except OSError as error:
         raise write_error(error, quarantine_dir, "--quarantine_dir") from error
@@ -94,8 +92,7 @@ def _read_record(path: Path, quarantine_dir: str) -> list[tuple[str, str]]:
 
 
 def _parse(path: Path) -> Iterator[tuple[str, str]]:
-    check_regular(path)
-    with path.open(encoding="utf-8", newline="\n") as file:
+    with io.TextIOWrapper(open_regular(path), encoding="utf-8", newline="\n") as file:
         for number, line in enumerate(bounded_lines(file), 1):
             if not line.endswith("\n"):
                 return
@@ -106,13 +103,10 @@ def _parse(path: Path) -> Iterator[tuple[str, str]]:
             yield source, target
 
 
-def _end_last_line(path: Path) -> None:
+def _end_last_line(record: BinaryIO) -> None:
     """Remove a last line that was cut."""
-    if path.exists():
-        check_regular(path)
-        with path.open("rb+") as file:
-            whole = file.read().rpartition(b"\n")
-            file.truncate(len(whole[0]) + len(whole[1]))
+    record.seek(0)
+    record.truncate(record.read().rfind(b"\n") + 1)
 
 
 def _free_name(target: Path) -> Path:

@@ -1,8 +1,10 @@
 """Reasons for rejecting a file: the remedy for each, and the lines about them in a terminal summary."""
 
+from typing import Any
+
 from vae.prepare.blocks import Skips
 from vae.prepare.table import Table
-from vae.system.console import printable
+from vae.system.console import counted, printable
 
 REMEDIES = {
     "animated": "save one frame, or use --first_frame",
@@ -47,6 +49,7 @@ REMEDIES = {
     "where": "its metadata do not fulfil --where",
 }
 EXAMPLES = 3  # files named per reason
+GROUPS_SHOWN, NAMES_SHOWN = 3, 4
 NOT_REJECTED = ("exact_duplicate", "near_duplicate", "where", "excluded", "in_other_dataset")  # good images
 # Reasons of files that no verb reads: the user may have expected it to.
 SKIPPED = {"raw_file": "a camera's raw file: develop it to PNG or JPEG first"}
@@ -90,3 +93,24 @@ def duplicates_text(table: Table) -> str:
     """The number of exact duplicates in words."""
     count = dict(table.counts()).get("exact_duplicate", 0)
     return f"{count} exact duplicate{'s' * (count != 1)}"
+
+
+def broken_lines(table: Table) -> list[str]:
+    """A line for each file of many images that cannot be read to its end."""
+    lines = []
+    for number, reason, detail in table.broken_blocks():
+        listing: Any = table.blocks[number].listing
+        lines.append(f"  broken  {printable(str(listing[0]))}: {reason}: {printable(detail)}")
+    return lines
+
+
+def group_lines(groups: dict[str, list[str]], where: str) -> list[str]:
+    """The number of near duplicates, `where` all are listed, and a few groups."""
+    images = counted(sum(map(len, groups.values())), "image")
+    lines = [
+        f"  near duplicates: {images} in {counted(len(groups), 'group')}{f', {where}' if groups else ''}"
+    ]
+    for group, names in list(groups.items())[:GROUPS_SHOWN]:
+        more = ", ..." if len(names) > NAMES_SHOWN else ""
+        lines.append(f"    {group}: {printable(', '.join(sorted(names)[:NAMES_SHOWN]))}{more}")
+    return lines

@@ -15,6 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
+from vae.config.prepare_flags import ReadingConfig, RulesConfig
 from vae.images.formats import BadImageError
 from vae.prepare.blocks import Block, Item, Source
 from vae.prepare.check import Row, rejected, start_row, utf8_text
@@ -24,13 +25,21 @@ from vae.prepare.tar_source import BrokenTarError, TarBlock
 from vae.progress import Progress
 from vae.shards.store import StoreError
 from vae.system.errors import UserError
-from vae.system.files import parse_json, read_json, write_json
+from vae.system.files import (
+    flush_file,
+    is_link,
+    open_new_text,
+    open_regular,
+    parse_json,
+    read_json,
+    write_json,
+)
 from vae.system.lock_file import open_locked
 
-HIDDEN = ".prepare"  # in an output folder
 OF_BLOCK = -1  # the number of the row about the block itself
 BROKEN = "broken_tar"
 STORE_SECONDS = 300.0  # more for an image on a store, which is asked again several times
+RULES = ("image_column", "background", "min_size", "max_aspect", "max_pixels", "first_frame")
 _PARTIAL = ".part"
 
 
@@ -49,8 +58,28 @@ def parse_part(text: str | None) -> Part:
     return Part(*map(int, text.split("/"))) if text else Part()
 
 
+def rules_of(config: ReadingConfig, source: Source) -> dict[str, Any]:
+    """The settings that decide the rows of a job."""
+    return {"input_dir": source.text, **{name: getattr(config, name) for name in RULES}}
+
+
 class MakesRows(Protocol):
     """What a verb does with each image."""
+
+    @property
+    def config(self) -> RulesConfig:
+        """The options of the verb."""
+        ...
+
+    @property
+    def limits(self) -> Limits:
+        """The limits of a process."""
+        ...
+
+    @property
+    def seconds(self) -> float:
+        """The time limit of one image."""
+        ...
 
     def row(self, block: Block, at: int, item: Item) -> Row:
         """The row of the image with this number in its block."""
@@ -72,19 +101,20 @@ class RowFolder:
     owner: str  # the flag and the folder, for messages
     settings: dict[str, Any]  # all that decides the rows
     part: Part = field(default_factory=Part)
+    rows: Path | None = None  # where the rows are, if they are those of another job
 
     @contextmanager
     def claimed(self) -> Iterator["RowFolder"]:
         """Hold the folder; UserError if it has other settings, or another process works on this part."""
         for folder in (self.root, self.root / "rows"):
-            if folder.is_symlink():
+            if is_link(folder):
                 raise UserError(
                     f"{self.owner}: {folder} is a link: replace it by a folder, or give another one"
                 )
         (self.root / "rows").mkdir(parents=True, exist_ok=True)
         name = f"part-{self.part.number}-of-{self.part.total}"
         path, lock = self.root / f"{name}.lock", None
-        if path.is_symlink():
+        if is_link(path):
             raise UserError(f"{self.owner}: {path} is a link: remove it")
         with suppress(OSError):  # a file system without locks
             lock = open_locked(path)
@@ -93,7 +123,7 @@ class RowFolder:
         try:
             self._compare_settings()
             for leftover in self.root.glob(f"scratch-{name}-*"):  # of a killed process of this part
-                if not leftover.is_symlink():
+                if not is_link(leftover):
                     shutil.rmtree(leftover, ignore_errors=True)
             self.scratch = Path(tempfile.mkdtemp(prefix=f"scratch-{name}-", dir=self.root))
             try:
@@ -126,7 +156,7 @@ class RowFolder:
 
     def path(self, block: Block) -> Path:
         """The file with the rows of a block."""
-        return self.root / "rows" / f"{block.id}.jsonl"
+        return (self.rows or self.root / "rows") / f"{block.id}.jsonl"
 
     def has(self, block: Block) -> bool:
         """Whether a block is finished."""
@@ -136,34 +166,32 @@ class RowFolder:
         """The blocks of this part."""
         return blocks[self.part.number :: self.part.total]
 
-    def run(
-        self,
-        source: Source,
-        maker: MakesRows,
-        num_workers: str,
-        limits: Limits,
-        *,
-        seconds: float | None = None,
-        title: str = "check",
-    ) -> int:
-        """Write the rows of all unfinished blocks of this part; returns the number of these blocks.
-
-        `seconds`: the time limit of one image.
-        """
+    def run(self, source: Source, maker: MakesRows, title: str = "check") -> None:
+        """Write the rows of all unfinished blocks of this part."""
         blocks = self.mine(source.blocks)
+        for block in blocks:  # a broken tar file is read again: it may have been copied again
+            if isinstance(block, TarBlock) and self.has(block) and _is_broken(self.path(block)):
+                self.remove(block)
         todo = [block for block in blocks if not self.has(block)]
-        done = sum(block.count or 1 for block in blocks) - sum(block.count or 1 for block in todo)
         total = sum(block.count or 1 for block in blocks)
-        work = partial(write_rows, self.root / "rows", self.scratch, maker, seconds)
-        workers = max(1, min(count_workers(num_workers), len(todo)))
-        results = run_tasks(work, map(Task, todo), workers, limits, self._without_lost)
+        done = total - sum(block.count or 1 for block in todo)
+        work = partial(write_rows, self.root / "rows", self.scratch, maker)
+        workers = max(1, min(count_workers(maker.config.num_workers), len(todo)))
+        results = run_tasks(work, map(Task, todo), workers, maker.limits, self._without_lost)
         unit = "image" if any(block.count for block in blocks) else source.unit
         bad = 0
         with Progress(title, total, unit, done=done) as bar, closing(results):
             for task, count in results:
                 bad += count
                 bar.update(task.block.count or 1, note=f"{bad} bad")
-        return len(todo)
+
+    def part_text(self, source: Source) -> str:
+        """The summary of a part."""
+        done, total = sum(map(self.has, source.blocks)), len(source.blocks)
+        return (
+            f"part {self.part} is complete: {done} of {total} blocks are done\n"
+            "  when all parts are complete: the same command without --part"
+        )
 
     def _without_lost(self, task: Task, failure: Failure) -> Task:
         """The task again, with the image that ended its process as lost: the rows before it are written."""
@@ -175,38 +203,39 @@ class RowFolder:
         self.path(block).unlink(missing_ok=True)
 
 
-def write_rows(rows: Path, scratch: Path, maker: MakesRows, seconds: float | None, task: Task) -> int:
+def write_rows(rows: Path, scratch: Path, maker: MakesRows, task: Task) -> int:
     """Write the rows of a block; returns the number of images that are not accepted.
 
     The rows go to a partial file first, one after another: if this process ends, it tells at which image.
     """
     partial_path = scratch / f"{task.block.id}{_PARTIAL}"
     lines = list(_complete_lines(partial_path)) if task.lost else []
-    with partial_path.open("w", encoding="utf-8", newline="\n") as file:
+    partial_path.unlink(missing_ok=True)
+    with open_new_text(partial_path) as file:
         file.writelines(lines)
         file.flush()
         bad = sum('"reason"' in line for line in lines)
-        for row in _rows(maker, seconds, task, len(lines)):
+        for row in _rows(maker, task, len(lines)):
             file.write(json.dumps(row) + "\n")
             file.flush()
             bad += "reason" in row
-        os.fsync(file.fileno())
+    flush_file(partial_path)
     os.replace(partial_path, rows / f"{task.block.id}.jsonl")
     return bad
 
 
-def _rows(maker: MakesRows, seconds: float | None, task: Task, first: int) -> Iterator[Row]:
+def _rows(maker: MakesRows, task: Task, first: int) -> Iterator[Row]:
     """The rows of a block from a number on, the last one about the block itself."""
     block, facts = task.block, dict[str, Any]()
     lost = dict(task.lost)
     whole: Row = {"number": OF_BLOCK, "name": ""}
-    items = block.read(facts) if isinstance(block, TarBlock) else block.items()
-    if seconds is not None and block.is_remote:
-        seconds += STORE_SECONDS
+    items = block.items(facts)
+    seconds = maker.seconds + (STORE_SECONDS if block.is_remote else 0)
     number = 0
     try:
         while True:
-            if sum(at == number for at, _ in task.lost) > 1:  # not its image: reading it ends the process
+            # Lost twice: not its image, but reading it ends the process.
+            if number in lost and sum(at == number for at, _ in task.lost) > 1:
                 whole |= {"reason": lost[number].reason, "detail": lost[number].detail}
                 break
             with time_limit(seconds):
@@ -229,9 +258,17 @@ def _rows(maker: MakesRows, seconds: float | None, task: Task, first: int) -> It
     yield whole | ({"metadata": facts} if facts else {})
 
 
+def _is_broken(path: Path) -> bool:
+    """Whether the rows say that their block cannot be read to its end."""
+    with open_regular(path) as file:
+        file.seek(max(0, path.stat().st_size - 4096))
+        last = file.read().rstrip(b"\n").rpartition(b"\n")[2]
+    return b'"reason"' in last
+
+
 def _complete_lines(path: Path) -> Iterator[str]:
     """The lines of a partial file without the last one, if that was cut."""
-    with suppress(FileNotFoundError), path.open(encoding="utf-8", newline="\n") as file:
+    with suppress(FileNotFoundError), open_regular(path) as file:
         for line in file:
-            if line.endswith("\n"):
-                yield line
+            if line.endswith(b"\n"):
+                yield line.decode()

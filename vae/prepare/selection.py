@@ -3,6 +3,7 @@
 Each function sets the reason of the rows that it leaves out.
 """
 
+import io
 import os
 import re
 from collections.abc import Sequence
@@ -12,17 +13,17 @@ from typing import Any
 import numpy as np
 
 from vae.config.prepare_flags import SelectConfig
-from vae.images.folder import count_lowest
+from vae.images.folder import SMALL_SET
 from vae.images.formats import BadImageError
 from vae.prepare.inputs import find_files
-from vae.prepare.near_duplicates import find_clusters, near_between
-from vae.prepare.parquet_source import connect, literal
-from vae.prepare.table import Table, refuse_where
+from vae.prepare.near_duplicates import group_names, near_between, words_of
+from vae.prepare.parquet_source import literal, quoted, short
+from vae.prepare.table import Table
 from vae.shards.dataset_json import read_dataset
 from vae.shards.remote_shards import open_images
 from vae.shards.store import StoreFile, download
 from vae.system.errors import DataError, UserError
-from vae.system.files import bounded_lines, check_regular
+from vae.system.files import bounded_lines, check_regular, open_regular
 
 EXACT, NEAR = "exact_duplicate", "near_duplicate"
 KEY_DIGITS = 32  # of the SHA-256 of an image file
@@ -41,9 +42,16 @@ def check_where(config: SelectConfig) -> None:
     try:
         statements = duckdb.extract_statements(f"SELECT 1 WHERE (\n{config.where}\n)")
     except duckdb.Error as error:
-        raise refuse_where(config.where, " ".join(str(error).split())[:300]) from None
+        raise _refuse_where(config.where, short(error)) from None
     if len(statements) != 1:
-        raise refuse_where(config.where, "it is more than one expression")
+        raise _refuse_where(config.where, "it is more than one expression")
+
+
+def _refuse_where(text: str, reason: str) -> UserError:
+    return UserError(
+        f'--where {text}: {reason}: give an SQL expression of columns, such as "aesthetic >= 5 and lang = '
+        "'en'\""
+    )
 
 
 def apply_rules(table: Table, config: SelectConfig) -> None:
@@ -69,28 +77,15 @@ def drop_exact(table: Table) -> int:
     return before - table.accepted
 
 
-def find_near(table: Table) -> tuple[np.ndarray, np.ndarray]:
-    """`n` of all accepted images, and the cluster of each as a position there: int64 (N,) each."""
-    found = table.columns(
-        "SELECT n, ('0x' || phash[1:16])::UBIGINT AS low, ('0x' || phash[17:32])::UBIGINT AS high "
-        "FROM images WHERE reason = '' AND phash IS NOT NULL ORDER BY n"
-    )
-    hashes = np.stack([found["low"], found["high"]], axis=1).astype(np.uint64)
-    return found["n"].astype(np.int64), find_clusters(hashes)
-
-
 def name_near_groups(table: Table) -> None:
     """Write the name of its group into each accepted image that looks like another one."""
-    numbers, clusters = find_near(table)
-    sizes = np.bincount(clusters, minlength=len(clusters))
-    in_group = sizes[clusters] > 1
-    firsts = numbers[clusters[in_group]]
-    with table.arrays("near", n=numbers[in_group], first=firsts):
-        table.run("ALTER TABLE images ADD COLUMN grp VARCHAR")
-        table.run(
-            "UPDATE images SET grp = 'near-' || f.sha256[1:16] FROM near JOIN images f ON f.n = near.first "
-            "WHERE images.n = near.n"
-        )
+    found = table.columns(
+        "SELECT n, sha256, phash FROM images WHERE reason = '' AND phash IS NOT NULL ORDER BY sha256, n"
+    )
+    names = group_names(found["sha256"], words_of(found["phash"]))
+    numbers = found["n"][list(names)] if names else np.zeros(0, np.int64)
+    with table.arrays("near", n=numbers, name=np.array(list(names.values()), object)):
+        table.run("UPDATE images SET grp = near.name FROM near WHERE images.n = near.n")
 
 
 def drop_near(table: Table) -> int:
@@ -110,68 +105,45 @@ LARGEST_FIRST = "width::BIGINT * height DESC, bytes DESC, name"  # of a group: w
 
 
 def choose_validation(table: Table, share: float, *, near: bool) -> None:
-    """Set the subset of all accepted images: about a share validates, and look-alikes stay together."""
-    table.run("UPDATE images SET subset = ? WHERE reason = ''", TRAIN)
-    if not share:
-        return
-    keys = table.columns(
-        "SELECT n, ('0x' || sha256[1:16])::UBIGINT AS key FROM images WHERE reason = '' ORDER BY n"
-    )
-    numbers, hashes = keys["n"].astype(np.int64), keys["key"].astype(np.uint64)
-    clusters = find_near(table)[1] if near else np.arange(len(numbers))
-    held_out = held_out_clusters(hashes, clusters, share)
-    _set_subset(table, numbers[held_out], VAL)
+    """Set the subset of all accepted images: about a share validates, and look-alikes stay together.
 
-
-def held_out_clusters(hashes: np.ndarray, clusters: np.ndarray, share: float) -> np.ndarray:
-    """Which images validate: about a share of all, whole clusters, and never all of them: bool (N,).
-
-    The clusters with the lowest hashes are chosen, so that adding images hardly changes the choice. Clusters
-    larger than the share train, unless no smaller one is left.
+    The groups with the lowest hashes are chosen, so that adding images hardly changes the choice: from 1000
+    images on, those below a threshold. Groups larger than the share train, unless no smaller one is left.
     """
-    sizes = np.bincount(clusters, minlength=len(clusters))
-    lowest = np.full(len(clusters), 2**64 - 1, np.uint64)  # by cluster
-    np.minimum.at(lowest, clusters, hashes)
-    # The lowest of many hashes is low: a larger cluster is drawn by another hash of it.
-    mixed = (lowest * np.uint64(0x9E3779B97F4A7C15)) ^ (lowest >> np.uint64(29))
-    keys = np.where(sizes > 1, mixed * np.uint64(0xBF58476D1CE4E5B9), lowest)[clusters]  # by image
-    ordered = np.sort(keys)
-    count = count_lowest(ordered.tolist(), share) if len(ordered) else 0
-    exists = np.flatnonzero(sizes)
-    if count == 0 or len(exists) < 2:
-        return np.zeros(len(clusters), bool)
-    chosen = (keys <= ordered[count - 1]) & (sizes[clusters] <= count) & (keys < ordered[-1])
-    if not chosen.any():
-        small = sizes[clusters] == sizes[exists].min()
-        chosen = small & (keys == keys[small].min())
-    return chosen
-
-
-def _set_subset(table: Table, numbers: np.ndarray, subset: str) -> None:
-    with table.arrays("chosen", n=numbers):
-        table.run(
-            "UPDATE images SET subset = ? FROM chosen WHERE images.n = chosen.n AND reason = ''", subset
+    table.run("UPDATE images SET subset = ? WHERE reason = ''", TRAIN)
+    count = table.accepted
+    if not share or count < 2:
+        return
+    if near:
+        name_near_groups(table)
+    target = max(1, min(round(count * share), count - 1))
+    below, upto = (int(share * 2**64), count) if count >= SMALL_SET else (2**64, target)
+    table.run(f"""
+        WITH sizes AS (
+            SELECT coalesce(grp, sha256) AS name, count(*) AS size,
+                CASE WHEN any_value(grp) IS NULL THEN ('0x' || any_value(sha256)[1:16])::UBIGINT
+                ELSE md5_number_lower(any_value(grp)) END AS hash
+            FROM images WHERE reason = '' GROUP BY coalesce(grp, sha256)
+        ), places AS (
+            SELECT *, sum(size) OVER place AS upto, row_number() OVER place AS rank,
+                count(*) OVER () AS groups
+            FROM sizes
+            WINDOW place AS (ORDER BY size > {target}, CASE WHEN size > {target} THEN size END, hash, name)
         )
+        UPDATE images SET subset = '{VAL}' FROM places
+        WHERE reason = '' AND coalesce(grp, sha256) = places.name AND groups > 1
+            AND (rank = 1 OR size <= {target} AND hash < {below} AND upto <= {upto})
+    """)
 
 
 def refuse_divided_look_alikes(table: Table) -> None:
     """UserError if images that look alike are in both subsets."""
-    numbers, clusters = find_near(table)
-    subsets = table.columns(
-        "SELECT subset = 'val' AS val FROM images WHERE reason = '' AND phash IS NOT NULL ORDER BY n"
-    )
-    val = subsets["val"].astype(bool)
-    count = len(clusters)
-    both = (np.bincount(clusters[val], minlength=count) > 0) & (
-        np.bincount(clusters[~val], minlength=count) > 0
-    )
-    divided = np.flatnonzero(both)[:2]
-    if len(divided):
-        wanted = numbers[np.isin(clusters, divided)][:6]
-        with table.arrays("wanted", n=wanted):
-            names = [
-                name for (name,) in table.all("SELECT name FROM images JOIN wanted USING (n) ORDER BY name")
-            ]
+    name_near_groups(table)
+    names = [name for (name,) in table.all(
+        "SELECT name FROM images WHERE grp IN (SELECT grp FROM images WHERE reason = '' GROUP BY grp "
+        "HAVING count(DISTINCT subset) > 1 ORDER BY grp LIMIT 2) ORDER BY name LIMIT 6"
+    )]  # fmt: skip
+    if names:
         raise UserError(
             "--input_dir: its manifest has images that look alike in training and in validation, for "
             f"example {', '.join(names)}: run prepare_data.py --mode split --group_by near_duplicates, or "
@@ -189,11 +161,8 @@ def compare_with(table: Table, paths: Sequence[str], flag: str = "--beside") -> 
         validation = training.beside(training.validation) if training.validation else None
         subsets = {TRAIN: training, **({VAL: read_dataset(validation, flag=flag)} if validation else {})}
         keys, near = list[bytes](), dict[str, np.ndarray]()
-        found = table.columns(
-            "SELECT n, ('0x' || phash[1:16])::UBIGINT AS low, ('0x' || phash[17:32])::UBIGINT AS high "
-            "FROM images WHERE reason = '' ORDER BY n"
-        )
-        hashes = np.stack([found["low"], found["high"]], axis=1).astype(np.uint64)
+        found = table.columns("SELECT n, phash FROM images WHERE reason = '' ORDER BY n")
+        hashes = words_of(found["phash"])
         for subset, dataset in subsets.items():
             is_near = np.zeros(len(hashes), bool)
             images = open_images(dataset, 1, None)
@@ -207,7 +176,11 @@ def compare_with(table: Table, paths: Sequence[str], flag: str = "--beside") -> 
                 raise DataError(f"{flag} {path} is damaged: {error.detail}") from None
             near[subset] = found["n"][is_near]
         for subset, numbers in near.items():
-            _set_subset(table, numbers, subset)
+            with table.arrays("chosen", n=numbers):
+                table.run(
+                    "UPDATE images SET subset = ? FROM chosen WHERE images.n = chosen.n AND reason = ''",
+                    subset,
+                )
         both = np.intersect1d(near.get(TRAIN, []), near.get(VAL, []))
         with table.arrays("both_subsets", n=both.astype(np.int64)):
             table.run(
@@ -227,8 +200,7 @@ def _exclude(table: Table, file: str) -> None:
     """Leave out the images that a text file lists: by the SHA-256 or key of the file, by name or by url."""
     words = set[str]()
     try:
-        check_regular(file)
-        with open(file, encoding="utf-8-sig") as lines:
+        with io.TextIOWrapper(open_regular(file), encoding="utf-8-sig") as lines:
             for line in bounded_lines(lines):
                 if word := line.strip():
                     words.add(
@@ -251,24 +223,21 @@ def _exclude(table: Table, file: str) -> None:
 
 def _join(table: Table, text: str, key: str) -> None:
     """Add the columns of Parquet, CSV or JSON lines files to the metadata, by a column that both have."""
-    files = find_files(text, "--join", (".parquet", ".csv", ".tsv", ".jsonl"))
     table.run("CREATE TABLE joined (key VARCHAR, more JSON)")
-    for file in files:
-        path = table.scratch / f"joined{Path(str(file)).suffix}"
-        if isinstance(file, StoreFile):
-            download(file, path, max_bytes=MAX_JOINED_BYTES)
-        else:
-            path = file
+    for file in find_files(text, "--join", (".parquet", ".csv", ".tsv", ".jsonl")):
+        path = Path(str(file))
         try:
+            if isinstance(file, StoreFile):
+                path = table.scratch / f"joined{path.suffix}"
+                download(file, path, max_bytes=MAX_JOINED_BYTES)
             check_regular(path)
             _read_joined(table, path, key, str(file))
         except OSError as error:
             raise DataError(f"--join {file} cannot be read: {error.strerror}") from error
         except table.error as error:
-            raise DataError(f"--join {file} cannot be read ({' '.join(str(error).split())[:300]})") from error
-        finally:
-            if isinstance(file, StoreFile):
-                path.unlink(missing_ok=True)
+            raise DataError(f"--join {file} cannot be read ({short(error)})") from error
+        if isinstance(file, StoreFile):
+            path.unlink()
     own = {"name": "name", "sha256": "sha256"}.get(key, f"(metadata ->> '{_json_path(key)}')")
     if key == "key":  # of WebDataset: the name of the member without its extension
         own = f"coalesce({own}, regexp_extract(name, '([^/.]+)[.][^/]*$', 1))"
@@ -276,33 +245,20 @@ def _join(table: Table, text: str, key: str) -> None:
         f"UPDATE images SET metadata = json_merge_patch(coalesce(metadata, '{{}}'::JSON), j.more) FROM "
         f"(SELECT key, any_value(more) AS more FROM joined GROUP BY key) AS j WHERE j.key = {own}"
     )
-    table.run("DROP TABLE joined")
 
 
 def _read_joined(table: Table, path: Path, key: str, shown: str) -> None:
-    """Append a file to the table `joined`; files of strangers are read by a connection of their own."""
+    """Append a file to the table `joined`."""
     reader = {".parquet": "read_parquet", ".jsonl": "read_json"}.get(path.suffix.lower(), "read_csv")
-    db = connect(str(table.scratch / "join"))
-    kinds = db.execute(f"DESCRIBE SELECT * FROM {reader}(?)", [literal(path)]).fetchall()
+    kinds = table.all(f"DESCRIBE SELECT * FROM {reader}(?)", literal(path))
     names = [name for name, kind, *_ in kinds if kind != "BLOB" and not kind.startswith("STRUCT(bytes")]
     if key not in names:
         raise UserError(f"--join_on {key}: {shown} has no such column (columns: {', '.join(names)[:500]})")
-    quoted = ['"' + name.replace('"', '""') + '"' for name in names]
-    fields = ", ".join(f"{column} := {column}" for column in quoted)
-    copy = table.scratch / "joined-rows.jsonl"
-    own = '"' + key.replace('"', '""') + '"'
-    db.execute(
-        f"COPY (SELECT {own}::VARCHAR AS key, to_json(struct_pack({fields})) AS more FROM {reader}(?)) "
-        f"TO '{str(copy).replace(chr(39), chr(39) * 2)}' (FORMAT json)",
-        [literal(path)],
-    )
-    db.close()
+    fields = ", ".join(f"{quoted(name)} := {quoted(name)}" for name in names)
     table.run(
-        "INSERT INTO joined SELECT * FROM read_json(?, columns = {key: 'VARCHAR', more: 'JSON'}, "
-        "format = 'newline_delimited', maximum_object_size = 67108864)",
-        literal(copy),
+        f"INSERT INTO joined SELECT {quoted(key)}::VARCHAR, to_json(struct_pack({fields})) FROM {reader}(?)",
+        literal(path),
     )
-    copy.unlink()
 
 
 def _json_path(name: str) -> str:
@@ -312,8 +268,6 @@ def _json_path(name: str) -> str:
 
 def _where(table: Table, text: str) -> None:
     """Leave out the images for which an SQL expression is not true; UserError if it is no expression."""
-    import duckdb
-
     keys = [
         key
         for (key,) in table.all(
@@ -336,8 +290,8 @@ def _where(table: Table, text: str) -> None:
     try:
         table.lock()
         numbers: Any = table.columns(query)["n"].astype(np.int64)
-    except duckdb.Error as error:
-        raise refuse_where(text, " ".join(str(error).split())[:300]) from None
+    except table.error as error:
+        raise _refuse_where(text, short(error)) from None
     with table.arrays("fulfilling", n=numbers):
         table.run(
             "UPDATE images SET reason = 'where', detail = '' WHERE reason = '' AND n NOT IN (SELECT n FROM "

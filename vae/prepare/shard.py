@@ -7,10 +7,9 @@ import hashlib
 import json
 import re
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import closing, suppress
 from functools import partial
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -18,15 +17,17 @@ from vae.config.prepare_flags import ShardConfig
 from vae.images.decoding import parse_background
 from vae.images.formats import EXTENSIONS_OF
 from vae.prepare.blocks import Source, open_source
-from vae.prepare.check import Check, image_limits, utf8_text, warn_without_simplejpeg
-from vae.prepare.folders import check_apart, output_folder
+from vae.prepare.check import Check, utf8_text, warn_without_simplejpeg
+from vae.prepare.folders import HIDDEN, check_apart, claim_content, output_folder
 from vae.prepare.other_indexes import SUFFIXES, write_energon_metadata
 from vae.prepare.pool import Failure, Limits, count_workers, run_tasks
 from vae.prepare.preprocess import SETTINGS_NAME
-from vae.prepare.reasons import count_rejected, duplicates_text, reason_lines, skip_lines
-from vae.prepare.rows import HIDDEN, RowFolder, parse_part
+from vae.prepare.reasons import broken_lines, count_rejected, duplicates_text, reason_lines, skip_lines
+from vae.prepare.rows import RowFolder, parse_part, rules_of
 from vae.prepare.selection import (
     KEY_DIGITS,
+    TRAIN,
+    VAL,
     apply_rules,
     check_where,
     choose_validation,
@@ -36,19 +37,19 @@ from vae.prepare.selection import (
 )
 from vae.prepare.shard_writer import Member, Plan, note_path, write_shard
 from vae.prepare.table import Table
-from vae.prepare.validate import broken_lines, manifest_rows, part_line, rules_of
+from vae.prepare.validate import manifest_rows
 from vae.progress import Progress
 from vae.shards.dataset_json import dataset_content, write_dataset
 from vae.shards.index import Shard
 from vae.system import console
 from vae.system.errors import EXIT_DATA, DataError, UserError
-from vae.system.files import parse_json, read_json, remove_temporary, write_json
+from vae.system.files import parse_json, read_json, remove_temporary
 
 MEGABYTE = 10**6
 BYTES_PER_PROCESS = 256 * MEGABYTE  # that a process must write to be worth its start
 SHARD_SECONDS = 7200.0  # to write one shard, on a slow disk too
 TRAINING, VALIDATION = "dataset.json", "validation.json"  # the subsets, as the files of their datasets
-SUBSETS = {VALIDATION: "val", TRAINING: "train"}  # the training set last: it names the other
+SUBSETS = {VALIDATION: VAL, TRAINING: TRAIN}  # the training set last: it names the other
 STEMS = {TRAINING: "images", VALIDATION: "validation"}  # of the names of their shards
 POLICY = ("min_size", "max_aspect", "max_pixels", "background", "first_frame", "val_split", "near_duplicates")
 CHOICES = ("where", "join", "exclude")  # in the policy if they are given
@@ -67,46 +68,42 @@ def run_shard(config: ShardConfig) -> int:
     began = time.monotonic()
     source, job = open_shard_job(config)
     with output_folder(config.output_dir, "shard") as root, job.claimed() as folder:
-        folder.run(source, Check(config), config.num_workers, image_limits(config), seconds=config.time_limit)
+        folder.run(source, Check(config))
         if config.part and not all(map(folder.has, source.blocks)):
-            console.info(part_line(config.part, source, folder))
+            console.info(folder.part_text(source))
             return 0
-        return _select_and_pack(config, source, folder, root, began)
+        table = Table(folder, source.blocks)
+        if broken := broken_lines(table):
+            raise DataError(
+                f"--input_dir {config.input_dir}: {broken[0].strip()}: copy it again, or leave it out"
+            )
+        _select(table, source, config)
+        images = {name: table.count("reason = '' AND subset = ?", subset) for name, subset in SUBSETS.items()}
+        written: dict[str, list[Shard]] = {}
+        if not config.part:
+            remove_temporary(root)  # of killed processes
+        if images[TRAINING]:
+            advice = f"give a new folder; to train with both, add --beside {root / TRAINING}"
+            claim_content(root, TRAINING, _digest(table, config), advice)
+            written = _pack(root, table, config, folder, sum(images.values()))
+        if config.part:
+            console.info(f"{folder.part_text(source)}\n  its part of the shards is written")
+            return 0
+        if written:
+            _write_datasets(root, written, config, source)
+        _print_summary(table, source, config, images, written, time.monotonic() - began)
+        return 0 if written else EXIT_DATA
 
 
 def open_shard_job(config: ShardConfig) -> tuple[Source, RowFolder]:
     """The blocks of --input_dir, and the folder of their rows in --output_dir. Nothing is written."""
     check_apart(config.input_dir, config.output_dir)
-    source = open_source(config.input_dir, "--input_dir", config.limit, config.image_column)
+    source = open_source(config)
     list(manifest_rows(source))  # a damaged manifest is an error now, not after hours
     owner = f"--output_dir {config.output_dir}"
     return source, RowFolder(
         Path(config.output_dir, HIDDEN), owner, rules_of(config, source), parse_part(config.part)
     )
-
-
-def _select_and_pack(config: ShardConfig, source: Source, folder: RowFolder, root: Path, began: float) -> int:
-    table = Table(folder, source.blocks, folder.scratch)
-    if broken := broken_lines(table):
-        raise DataError(
-            f"--input_dir {config.input_dir}: {broken[0].strip()}: copy it again, or leave it out"
-        )
-    _select(table, source, config)
-    images = {name: _count(table, subset) for name, subset in SUBSETS.items()}
-    written: dict[str, list[Shard]] = {}
-    if not config.part:
-        remove_temporary(root)  # of killed processes
-    if images[TRAINING]:
-        _claim(root, _digest(table, config))
-        shards = _pack(root, table, config, folder, sum(images.values()))
-        written = {name: [s for s in shards if s.name.startswith(f"{STEMS[name]}-")] for name in SUBSETS}
-    if config.part:
-        console.info(f"{part_line(config.part, source, folder)}\n  its part of the shards is written")
-        return 0
-    if written:
-        _write_datasets(root, written, config, source)
-    _print_summary(table, source, config, images, written, time.monotonic() - began)
-    return 0 if written else EXIT_DATA
 
 
 def _select(table: Table, source: Source, config: ShardConfig) -> None:
@@ -115,15 +112,16 @@ def _select(table: Table, source: Source, config: ShardConfig) -> None:
     table.lines("manifest", rows, {"path": "VARCHAR", "split": "VARCHAR", "more": "JSON"})
     table.run(
         "UPDATE images SET metadata = json_merge_patch(coalesce(metadata, '{}'::JSON), m.more) FROM manifest "
-        "m "
-        "WHERE m.path = images.name AND m.more IS NOT NULL"
+        "m WHERE m.path = images.name AND m.more IS NOT NULL"
     )
     drop_exact(table)
     apply_rules(table, config)
     if table.one("SELECT 1 FROM manifest WHERE split IS NOT NULL LIMIT 1"):
-        table.run("UPDATE images SET subset = 'train' WHERE reason = ''")
         table.run(
-            "UPDATE images SET subset = 'val' FROM manifest m WHERE m.path = images.name AND m.split = 'val'"
+            "UPDATE images SET subset = CASE WHEN name IN (SELECT path FROM manifest WHERE split = 'val') "
+            "THEN ? ELSE ? END WHERE reason = ''",
+            VAL,
+            TRAIN,
         )
         if config.near_duplicates:
             refuse_divided_look_alikes(table)
@@ -140,12 +138,6 @@ def _manifest_row(row: dict[str, Any]) -> dict[str, Any]:
     return {"path": utf8_text(row["path"]), "split": row.get("split"), "more": more or None}
 
 
-def _count(table: Table, subset: str) -> int:
-    row = table.one("SELECT count(*) FROM images WHERE reason = '' AND subset = ?", subset)
-    assert row is not None
-    return int(row[0])
-
-
 def _digest(table: Table, config: ShardConfig) -> str:
     """A hash of the content that all shards will have."""
     digest = hashlib.sha256(str(config.shard_mb).encode())
@@ -155,63 +147,52 @@ def _digest(table: Table, config: ShardConfig) -> str:
     return digest.hexdigest()
 
 
-def _claim(root: Path, digest: str) -> None:
-    """Note what the folder will contain; UserError if it has a dataset with other contents."""
-    noted = root / HIDDEN / "dataset.json"
-    try:
-        before = read_json(noted)
-    except (OSError, ValueError):
-        before = None
-    if (root / TRAINING).exists() and before != {"content": digest}:
-        raise UserError(
-            f"--output_dir {root} has a dataset of other images or settings, and a dataset never changes: "
-            f"give a new folder; to train with both, add --beside {root / TRAINING}"
-        )
-    write_json(noted, {"content": digest})
-    (root / HIDDEN / "shards").mkdir(exist_ok=True)
-
-
-def _pack(root: Path, table: Table, config: ShardConfig, folder: RowFolder, images: int) -> list[Shard]:
+def _pack(
+    root: Path, table: Table, config: ShardConfig, folder: RowFolder, images: int
+) -> dict[str, list[Shard]]:
     """Write the shards, or those of a part, in several processes; in the order of their names."""
-    part, max_bytes = folder.part, config.shard_mb * MEGABYTE
-    subsets = ((STEMS[name], _members(table, subset)) for name, subset in SUBSETS.items())
-    plans = chain.from_iterable(_plans(stem, members, max_bytes, table) for stem, members in subsets)
+    part = folder.part
+    plans = (plan for name in SUBSETS for plan in _plans(table, name, config.shard_mb * MEGABYTE))
     mine = (plan for at, plan in enumerate(plans) if at % part.total == part.number)
-    shards: dict[str, Shard] = {}
-    row = table.one("SELECT coalesce(sum(bytes), 0) FROM images WHERE reason = ''")
-    assert row is not None
-    workers = max(1, min(count_workers(config.num_workers), int(row[0]) // BYTES_PER_PROCESS))
+    written: dict[str, list[Shard]] = {name: [] for name in SUBSETS}
+    total_bytes = table.all("SELECT sum(bytes) FROM images WHERE reason = ''")[0][0]
+    workers = max(1, min(count_workers(config.num_workers), int(total_bytes) // BYTES_PER_PROCESS))
     results = run_tasks(partial(write_shard, root), mine, workers, Limits(SHARD_SECONDS))
-    total = images if part.total == 1 else None
-    with Progress("write", total, "image") as bar, closing(results):
+    with Progress("write", images if part.total == 1 else None, "image") as bar, closing(results):
         for plan, shard in results:
             if isinstance(shard, Failure):
                 raise UserError(f"--output_dir {root}: {plan.name}: {shard.reason} ({shard.detail})")
-            shards[plan.name] = shard
+            written[plan.dataset].append(shard)
             bar.update(shard.samples)
-    return [shard for _, shard in sorted(shards.items())]
+    return {name: sorted(shards) for name, shards in written.items()}
+
+
+def _plans(table: Table, dataset: str, max_bytes: float) -> Iterator[Plan]:
+    """Shards of at most so many bytes, or of one image."""
+    batch: list[Member] = []
+    size = number = 0
+
+    def plan() -> Plan:
+        blocks = {member.block: table.blocks[member.block] for member in batch}
+        return Plan(dataset, f"{STEMS[dataset]}-{number:06}.tar", batch, blocks)
+
+    for member in _members(table, SUBSETS[dataset]):
+        if batch and size + member.stored_bytes > max_bytes:
+            yield plan()
+            number, batch, size = number + 1, [], 0
+        batch.append(member)
+        size += member.stored_bytes
+    if batch:
+        yield plan()
 
 
 def _members(table: Table, subset: str) -> Iterator[Member]:
     query = (
         "SELECT block, number, coalesce(position, 0), sha256, format, bytes, width, height, phash, flags, "
-        "name, "
-        "metadata FROM images WHERE reason = '' AND subset = ? ORDER BY n"
+        "name, metadata FROM images WHERE reason = '' AND subset = ? ORDER BY n"
     )
-    for (
-        block,
-        number,
-        position,
-        sha256,
-        kind,
-        size,
-        width,
-        height,
-        phash,
-        flags,
-        name,
-        metadata,
-    ) in table.stream(query, subset):
+    for row in table.stream(query, subset):
+        block, number, position, sha256, kind, size, width, height, phash, flags, name, metadata = row
         content = {
             "key": sha256[:KEY_DIGITS],
             "width": width,
@@ -230,25 +211,6 @@ def _members(table: Table, subset: str) -> Iterator[Member]:
         yield Member(block, number, position, sha256, extension, size, (width, height), phash, text)
 
 
-def _plans(stem: str, members: Iterable[Member], max_bytes: float, table: Table) -> Iterator[Plan]:
-    """Shards of at most so many bytes, or of one image."""
-    batch: list[Member] = []
-    size = number = 0
-    for member in members:
-        if batch and size + member.stored_bytes > max_bytes:
-            yield _plan(stem, number, batch, table)
-            number, batch, size = number + 1, [], 0
-        batch.append(member)
-        size += member.stored_bytes
-    if batch:
-        yield _plan(stem, number, batch, table)
-
-
-def _plan(stem: str, number: int, members: list[Member], table: Table) -> Plan:
-    blocks = {member.block: table.blocks[member.block] for member in members}
-    return Plan(f"{stem}-{number:06}.tar", members, blocks)
-
-
 def _write_datasets(root: Path, written: dict[str, list[Shard]], config: ShardConfig, source: Source) -> None:
     """Write the files of the datasets, and remove the shards of an earlier, unfinished plan."""
     policy = {name: getattr(config, name) for name in POLICY}
@@ -263,10 +225,8 @@ def _write_datasets(root: Path, written: dict[str, list[Shard]], config: ShardCo
     for note in (root / HIDDEN / "shards").glob("*.tar.json"):
         name = note.name.removesuffix(".json")
         if name not in kept and _SHARD_NAME.fullmatch(name):
-            for path in (
-                root / name,
-                *(root / name.replace(".tar", suffix) for suffix in (".npy", *SUFFIXES)),
-            ):
+            for suffix in (".tar", ".npy", *SUFFIXES):
+                path = root / name.replace(".tar", suffix)
                 with suppress(FileNotFoundError):
                     path.unlink()
             note_path(root, name).unlink()
@@ -276,11 +236,8 @@ def _transforms(source: Source) -> dict[str, Any]:
     """The settings with which --mode preprocess made the images; empty for other images."""
     if source.folder is None:
         return {}
-    folder = Path(source.folder).absolute()
-    if folder.name.isdecimal() and not (folder / SETTINGS_NAME).exists():
-        folder = folder.parent  # one of several sizes
     try:
-        settings = read_json(folder / SETTINGS_NAME)
+        settings = read_json(Path(source.folder) / SETTINGS_NAME)
     except FileNotFoundError:
         return {}
     except (OSError, ValueError) as error:

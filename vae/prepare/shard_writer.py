@@ -13,14 +13,13 @@ import numpy as np
 
 from vae.images.formats import BadImageError
 from vae.prepare.blocks import Block
-from vae.prepare.folders import refuse_links
+from vae.prepare.folders import HIDDEN, refuse_links
 from vae.prepare.other_indexes import SUFFIXES, Entry, indexes
-from vae.prepare.rows import HIDDEN
 from vae.prepare.selection import KEY_DIGITS
 from vae.shards.dataset_json import shard_content
 from vae.shards.index import INDEX, Shard, index_path
 from vae.system.errors import DataError
-from vae.system.files import atomic_path, read_json, sha256_of_file, write_json
+from vae.system.files import atomic_path, open_new, read_json, replace_bytes, sha256_of_file, write_json
 
 BLOCK_BYTES = tarfile.BLOCKSIZE  # members begin at multiples of it
 
@@ -55,6 +54,7 @@ class Member(NamedTuple):
 class Plan:
     """A shard that is to be written."""
 
+    dataset: str  # the name of the file that will list it
     name: str  # of the tar file
     members: list[Member]
     blocks: dict[int, Block]  # that have them
@@ -77,9 +77,8 @@ def write_shard(root: Path, plan: Plan) -> Shard:
         rows, foreign = _write_tar(temporary, plan)
         shard = Shard(plan.name, len(rows), temporary.stat().st_size, sha256_of_file(temporary))
     for suffix, content in foreign.items():
-        with atomic_path(root / plan.name.replace(".tar", suffix)) as temporary:
-            temporary.write_bytes(content)
-    with atomic_path(index_path(root, shard)) as temporary, temporary.open("wb") as file:
+        replace_bytes(root / plan.name.replace(".tar", suffix), content)
+    with atomic_path(index_path(root, shard)) as temporary, open_new(temporary) as file:
         np.save(file, rows, allow_pickle=False)
     shard = shard._replace(index_sha256=sha256_of_file(index_path(root, shard)))
     write_json(note_path(root, shard.name), {"plan": digest, "shard": shard_content(shard)})
@@ -110,7 +109,7 @@ def _read_note(root: Path, name: str, digest: str) -> Shard | None:
 def _write_tar(path: Path, plan: Plan) -> tuple[np.ndarray, dict[str, bytes]]:
     """Write a tar file; returns its index, INDEX (N,), and those of other programs by suffix."""
     rows, samples = np.zeros(len(plan.members), INDEX), []
-    with tarfile.open(path, "w", format=tarfile.USTAR_FORMAT) as tar:
+    with open_new(path) as file, tarfile.open(fileobj=file, mode="w", format=tarfile.USTAR_FORMAT) as tar:
         for at, (member, data) in enumerate(_read_members(plan)):
             image = _add(tar, f"{member.key}.{member.extension}", data)
             samples.append((image, _add(tar, f"{member.key}.json", member.json.encode())))

@@ -1,18 +1,16 @@
-"""`--mode split`: write subsets and folds into a manifest, and a record beside it."""
+"""`--mode split`: write subsets and folds into a manifest, and a record of the settings beside it."""
 
 import hashlib
 import json
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from vae.config.prepare_flags import SplitConfig
 from vae.data.manifest import KEYS, MANIFEST_NAME, group_key, read_rows
-from vae.prepare.analyze import group_lines
-from vae.prepare.grouping import (
+from vae.prepare.groups import (
     FLAG,
     MANIFEST,
     NEAR_DUPLICATES,
@@ -22,7 +20,7 @@ from vae.prepare.grouping import (
     rule_for,
 )
 from vae.prepare.metadata_csv import Metadata, read_metadata
-from vae.prepare.split_record import SplitSettings, read_record, settle_numbers, write_record
+from vae.prepare.reasons import group_lines
 from vae.prepare.subsets import (
     NONE,
     TRAIN,
@@ -35,11 +33,23 @@ from vae.prepare.subsets import (
 )
 from vae.system import console
 from vae.system.errors import DataError, UserError
-from vae.system.files import replace_text
+from vae.system.files import read_json, replace_text, write_json
 
+DEFAULT_SHARE = 0.1
 LABELS = "labels"  # by the file of --labels, in later splits by the labels that it left in the manifest
 SPLIT_KEYS = (*KEYS, "split", "fold")
 SUBSET_NAMES = {NONE: None, TRAIN: "train", VAL: "val"}
+
+
+@dataclass(frozen=True)
+class SplitSettings:
+    """Settings that decide the subsets; images keep their subsets as long as these do not change."""
+
+    val_split: float | None  # share of the validation set; None: only the folds decide
+    num_folds: int  # 0: none
+    group_by: str
+    label_by: str
+    seed: int
 
 
 @dataclass
@@ -57,9 +67,6 @@ class Columns:
 class SplitReport:
     """The result of a split."""
 
-    manifest: Path
-    version: int
-    settings: SplitSettings
     images: int
     groups: int
     train: int
@@ -69,17 +76,15 @@ class SplitReport:
     labels: dict[str, dict[str, float]]  # by label: images, and val, the share in the validation set
     new: int  # images without a subset before
     reassigned: bool  # the previous split had other settings
-    near_duplicates: dict[str, list[str]] | None = None  # images by group, if they are the rule
 
-    def lines(self) -> list[str]:
+    def lines(self, manifest: Path, group_by: str, near_duplicates: dict[str, list[str]] | None) -> list[str]:
         """The summary for a terminal."""
         lines = [
-            f"{self.manifest}: split {self.version} of {self.images} images in {self.groups} groups by "
-            f"{self.settings.group_by}",
+            f"{manifest}: {self.images} images in {self.groups} groups by {group_by}",
             f"  train {self.train}, val {self.val} ({self.val / self.images:.2%})",
         ]
-        if self.near_duplicates is not None:
-            lines += group_lines(self.near_duplicates, "all named in the manifest")
+        if near_duplicates is not None:
+            lines += group_lines(near_duplicates, "all named in the manifest")
         if self.folds:
             counts = " ".join(map(str, self.folds))
             lines.append(f"  folds {counts} images: train_vae.py --fold K validates on one of them")
@@ -98,8 +103,28 @@ class SplitReport:
 
 
 def run_split(config: SplitConfig) -> int:
-    """Split a manifest and print a summary; returns the exit code."""
-    console.info("\n".join(split_manifest(config).lines()))
+    """Assign a subset and a fold to every image, and print a summary; returns the exit code.
+
+    Images that have a subset by the same settings keep it. A setting that is None is as in the previous
+    split. UserError or DataError before writing anything.
+    """
+    if config.labels and not config.features:
+        raise UserError(
+            f"--labels {config.labels} needs --features FILE, which gives the file path of each id"
+        )
+    manifest = find_manifest(config.input_dir)
+    before = read_record(manifest)
+    metadata = read_metadata(config.features, config.labels) if config.features else None
+    settings, labelling = _settle(config, manifest, before, metadata)
+    grouping: Rule
+    near_duplicates = None
+    if settings.group_by == NEAR_DUPLICATES:
+        grouping, near_duplicates = near_duplicate_rule(manifest, config.num_workers)
+    else:
+        grouping = rule_for(settings.group_by, "--group_by", metadata)
+    columns = _read_columns(manifest, grouping, labelling, settings.seed)
+    report = _assign_and_write(manifest, settings, columns, (grouping, labelling), before)
+    console.info("\n".join(report.lines(manifest, settings.group_by, near_duplicates)))
     return 0
 
 
@@ -118,65 +143,72 @@ def find_manifest(input_dir: str) -> Path:
     return path
 
 
-def split_manifest(config: SplitConfig) -> SplitReport:
-    """Assign a subset and a fold to every image; images that have one by the same settings keep it.
+def record_path(manifest: Path) -> Path:
+    """The path of a manifest's record."""
+    return manifest.with_name(f"{manifest.stem}_split.json")
 
-    A setting that is None is as in the previous split. UserError or DataError before writing anything.
+
+def read_record(manifest: Path) -> SplitSettings | None:
+    """The settings of the previous split, or None; raises DataError if they cannot be read."""
+    path = record_path(manifest)
+    if not path.exists():
+        return None
+    try:
+        return SplitSettings(**read_json(path)["settings"])
+    except (OSError, ValueError, KeyError, TypeError):
+        raise DataError(
+            f"{path} is not the record of a split: delete it, and the next split chooses all subsets again"
+        ) from None
+
+
+def _settle(
+    config: SplitConfig, manifest: Path, before: SplitSettings | None, metadata: Metadata | None
+) -> tuple[SplitSettings, Rule]:
+    """The settings from the flags, else from the previous split, else the defaults; and the rule of labels.
+
+    Raises UserError for an impossible setting.
     """
-    if config.labels and not config.features:
+    share, num_folds = config.val_split, config.num_folds or 0
+    if config.val_split is None and config.num_folds is None and before:
+        share, num_folds = before.val_split, before.num_folds
+    if share is None and not num_folds:
+        share = DEFAULT_SHARE
+    if share is not None and not 0 <= share <= 0.9:
+        raise UserError(f"--val_split {share} is not a share: give a number from 0 to 0.9, such as 0.1")
+    if num_folds < 0 or num_folds == 1 or num_folds > 1000:
         raise UserError(
-            f"--labels {config.labels} needs --features FILE, which gives the file path of each id"
+            f"--num_folds {num_folds} is impossible: give a number from 2 to 1000, such as 5, or 0"
         )
-    manifest = find_manifest(config.input_dir)
-    record = read_record(manifest)
-    share, num_folds, seed = settle_numbers(config, record)
-    metadata = read_metadata(config.features, config.labels) if config.features else None
-    group_by = config.group_by or _default_grouping(manifest, record)
-    label_by, labelling = _labelling(config, metadata, record)
-    settings = SplitSettings(share, num_folds, group_by, label_by, seed)
-    if group_by == NEAR_DUPLICATES:
-        grouping, near_duplicates = near_duplicate_rule(manifest, config.num_workers)
-    else:
-        grouping, near_duplicates = rule_for(group_by, "--group_by", metadata), None
-    columns = _read_columns(manifest, grouping, labelling, seed)
-    report = _assign_and_write(manifest, settings, columns, (grouping, labelling), record)
-    return replace(report, near_duplicates=near_duplicates)
-
-
-def _default_grouping(manifest: Path, record: dict[str, Any] | None) -> str:
-    """As in the previous split, else the manifest's own groups, else images that look alike."""
-    if record is not None:
-        return record["settings"]["group_by"]
-    has_groups = any(row.get("group") is not None for row in read_rows(manifest, flag=FLAG))
-    return MANIFEST if has_groups else NEAR_DUPLICATES
-
-
-def _labelling(
-    config: SplitConfig, metadata: Metadata | None, record: dict[str, Any] | None
-) -> tuple[str, Rule]:
-    """The name of the label rule, and the rule."""
-    if config.label_by is not None or config.labels:
+    group_by = config.group_by or (before.group_by if before else None)
+    if group_by is None:
+        has_groups = any(row.get("group") is not None for row in read_rows(manifest, flag=FLAG))
+        group_by = MANIFEST if has_groups else NEAR_DUPLICATES
+    if config.labels:
+        label_by = LABELS
         labelling = label_rule(config.label_by, metadata)  # raises if both are given
-        return config.label_by or LABELS, labelling
-    label_by = record["settings"]["label_by"] if record else MANIFEST
-    return label_by, rule_for(MANIFEST if label_by == LABELS else label_by, "--label_by", metadata)
+    else:
+        label_by = config.label_by or (before.label_by if before else MANIFEST)
+        labelling = rule_for(MANIFEST if label_by == LABELS else label_by, "--label_by", metadata)
+    seed = config.seed if config.seed is not None else before.seed if before else 0
+    return SplitSettings(share, num_folds, group_by, label_by, seed), labelling
 
 
 def _read_columns(manifest: Path, grouping: Rule, labelling: Rule, seed: int) -> Columns:
     """Read a manifest and apply the rules to each row; DataError if it lists no images."""
-    keys, labels, subsets, folds = list[int](), list[int](), list[int](), list[int]()
+    rows = []
     label_numbers: dict[str | None, int] = {}
     subset_numbers = {name: number for number, name in SUBSET_NAMES.items()}
     for row in read_rows(manifest, flag=FLAG):
-        label = labelling(row)
-        keys.append(_hash(group_key({"group": grouping(row), "sha256": row["sha256"]}), seed))
-        labels.append(label_numbers.setdefault(label, len(label_numbers)))
-        subsets.append(subset_numbers[row.get("split")])
-        folds.append(NONE if row.get("fold") is None else row["fold"])
-    if not keys:
+        key = _hash(group_key({"group": grouping(row), "sha256": row["sha256"]}), seed)
+        label = label_numbers.setdefault(labelling(row), len(label_numbers))
+        fold = row.get("fold")
+        rows.append((key, label, subset_numbers[row.get("split")], NONE if fold is None else fold))
+    if not rows:
         raise DataError(f"{FLAG} {manifest} lists no images: prepare_data.py --mode preprocess fills it")
-    arrays = (np.array(keys, np.uint64), np.array(labels), np.array(subsets), np.array(folds))
-    return Columns(*arrays, list(label_numbers))
+    keys, labels, subsets, folds = (list(column) for column in zip(*rows, strict=True))
+    return Columns(
+        np.array(keys, np.uint64), np.array(labels), np.array(subsets), np.array(folds), list(label_numbers)
+    )
 
 
 def _hash(key: str, seed: int) -> int:
@@ -184,59 +216,37 @@ def _hash(key: str, seed: int) -> int:
     return int.from_bytes(hashlib.blake2b(text, digest_size=8, person=b"side").digest(), "big")
 
 
-def _new_lines(
-    manifest: Path, rules: tuple[Rule, Rule], subsets: np.ndarray, folds: np.ndarray
-) -> Iterator[str]:
-    """The manifest's lines with their groups, labels, subsets and folds."""
-    rows = read_rows(manifest, flag=FLAG)
-    for row, subset, fold in zip(rows, subsets.tolist(), folds.tolist(), strict=True):
-        row |= {"group": rules[0](row), "label": rules[1](row), "split": SUBSET_NAMES[subset]}
-        row["fold"] = None if fold < 0 else fold
-        yield json.dumps({key: row.get(key) for key in SPLIT_KEYS} | row) + "\n"
-
-
-def _digest_of(columns: Columns, subsets: np.ndarray, folds: np.ndarray) -> str:
-    """A SHA-256 over the subset and fold of every group; the order of the rows does not matter."""
-    table = np.stack([columns.keys, subsets.astype(np.uint64), folds.astype(np.uint64)])
-    table = np.ascontiguousarray(table[:, np.lexsort(table)].astype("<u8"))
-    return hashlib.sha256(table.tobytes()).hexdigest()
-
-
 def _assign_and_write(
     manifest: Path,
     settings: SplitSettings,
     columns: Columns,
     rules: tuple[Rule, Rule],
-    record: dict[str, Any] | None,
+    before: SplitSettings | None,
 ) -> SplitReport:
     groups = gather(columns.keys, columns.labels)
-    keeps = record is not None and record["settings"] == asdict(settings)
+    keeps = before == settings
     subsets, folds = _assign(groups, settings, columns if keeps else None)
     had = (columns.subsets != NONE) & keeps
     changed = had & ((columns.subsets != subsets) | (columns.folds != folds))
     shares = np.bincount(columns.labels, weights=subsets == VAL) / groups.label_counts
-    outcome: dict[str, Any] = {
-        "images": len(subsets),
-        "groups": len(groups.hashes),
-        "train": int((subsets == TRAIN).sum()),
-        "val": int((subsets == VAL).sum()),
-        "folds": np.bincount(folds[folds != NONE], minlength=settings.num_folds).tolist(),
-        "moved": int(changed.sum()),
-        "labels": {
+    report = SplitReport(
+        images=len(subsets),
+        groups=len(groups.hashes),
+        train=int((subsets == TRAIN).sum()),
+        val=int((subsets == VAL).sum()),
+        folds=np.bincount(folds[folds != NONE], minlength=settings.num_folds).tolist(),
+        moved=int(changed.sum()),
+        labels={
             str(name): {"images": int(count), "val": round(float(share), 6)}
             for name, count, share in zip(columns.label_names, groups.label_counts, shares, strict=True)
         },
-    }
-    replace_text(manifest, _new_lines(manifest, rules, subsets, folds))
-    version = write_record(manifest, settings, _digest_of(columns, subsets, folds), outcome, record)
-    return SplitReport(
-        manifest=manifest,
-        version=version,
-        settings=settings,
         new=int((~had).sum()),
-        reassigned=record is not None and not keeps,
-        **outcome,
+        reassigned=before is not None and not keeps,
     )
+    replace_text(manifest, _new_lines(manifest, rules, subsets, folds))
+    counts = {name: getattr(report, name) for name in ("images", "groups", "train", "val", "folds", "labels")}
+    write_json(record_path(manifest), {"settings": asdict(settings), **counts}, indent=1)
+    return report
 
 
 def _assign(groups: Groups, settings: SplitSettings, before: Columns | None) -> tuple[np.ndarray, np.ndarray]:
@@ -249,7 +259,18 @@ def _assign(groups: Groups, settings: SplitSettings, before: Columns | None) -> 
     folds = nothing
     if settings.num_folds:
         earlier = earlier_choice(groups, before.folds) if before else nothing
-        folds = deal_folds(groups, settings.num_folds, earlier, in_val, settings.seed)
+        folds = deal_folds(groups, settings.num_folds, earlier, in_val)
         if settings.val_split is None:  # without --fold, the first fold is the validation set
             in_val = folds == 0
     return np.where(in_val, VAL, TRAIN)[groups.of_image], folds[groups.of_image]
+
+
+def _new_lines(
+    manifest: Path, rules: tuple[Rule, Rule], subsets: np.ndarray, folds: np.ndarray
+) -> Iterator[str]:
+    """The manifest's lines with their groups, labels, subsets and folds."""
+    rows = read_rows(manifest, flag=FLAG)
+    for row, subset, fold in zip(rows, subsets.tolist(), folds.tolist(), strict=True):
+        row |= {"group": rules[0](row), "label": rules[1](row), "split": SUBSET_NAMES[subset]}
+        row["fold"] = None if fold < 0 else fold
+        yield json.dumps({key: row.get(key) for key in SPLIT_KEYS} | row) + "\n"

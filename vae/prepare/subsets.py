@@ -12,9 +12,6 @@ from vae.system.errors import UserError
 
 NONE = -1  # no subset yet, no fold
 TRAIN, VAL = 0, 1
-# scikit-learn takes 10 s for 100,000 images, and its time grows faster than their number. Above this number
-# of images, the large counts alone keep the folds balanced.
-MAX_FOR_SCIKIT = 20_000
 
 
 @dataclass
@@ -23,35 +20,29 @@ class Groups:
 
     hashes: np.ndarray  # uint64 (G,), ascending
     of_image: np.ndarray  # int64 (N,)
+    sizes: np.ndarray  # int64 (G,): images of each group
     label_counts: np.ndarray  # int64 (labels,)
-    cell_starts: np.ndarray  # int64 (G + 1,)
-    cell_labels: np.ndarray  # int64 (C,)
-    cell_sizes: np.ndarray  # int64 (C,)
+    cells: list[list[tuple[int, int]]]  # (label, images) pairs of each group
 
     @property
-    def sizes(self) -> np.ndarray:
-        """Images of each group: int64 (G,)."""
-        return np.bincount(self.of_image, minlength=len(self.hashes))
-
-    def cells(self) -> list[list[tuple[int, int]]]:
-        """The (label, images) pairs of each group."""
-        pairs = list(zip(self.cell_labels.tolist(), self.cell_sizes.tolist(), strict=True))
-        starts = self.cell_starts.tolist()
-        return [pairs[starts[group] : starts[group + 1]] for group in range(len(self.hashes))]
+    def is_by_hash(self) -> bool:
+        """Whether the hashes of the groups alone decide: without labels, many of them give every share."""
+        return len(self.hashes) >= SMALL_SET and len(self.label_counts) == 1
 
 
 def gather(keys: np.ndarray, labels: np.ndarray) -> Groups:
     """Groups from the images' group hashes, uint64 (N,), and label numbers, (N,)."""
     hashes, of_image = np.unique(keys, return_inverse=True)
     number = int(labels.max(initial=0)) + 1
-    cells, sizes = np.unique(of_image * number + labels, return_counts=True)
+    cells, sizes = np.unique(of_image * number + labels, return_counts=True)  # (C,) each
+    starts = np.searchsorted(cells, np.arange(len(hashes) + 1) * number).tolist()
+    pairs = list(zip((cells % number).tolist(), sizes.tolist(), strict=True))
     return Groups(
         hashes=hashes,
         of_image=of_image,
+        sizes=np.bincount(of_image, minlength=len(hashes)),
         label_counts=np.bincount(labels, minlength=number),
-        cell_starts=np.searchsorted(cells, np.arange(len(hashes) + 1) * number),
-        cell_labels=cells % number,
-        cell_sizes=sizes,
+        cells=[pairs[starts[group] : starts[group + 1]] for group in range(len(hashes))],
     )
 
 
@@ -80,7 +71,7 @@ def choose_val_groups(groups: Groups, share: float, earlier: np.ndarray) -> np.n
             f"--val_split {share}: all images are one group, which cannot be divided: "
             "choose another --group_by, or --val_split 0"
         )
-    if len(groups.hashes) >= SMALL_SET and len(groups.label_counts) == 1:
+    if groups.is_by_hash:
         below = groups.hashes < np.uint64(share * 2**64)
         return np.where(earlier == NONE, below, earlier == VAL)
     in_val = _fill_quotas(groups, share, earlier)
@@ -93,101 +84,51 @@ def choose_val_groups(groups: Groups, share: float, earlier: np.ndarray) -> np.n
 
 
 def _fill_quotas(groups: Groups, share: float, earlier: np.ndarray) -> np.ndarray:
-    cells, in_val = groups.cells(), earlier == VAL
+    in_val = earlier == VAL
     missing = (groups.label_counts * share).tolist()  # images of each label still to be added
-    for group in np.flatnonzero(in_val).tolist():
-        for label, size in cells[group]:
+
+    def take(group: int) -> None:
+        in_val[group] = True
+        for label, size in groups.cells[group]:
             missing[label] -= size
+
+    for group in np.flatnonzero(in_val).tolist():
+        take(group)
     free = np.flatnonzero(earlier == NONE).tolist()
     for group in free:
         # adding the group reduces the sum of squared distances to the quotas
-        if sum(size * (size - 2 * missing[label]) for label, size in cells[group]) < 0:
-            in_val[group] = True
-            for label, size in cells[group]:
-                missing[label] -= size
-    if len(missing) == 1:
-        return in_val
+        if sum(size * (size - 2 * missing[label]) for label, size in groups.cells[group]) < 0:
+            take(group)
     # Labels with few images may have no image in the set. Together they lack some: add at most a group each.
-    total = sum(missing)
-    for group in free:
-        size = sum(size for _, size in cells[group])
-        if not in_val[group] and size < 2 * total and all(missing[label] > 0 for label, _ in cells[group]):
-            in_val[group] = True
-            total -= size
-            for label, part in cells[group]:
-                missing[label] -= part
+    for group in free if len(missing) > 1 else ():
+        is_lacking = all(missing[label] > 0 for label, _ in groups.cells[group])
+        if not in_val[group] and is_lacking and groups.sizes[group] < 2 * sum(missing):
+            take(group)
     return in_val
 
 
-def deal_folds(
-    groups: Groups, num_folds: int, earlier: np.ndarray, left_out: np.ndarray, seed: int
-) -> np.ndarray:
+def deal_folds(groups: Groups, num_folds: int, earlier: np.ndarray, left_out: np.ndarray) -> np.ndarray:
     """Fold of each group: int64 (G,), NONE if `left_out`. Values of `earlier`, (G,), except NONE are kept.
 
-    With at least 1000 groups and one label, the hash alone decides. Labelled sets of up to 20,000 images use
-    scikit-learn's StratifiedGroupKFold. In larger sets, and when images are added later, each group goes to
-    the fold that lacks its labels most.
+    With at least 1000 groups and one label, the hash alone decides. Otherwise each group, the largest first,
+    goes to the fold with the smallest shares of its labels.
     """
     folds = np.where(left_out, NONE, earlier)
     free = ~left_out & (earlier == NONE)
-    dealt = int((~left_out).sum())
-    if dealt < num_folds:
-        raise UserError(f"--num_folds {num_folds} is more than the {dealt} groups: lower it")
-    one_label = len(groups.label_counts) == 1
-    if one_label and len(groups.hashes) >= SMALL_SET:
+    if (count := int((~left_out).sum())) < num_folds:
+        raise UserError(f"--num_folds {num_folds} is more than the {count} groups: lower it")
+    if groups.is_by_hash:
         spread = (groups.hashes & np.uint64(0xFFFFFFFF)) * np.uint64(num_folds) >> np.uint64(32)
         return np.where(free, spread.astype(np.int64), folds)
-    if not one_label and len(groups.of_image) <= MAX_FOR_SCIKIT and np.array_equal(free, ~left_out):
-        return _fold_by_scikit(groups, num_folds, left_out, seed)
-    return _fold_by_need(groups, num_folds, folds, free)
-
-
-def _fold_by_scikit(groups: Groups, num_folds: int, left_out: np.ndarray, seed: int) -> np.ndarray:
-    try:
-        from sklearn.model_selection import StratifiedGroupKFold
-    except ModuleNotFoundError as error:
-        raise UserError(
-            f"--num_folds {num_folds} with labels needs scikit-learn ({error.name} is not installed): "
-            "python -m pip install scikit-learn"
-        ) from None
-    import warnings
-
-    cell_group = np.repeat(np.arange(len(groups.hashes)), np.diff(groups.cell_starts))
-    rows = np.repeat(cell_group, groups.cell_sizes)  # one per image
-    labels = np.repeat(groups.cell_labels, groups.cell_sizes)
-    kept = ~left_out[rows]
-    rows, labels = rows[kept], labels[kept]
-    folds = np.full(len(groups.hashes), NONE)
-    with warnings.catch_warnings():
-        warnings.simplefilter(
-            "ignore"
-        )  # about labels with fewer images than folds: the summary shows the counts
-        splitter = StratifiedGroupKFold(num_folds, shuffle=True, random_state=seed % 2**32)
-        for fold, (_, chosen) in enumerate(splitter.split(rows, labels, rows)):
-            folds[rows[chosen]] = fold
-    return folds
-
-
-def _fold_by_need(groups: Groups, num_folds: int, folds: np.ndarray, free: np.ndarray) -> np.ndarray:
-    """Assign groups, largest first, each to the fold with the smallest shares of the group's labels."""
-    folds, cells = folds.copy(), groups.cells()
-    counts = groups.label_counts.tolist()
-    filled = [[0.0] * len(counts) for _ in range(num_folds)]  # share of each label in each fold
-    totals = [0] * num_folds
-    for group in np.flatnonzero(folds != NONE).tolist():
-        _add_shares(cells[group], filled[folds[group]], counts)
-        totals[folds[group]] += sum(size for _, size in cells[group])
+    shares = np.zeros((num_folds, len(groups.label_counts)))  # of each label in each fold
+    totals = np.zeros(num_folds)
     order = np.flatnonzero(free)
-    for group in order[np.argsort(-groups.sizes[order], kind="stable")].tolist():
-        pairs = cells[group]
-        need = [(sum(size * row[label] for label, size in pairs), totals[i]) for i, row in enumerate(filled)]
-        best = min(range(num_folds), key=need.__getitem__)
-        folds[group] = best
-        _add_shares(pairs, filled[best], counts)
-        totals[best] += sum(size for _, size in pairs)
+    order = order[np.argsort(-groups.sizes[order], kind="stable")]
+    for group in [*np.flatnonzero(folds != NONE).tolist(), *order.tolist()]:
+        labels, sizes = np.array(groups.cells[group]).T
+        if folds[group] == NONE:
+            need = shares[:, labels] @ sizes
+            folds[group] = np.lexsort((totals, need))[0]
+        shares[folds[group], labels] += sizes / groups.label_counts[labels]
+        totals[folds[group]] += sizes.sum()
     return folds
-
-
-def _add_shares(pairs: list[tuple[int, int]], filled: list[float], counts: list[int]) -> None:
-    for label, size in pairs:
-        filled[label] += size / counts[label]

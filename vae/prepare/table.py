@@ -14,14 +14,20 @@ import numpy as np
 from vae.prepare.blocks import Block
 from vae.prepare.parquet_source import OFFLINE, literal
 from vae.prepare.rows import OF_BLOCK, RowFolder
-from vae.system.errors import DataError, UserError
+from vae.system.errors import DataError
+from vae.system.files import open_new_text
 from vae.system.host import GIB, free_memory
 
+STATS = (  # of vae/prepare/measures.py
+    "STRUCT(channel_means DOUBLE[3], channel_squares DOUBLE[3], brightness DOUBLE, contrast DOUBLE, "
+    "colorfulness DOUBLE, sharpness DOUBLE, clipped DOUBLE, jpeg_quality DOUBLE)"
+)
 COLUMNS = {
     "number": "INTEGER", "name": "VARCHAR", "bytes": "BIGINT", "sha256": "VARCHAR", "format": "VARCHAR",
     "width": "INTEGER", "height": "INTEGER", "phash": "VARCHAR", "flags": "VARCHAR[]", "reason": "VARCHAR",
-    "detail": "VARCHAR", "metadata": "JSON", "stats": "JSON", "made": "JSON", "position": "BIGINT",
-    "crc32": "BIGINT", "text_start": "BIGINT", "text_end": "BIGINT",
+    "detail": "VARCHAR", "metadata": "JSON", "stats": STATS,
+    "made": "STRUCT(path VARCHAR, sha256 VARCHAR, bytes BIGINT, width INTEGER, height INTEGER)",
+    "position": "BIGINT", "crc32": "BIGINT", "text_start": "BIGINT", "text_end": "BIGINT",
 }  # fmt: skip
 MEMORY_SHARE, MAX_MEMORY = 0.5, 8 * GIB  # of free memory; more rows go to the scratch folder
 FETCHED = 5000  # rows at a time
@@ -41,16 +47,17 @@ class Table:
     `n` orders the images: by the number of their block, and then by their number in it.
     """
 
-    def __init__(self, folder: RowFolder, blocks: Sequence[Block], scratch: Path) -> None:
+    def __init__(self, folder: RowFolder, blocks: Sequence[Block]) -> None:
         """DataError for a file of rows that is damaged."""
         import duckdb
 
-        self.scratch, self.error = scratch, duckdb.Error
+        self.scratch = folder.scratch
+        self.error = duckdb.Error
         memory = int(max(0.5 * GIB, min(MAX_MEMORY, free_memory() * MEMORY_SHARE)))
         self.db = duckdb.connect(
             config={
                 "memory_limit": f"{memory // 2**20}MiB",
-                "temp_directory": str(scratch / "duckdb"),
+                "temp_directory": str(self.scratch / "duckdb"),
                 **OFFLINE,
             }
         )
@@ -58,47 +65,48 @@ class Table:
         self._load([folder.path(block) for block in blocks])
 
     def _load(self, files: list[Path]) -> None:
-        columns = ", ".join(f"\"{name}\": '{kind}'" for name, kind in COLUMNS.items())
-        numbers = {"path": np.array([str(path) for path in files], object), "block": np.arange(len(files))}
-        self.db.register("files", numbers)
+        self.db.register("files", {"path": np.array([str(path) for path in files], object),
+                                   "block": np.arange(len(files)),
+                                   "count": np.array([block.count for block in self.blocks])})  # fmt: skip
         try:
-            self.db.execute(
-                "CREATE TEMP TABLE rows AS SELECT f.block, r.* EXCLUDE (filename) FROM "
-                f"read_json(?, columns = {{{columns}}}, format = 'newline_delimited', filename = true, "
-                "maximum_object_size = 67108864) r JOIN files f ON f.path = r.filename",
-                [[literal(path) for path in files]],
+            rows = f"SELECT * FROM {_reader(COLUMNS, 'filename = true')}"
+            self.run(
+                f"CREATE TEMP TABLE rows AS SELECT f.block, r.* EXCLUDE (filename) FROM ({rows}) r "
+                "JOIN files f ON f.path = r.filename",
+                [literal(path) for path in files],
             )
         except self.error as error:
             text = " ".join(str(error).split())
             path = next((path for path in files if str(path) in text), files[0].parent)
             raise DataError(f"{path} is damaged ({text[:200]}): delete it, and repeat the command") from error
-        wrong = self.one(
-            f"SELECT block FROM (SELECT block, number, bool_or({_WRONG}) AS wrong, count(*) AS rows FROM "
-            "rows "
-            f"WHERE number IS DISTINCT FROM {OF_BLOCK} GROUP BY block, number) WHERE wrong IS NOT FALSE OR "
-            "rows > 1 "
-            "OR number IS NULL LIMIT 1"
-        )
-        counts = dict(self.all(f"SELECT block, count(*) FROM rows WHERE number <> {OF_BLOCK} GROUP BY block"))
-        short = [n for n, block in enumerate(self.blocks) if block.count not in (0, counts.get(n, 0))]
-        whole = {n for (n,) in self.all(f"SELECT block FROM rows WHERE number = {OF_BLOCK}")}
-        short += [n for n in range(len(files)) if n not in whole]
-        broken = {
-            n for (n,) in self.all(f"SELECT block FROM rows WHERE number = {OF_BLOCK} AND reason IS NOT NULL")
-        }
-        bad = [wrong[0]] if wrong else [n for n in short if n not in broken]
-        if bad:
-            raise DataError(f"{files[bad[0]]} is damaged: delete it, and repeat the command")
-        self.db.execute(
-            f"CREATE TABLE images AS SELECT (row_number() OVER (ORDER BY block, number) - 1)::BIGINT AS n, "
+        # A file must have a row about the block and, unless the block is broken, as many as it has images.
+        damaged = self.one(f"""
+            WITH numbers AS (
+                SELECT block, number, count(*) > 1 OR number IS NULL OR
+                    number <> {OF_BLOCK} AND bool_or({_WRONG}) IS NOT FALSE AS wrong
+                FROM rows GROUP BY block, number
+            ), found AS (
+                SELECT block, bool_or(wrong) AS wrong, bool_or(number = {OF_BLOCK}) AS is_whole,
+                    count(*) - 1 AS images
+                FROM numbers GROUP BY block
+            ), broken AS (SELECT block FROM rows WHERE number = {OF_BLOCK} AND reason IS NOT NULL)
+            SELECT path FROM files LEFT JOIN found USING (block)
+            WHERE wrong IS NOT FALSE OR NOT is_whole
+                OR files.count NOT IN (0, images) AND block NOT IN (SELECT block FROM broken)
+            ORDER BY block LIMIT 1
+        """)
+        if damaged:
+            raise DataError(f"{damaged[0]} is damaged: delete it, and repeat the command")
+        self.run(
+            "CREATE TABLE images AS SELECT (row_number() OVER (ORDER BY block, number) - 1)::BIGINT AS n, "
             "* REPLACE (coalesce(reason, '') AS reason, coalesce(flags, []) AS flags), '' AS duplicates, "
-            f"'' AS subset FROM rows WHERE number <> {OF_BLOCK} ORDER BY block, number"
+            f"'' AS subset, NULL::VARCHAR AS grp FROM rows WHERE number <> {OF_BLOCK} ORDER BY block, number"
         )
-        self.db.execute(
-            "CREATE TABLE blocks AS SELECT block, reason, detail, metadata FROM rows WHERE number = "
-            f"{OF_BLOCK}"
+        self.run(
+            "CREATE TABLE blocks AS SELECT block, reason, detail, metadata FROM rows "
+            f"WHERE number = {OF_BLOCK}"
         )
-        self.db.execute("DROP TABLE rows")
+        self.run("DROP TABLE rows")
 
     def run(self, query: str, *values: Any) -> None:
         """Execute a statement."""
@@ -124,25 +132,20 @@ class Table:
         return self.db.execute(query, list(values)).fetchnumpy()
 
     @contextmanager
-    def arrays(self, name: str, **columns: np.ndarray) -> Iterator[None]:
+    def arrays(self, table: str, **columns: np.ndarray) -> Iterator[None]:
         """Arrays as a table within this context."""
-        self.db.register(name, columns)
+        self.db.register(table, columns)
         try:
             yield
         finally:
-            self.db.unregister(name)
+            self.db.unregister(table)
 
     def lines(self, name: str, rows: Iterator[dict[str, Any]], columns: dict[str, str]) -> None:
         """Make a table of rows, which are streamed through a file."""
         path = self.scratch / f"{name}.jsonl"
-        with path.open("w", encoding="utf-8") as file:
+        with open_new_text(path) as file:
             file.writelines(json.dumps(row) + "\n" for row in rows)
-        listed = ", ".join(f"\"{column}\": '{kind}'" for column, kind in columns.items())
-        self.db.execute(
-            f"CREATE TABLE {name} AS SELECT * FROM read_json(?, columns = {{{listed}}}, "
-            "format = 'newline_delimited', maximum_object_size = 67108864)",
-            [literal(path)],
-        )
+        self.run(f"CREATE TABLE {name} AS SELECT * FROM {_reader(columns)}", literal(path))
         path.unlink()
 
     def lock(self) -> None:
@@ -150,12 +153,14 @@ class Table:
         self.db.execute("SET enable_external_access = false")
         self.db.execute("SET lock_configuration = true")
 
+    def count(self, where: str = "true", *values: Any) -> int:
+        """Number of images for which a condition is true."""
+        return int(self.all(f"SELECT count(*) FROM images WHERE {where}", *values)[0][0])
+
     @property
     def accepted(self) -> int:
         """Number of accepted images."""
-        row = self.one("SELECT count(*) FROM images WHERE reason = ''")
-        assert row is not None
-        return int(row[0])
+        return self.count("reason = ''")
 
     def counts(self) -> list[tuple[str, int]]:
         """(reason, number of images), most frequent first."""
@@ -173,9 +178,10 @@ class Table:
         return [(block, reason, detail or "") for block, reason, detail in self.all(query)]
 
 
-def refuse_where(text: str, reason: str) -> UserError:
-    """The error about --where."""
-    return UserError(
-        f'--where {text}: {reason}: give an SQL expression of columns, such as "aesthetic >= 5 and lang = '
-        "'en'\""
+def _reader(columns: dict[str, str], more: str = "") -> str:
+    """SQL that reads JSON lines with these columns; the path is its parameter."""
+    listed = ", ".join(f"\"{name}\": '{kind}'" for name, kind in columns.items())
+    return (
+        f"read_json(?, columns = {{{listed}}}, format = 'newline_delimited', "
+        f"maximum_object_size = 67108864{', ' if more else ''}{more})"
     )

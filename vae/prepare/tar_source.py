@@ -20,7 +20,7 @@ from vae.shards.members import TAR_ERRORS, TEXTS, is_plain, metadata_of, split_n
 from vae.shards.shard_images import FOREIGN_BYTES
 from vae.shards.shard_list import MAX_SHARD_BYTES
 from vae.shards.store import StoreError, StoreFile, TooLargeError, download, read_range, stamp
-from vae.system.files import check_regular
+from vae.system.files import open_regular
 
 CHUNK_BYTES = 8 * 2**20  # that are read at once
 # A longer header is no name. tarfile searches it in quadratic time (CVE-2024-6232, open in Python 3.11.7).
@@ -113,8 +113,7 @@ def chunks_of(file: File) -> Iterator[bytes]:
     if isinstance(file, StoreFile):
         yield from _remote_chunks(file)
         return
-    check_regular(file)
-    with open(file, "rb") as opened:
+    with open_regular(file) as opened:
         while chunk := opened.read(CHUNK_BYTES):
             yield chunk
 
@@ -162,36 +161,32 @@ class TarBlock(Block):
         """Whether it is read from a store."""
         return isinstance(self.file, StoreFile)
 
-    def items(self) -> Iterator[Item]:
-        """Its images, and its members that are none; `facts` has a meaning when all were read.
+    def items(self, facts: dict[str, Any] | None = None) -> Iterator[Item]:
+        """Its images, and its members that are none; `facts` gets the size and the SHA-256 of the file.
 
         BrokenTarError if it is not complete; OSError or StoreError if it cannot be read.
         """
-        yield from self.read({})
-
-    def read(self, facts: dict[str, Any]) -> Iterator[Item]:
-        """As `items`; `facts` gets the size and the SHA-256 of the file."""
-        source = _Source(chunks_of(self.file))
-        reader = _Reader(source, self)
+        file = _Source(chunks_of(self.file))
+        reader = _Reader(file, self)
         try:
-            with tarfile.open(fileobj=source, mode="r:", tarinfo=_BoundedInfo) as tar:  # type: ignore[call-overload]
+            with tarfile.open(fileobj=file, mode="r:", tarinfo=_BoundedInfo) as tar:  # type: ignore[call-overload]
                 while (member := tar.next()) is not None:
                     yield from reader.add(member)
                     tar.members = []  # it keeps all that it has seen
         except (*TAR_ERRORS, RecursionError) as error:
             raise BrokenTarError(_why_no_tar(self.file, error)) from error
-        if source.last.strip(b"\0") or len(source.last) < _BLOCK:
-            raise BrokenTarError(f"its end mark is missing after byte {source.tell()}: it is cut or damaged")
+        if file.last.strip(b"\0") or len(file.last) < _BLOCK:
+            raise BrokenTarError(f"its end mark is missing after byte {file.tell()}: it is cut or damaged")
         yield from reader.end_sample()
-        facts["bytes"], facts["sha256"] = source.finish()
+        if facts is not None:
+            facts["bytes"], facts["sha256"] = file.finish()
 
     def chosen(self, places: dict[int, tuple[int, int]]) -> Iterator[tuple[int, bytes]]:
         """Some images: of a file of this machine by their offset."""
         if isinstance(self.file, StoreFile):
             yield from super().chosen(places)
             return
-        check_regular(self.file)
-        with open(self.file, "rb") as file:
+        with open_regular(self.file) as file:
             for at, (offset, size) in sorted(places.items()):
                 file.seek(offset)
                 yield at, file.read(size)

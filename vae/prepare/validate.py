@@ -4,22 +4,30 @@ import json
 import os
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from vae.config.prepare_flags import ReadingConfig, ValidateConfig
+from vae.config.prepare_flags import ValidateConfig
 from vae.data.manifest import MANIFEST_NAME, read_rows
 from vae.images.decoding import parse_background
 from vae.prepare.blocks import FileBlock, Source, open_source
-from vae.prepare.check import Check, image_limits, utf8_text, warn_without_simplejpeg
+from vae.prepare.check import Check, utf8_text, warn_without_simplejpeg
 from vae.prepare.folders import check_apart, check_output_file, output_folder, write_error
 from vae.prepare.quarantine import move_rejected, undo
-from vae.prepare.reasons import NOT_REJECTED, duplicates_text, reason_lines, remedy, skip_lines
-from vae.prepare.rows import RowFolder, parse_part
-from vae.prepare.selection import drop_exact
+from vae.prepare.reasons import (
+    NOT_REJECTED,
+    broken_lines,
+    count_rejected,
+    duplicates_text,
+    reason_lines,
+    remedy,
+    skip_lines,
+)
+from vae.prepare.rows import RowFolder, parse_part, rules_of
+from vae.prepare.selection import EXACT, drop_exact
 from vae.prepare.table import Table
 from vae.prepare.verify import run_verify
 from vae.shards.dataset_json import is_dataset
@@ -27,21 +35,15 @@ from vae.system import console
 from vae.system.addresses import is_remote
 from vae.system.console import printable
 from vae.system.errors import EXIT_DATA, UserError
-from vae.system.files import replace_text, write_csv_rows
+from vae.system.files import replace_text
 
 EXAMPLES = 6  # files named per reason in the report
-COLUMNS = ("path", "status", "reason", "detail", "flags", "format", "width", "height", "bytes", "sha256")
-RULES = ("image_column", "background", "min_size", "max_aspect", "max_pixels", "first_frame")
-_STATUS = (
-    "CASE WHEN reason = '' THEN 'accepted' WHEN reason = 'exact_duplicate' THEN 'duplicate' "
-    "ELSE 'rejected' END"
-)
-
-
-def rules_of(config: ReadingConfig, source: Source, *names: str) -> dict[str, Any]:
-    """The settings that decide the rows of a job."""
-    rules = {name: getattr(config, name) for name in (*RULES, *names)}
-    return {"input_dir": source.text, **rules}
+# The lists of the report: the condition on the rows, and their columns.
+LISTS = {
+    "rejected_files": (f"reason NOT IN ('', '{EXACT}')", ("path", "reason", "detail")),
+    "duplicate_files": (f"reason = '{EXACT}'", ("path", "detail")),
+    "flagged_files": ("reason = '' AND len(flags) > 0", ("path", "flags")),
+}
 
 
 def run_validate(config: ValidateConfig) -> int:
@@ -56,8 +58,6 @@ def run_validate(config: ValidateConfig) -> int:
         return EXIT_DATA if left else 0
     warn_without_simplejpeg()
     check_output_file(config.output_file, "--output_file", overwrite=config.overwrite)
-    if config.csv_file:
-        check_output_file(config.csv_file, "--csv_file", overwrite=config.overwrite)
     if is_dataset(config.input_dir) and config.input_dir.lower().partition("?")[0].endswith(".json"):
         return run_verify(config)
     if config.val_path:
@@ -70,8 +70,8 @@ def run_validate(config: ValidateConfig) -> int:
 
 
 def _validate_images(config: ValidateConfig) -> int:
-    began, part = time.monotonic(), parse_part(config.part)
-    source = open_source(config.input_dir, "--input_dir", config.limit, config.image_column)
+    began = time.monotonic()
+    source = open_source(config)
     if config.quarantine_dir:
         if source.folder is None:
             raise UserError(
@@ -86,44 +86,25 @@ def _validate_images(config: ValidateConfig) -> int:
             root = stack.enter_context(output_folder(config.rows_dir, "validate", "--rows_dir"))
         else:
             root = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="vae-trainer-")))
-        owner = f"--rows_dir {config.rows_dir}"
+        owner, part = f"--rows_dir {config.rows_dir}", parse_part(config.part)
         folder = stack.enter_context(RowFolder(root, owner, rules_of(config, source), part).claimed())
-        check = Check(config)
-        folder.run(
-            source,
-            check,
-            config.num_workers,
-            image_limits(config),
-            seconds=config.time_limit,
-            title="validate",
-        )
+        folder.run(source, Check(config), "validate")
         if config.part:
-            console.info(part_line(config.part, source, folder))
+            console.info(folder.part_text(source))
             return 0
-        table = Table(folder, source.blocks, folder.scratch)
+        table = Table(folder, source.blocks)
         has_manifest = compare_with_manifest(table, source, config.limit is None)
         drop_exact(table)
         report = Report(table, source, has_manifest, time.monotonic() - began)
         try:
             replace_text(Path(config.output_file), report.json_parts())
-            if config.csv_file:
-                write_csv_rows(Path(config.csv_file), report.csv_rows())
         except OSError as error:
             raise write_error(error, config.output_file, "--output_file") from error
         moved = None
         if config.quarantine_dir:
             moved = move_rejected(_files_to_move(table), config.input_dir, config.quarantine_dir)
-        console.info("\n".join(_summary_lines(report, config, moved)))
-        return EXIT_DATA if config.strict and report.rejected else 0
-
-
-def part_line(part: str, source: Source, folder: RowFolder) -> str:
-    """The summary of a part."""
-    done, total = sum(map(folder.has, source.blocks)), len(source.blocks)
-    return (
-        f"part {part} is complete: {done} of {total} blocks are done\n"
-        "  when all parts are complete: the same command without --part"
-    )
+        console.info("\n".join(report.lines(config, moved)))
+        return EXIT_DATA if config.strict and report.counts["rejected"] else 0
 
 
 def manifest_rows(source: Source) -> Iterator[dict[str, Any]]:
@@ -147,18 +128,15 @@ def compare_with_manifest(table: Table, source: Source, is_whole: bool) -> bool:
         "l.sha256"
     )
     if is_whole and source.folder is not None:
-        names = [
-            n for (n,) in table.all("SELECT path FROM listed ANTI JOIN images ON name = path ORDER BY path")
-        ]
-        for name in names:
-            if not os.path.lexists(os.path.join(source.folder, name)):
-                table.run(
-                    "INSERT INTO images (n, block, number, name, reason, detail, flags) "
-                    "SELECT max(n) + 1, -1, 0, ?, 'missing', 'the manifest lists it, the folder lacks it', "
-                    "[] "
-                    "FROM images",
-                    name,
-                )
+        listed = table.all("SELECT path FROM listed ANTI JOIN images ON name = path ORDER BY path")
+        missing = [n for (n,) in listed if not os.path.lexists(os.path.join(source.folder, n))]
+        rows = ({"name": name} for name in missing)
+        table.lines("missing", rows, {"name": "VARCHAR"})
+        table.run(
+            "INSERT INTO images (n, block, number, name, reason, detail, flags) "
+            "SELECT (SELECT max(n) FROM images) + row_number() OVER (), -1, 0, name, 'missing', "
+            "'the manifest lists it, the folder lacks it', [] FROM missing"
+        )
     return source.folder is not None and (Path(source.folder) / MANIFEST_NAME).is_file()
 
 
@@ -183,53 +161,44 @@ class Report:
     seconds: float
 
     def __post_init__(self) -> None:
-        counts = dict(self.table.all(f"SELECT {_STATUS}, count(*) FROM images GROUP BY ALL"))
-        self.accepted = int(counts.get("accepted", 0))
-        self.rejected = int(counts.get("rejected", 0))
-        self.duplicates = int(counts.get("duplicate", 0))
-        self.checked = self.accepted + self.rejected + self.duplicates
-        self.files_per_minute = round(self.checked / max(self.seconds, 1e-9) * 60)
+        checked, rejected = self.table.count(), count_rejected(self.table)
+        accepted = self.table.accepted
+        self.counts = {
+            "files_found": max(self.source.listed, checked),
+            "files_checked": checked,
+            "accepted": accepted,
+            "rejected": rejected,
+            "exact_duplicates": checked - accepted - rejected,
+            "seconds": round(self.seconds, 2),
+            "files_per_minute": round(checked / max(self.seconds, 1e-9) * 60),
+        }
         self.flags: list[tuple[str, int, list[str]]] = self.table.all(
-            f"SELECT flag, count(*) AS c, list(name ORDER BY n)[1:{EXAMPLES}] FROM "
-            "(SELECT n, name, unnest(flags) AS flag FROM images WHERE reason = '') GROUP BY flag ORDER BY c "
-            "DESC, flag"
+            f"SELECT flag, count(*) AS c, list(name ORDER BY n)[1:{EXAMPLES}] FROM (SELECT n, name, "
+            "unnest(flags) AS flag FROM images WHERE reason = '') GROUP BY flag ORDER BY c DESC, flag"
         )
 
     def json_parts(self) -> Iterator[str]:
         """The text of the JSON file."""
-        yield json.dumps(self._counts(), indent=1)[:-2]  # the lists follow before the closing brace
-        for key, what, describe in (
-            ("rejected_files", "reason NOT IN ('', 'exact_duplicate')", _describe_rejected),
-            ("duplicate_files", "reason = 'exact_duplicate'", _describe_duplicate),
-            ("flagged_files", "reason = '' AND len(flags) > 0", _describe_flagged),
-        ):
-            yield from self._json_list(key, what, describe)
+        yield json.dumps(self._summary(), indent=1)[:-2]  # the lists follow before the closing brace
+        for key, (condition, columns) in LISTS.items():
+            yield f',\n "{key}": ['
+            wanted = ", ".join(columns).replace("path", "name").replace("detail", "coalesce(detail, '')")
+            query = f"SELECT {wanted} FROM images WHERE {condition} ORDER BY n"
+            for number, row in enumerate(self.table.stream(query)):
+                yield (",\n  " if number else "\n  ") + json.dumps(dict(zip(columns, row, strict=True)))
+            yield "\n ]"
         yield "\n}\n"
 
-    def _json_list(self, key: str, what: str, describe: Callable[..., dict[str, Any]]) -> Iterator[str]:
-        yield f',\n "{key}": ['
-        query = f"SELECT name, reason, detail, flags FROM images WHERE {what} ORDER BY n"
-        for number, row in enumerate(self.table.stream(query)):
-            yield (",\n  " if number else "\n  ") + json.dumps(describe(*row))
-        yield "\n ]"
-
-    def _counts(self) -> dict[str, Any]:
+    def _summary(self) -> dict[str, Any]:
         table, skips = self.table, self.source.skips
-        broken = [
-            {"path": str(self.source.blocks[n].listing[0]), "reason": reason, "detail": detail}
-            for n, reason, detail in table.broken_blocks()
-        ]
         return {
             "input_dir": self.source.text,
             "manifest_checked": self.has_manifest,
-            "files_found": max(self.source.listed, self.checked),
-            "files_checked": self.checked,
-            "accepted": self.accepted,
-            "rejected": self.rejected,
-            "exact_duplicates": self.duplicates,
-            "seconds": round(self.seconds, 2),
-            "files_per_minute": self.files_per_minute,
-            "broken_files": broken,
+            **self.counts,
+            "broken_files": [
+                {"path": str(self.source.blocks[n].listing[0]), "reason": reason, "detail": detail}
+                for n, reason, detail in table.broken_blocks()
+            ],
             "reasons": {
                 reason: {
                     "count": count,
@@ -237,7 +206,7 @@ class Report:
                     "examples": [name for name, _ in table.examples(reason, EXAMPLES)],
                 }
                 for reason, count in table.counts()
-                if reason != "exact_duplicate"
+                if reason != EXACT
             },
             "flags": {flag: {"count": count, "examples": names} for flag, count, names in self.flags},
             "skipped": {
@@ -246,52 +215,19 @@ class Report:
             },
         }
 
-    def csv_rows(self) -> Iterator[tuple[object, ...]]:
-        """The rows of the CSV file."""
-        yield COLUMNS
-        query = (
-            f"SELECT name, {_STATUS}, reason, detail, array_to_string(flags, ' '), format, width, height, "
-            "bytes, "
-            "sha256 FROM images ORDER BY n"
-        )
-        for name, status, reason, detail, *values in self.table.stream(query):
-            shown = ["" if value is None else value for value in values]
-            yield (printable(name), status, reason, printable(detail or ""), *shown)
-
-
-def _describe_rejected(name: str, reason: str, detail: str, _flags: list[str]) -> dict[str, Any]:
-    return {"path": name, "reason": reason, "detail": detail or ""}
-
-
-def _describe_duplicate(name: str, _reason: str, detail: str, _flags: list[str]) -> dict[str, Any]:
-    return {"path": name, "detail": detail}
-
-
-def _describe_flagged(name: str, _reason: str, _detail: str, flags: list[str]) -> dict[str, Any]:
-    return {"path": name, "flags": flags}
-
-
-def broken_lines(table: Table) -> list[str]:
-    """A line for each file of many images that cannot be read to its end."""
-    lines = []
-    for number, reason, detail in table.broken_blocks():
-        listing: Any = table.blocks[number].listing
-        lines.append(f"  broken  {printable(str(listing[0]))}: {reason}: {printable(detail)}")
-    return lines
-
-
-def _summary_lines(report: Report, config: ValidateConfig, moved: int | None) -> list[str]:
-    lines = [
-        f"{printable(config.input_dir)}: {report.checked} files in {report.seconds:.1f} s "
-        f"({report.files_per_minute}/minute): {report.accepted} accepted, {report.rejected} rejected, "
-        f"{duplicates_text(report.table)}",
-        *reason_lines(report.table),
-        *broken_lines(report.table),
-    ]
-    for flag, count, names in report.flags:
-        lines.append(f"  flagged  {count:>7}  {flag}: {printable(names[0])}")
-    lines += skip_lines(report.source.skips)
-    if moved is not None:
-        lines.append(f"  moved    {moved:>7}  to quarantine; --undo_quarantine moves them back")
-    table = f", table: {printable(config.csv_file)}" if config.csv_file else ""
-    return [*lines, f"  report: {printable(config.output_file)}{table}"]
+    def lines(self, config: ValidateConfig, moved: int | None) -> list[str]:
+        """The summary for a terminal."""
+        counts = self.counts
+        lines = [
+            f"{printable(config.input_dir)}: {counts['files_checked']} files in {self.seconds:.1f} s "
+            f"({counts['files_per_minute']}/minute): {counts['accepted']} accepted, {counts['rejected']} "
+            f"rejected, {duplicates_text(self.table)}",
+            *reason_lines(self.table),
+            *broken_lines(self.table),
+        ]
+        for flag, count, names in self.flags:
+            lines.append(f"  flagged  {count:>7}  {flag}: {printable(names[0])}")
+        lines += skip_lines(self.source.skips)
+        if moved is not None:
+            lines.append(f"  moved    {moved:>7}  to quarantine; --undo_quarantine moves them back")
+        return [*lines, f"  report: {printable(config.output_file)}"]

@@ -3,7 +3,6 @@
 import tarfile
 import time
 import zlib
-from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import replace
 from functools import partial
@@ -16,7 +15,6 @@ from vae.config.prepare_flags import ValidateConfig
 from vae.images.decoding import decode_bytes
 from vae.images.formats import BadImageError
 from vae.prepare.folders import write_error
-from vae.prepare.other_indexes import Entry, indexes
 from vae.prepare.pool import Failure, Limits, count_workers, run_tasks
 from vae.prepare.shared import find_shared
 from vae.progress import Progress
@@ -27,7 +25,7 @@ from vae.shards.shard_cache import ShardCache, open_cache
 from vae.shards.store import MissingError
 from vae.system import console
 from vae.system.errors import EXIT_DATA, UserError
-from vae.system.files import sha256_of_file, write_json
+from vae.system.files import open_regular, sha256_of_file, write_json
 
 SHARD_SECONDS = 7200.0  # to read one shard, on a slow disk too
 EXAMPLES = 10  # problems that are printed
@@ -161,23 +159,14 @@ def verify_shard(
         return [Problem(shard.name, "unreadable", error.strerror or str(error))]
 
 
-def _verify_indexes(path: Path, members: Sequence[tarfile.TarInfo], end: int) -> list[Problem]:
-    """Problems of the indexes for other programs; a dataset of another program may have none."""
-    entries = [Entry(member.name, member.offset, member.offset_data, member.size) for member in members]
-    samples = list(zip(entries[::2], entries[1::2], strict=False))
-    files = {path.with_suffix(suffix): content for suffix, content in indexes(samples, end).items()}
-    wrong = [file for file, content in files.items() if file.exists() and file.read_bytes() != content]
-    return [Problem(file.name, "bad_index", f"it does not describe {path.name}: delete it") for file in wrong]
-
-
 def _verify_members(
     dataset: ShardedDataset, max_pixels: int, shard: Shard, path: Path, rows: np.ndarray
 ) -> list[Problem]:
     problems = _verify_own(path, rows, shard) if dataset.tars is None else []
-    if any(problem.name == shard.name for problem in problems):
+    if problems:
         return problems
     first_frame = bool(dataset.policy.get("first_frame"))
-    with open(path, "rb") as file:
+    with open_regular(path) as file:
         for row in rows:
             if row["key"] in shard.removed:
                 continue
@@ -197,12 +186,10 @@ def _verify_members(
 
 
 def _verify_own(path: Path, rows: np.ndarray, shard: Shard) -> list[Problem]:
-    """Problems of the members of a tar file that --mode shard wrote, and of its indexes."""
-    with tarfile.open(path, "r:") as tar:
-        members = list(tar)
-        problems = _verify_indexes(path, members, tar.offset)
-    images = [member for member in members if not member.name.endswith(".json")]
+    """Problems of the members of a tar file that --mode shard wrote."""
+    with open_regular(path) as file, tarfile.open(fileobj=file, mode="r:") as tar:
+        images = [member for member in tar if not member.name.endswith(".json")]
     entries = [(m.name.split(".")[0].encode(), m.offset_data, m.size) for m in images]
     if entries != [(row["key"], row["offset"], row["size"]) for row in rows]:
         return [Problem(shard.name, "bad_index", "the index does not describe this tar file")]
-    return problems
+    return []

@@ -20,7 +20,7 @@ MAX_IMAGE_BYTES = 2**31 - 2**12  # of one image file: Linux reads no more at onc
 MAX_NAME_BYTES = 256  # of an image's name in a tar file that others wrote
 _INDEX_HEADER_BYTES = 4096  # at most
 # key: the first 32 digits of the SHA-256 of the image file; offset: of its first byte within the tar file;
-# phash_low, phash_high: of vae/prepare/perceptual_hash.py, to find images that look alike.
+# phash_low, phash_high: of vae/prepare/near_duplicates.py, to find images that look alike.
 INDEX = np.dtype(
     [
         ("key", "S32"),
