@@ -2,7 +2,6 @@
 
 import subprocess
 import sys
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -13,13 +12,6 @@ from vae.system.gpu_memory import ALLOCATOR_VARIABLES
 
 _REASON = why_not()
 NEEDS_NULL_GPU = [pytest.mark.slow, pytest.mark.skipif(_REASON is not None, reason=str(_REASON))]
-
-
-def needs_null_gpu(test: Callable[..., None]) -> Callable[..., None]:
-    """Mark one test as the modules are marked whose every test runs on the null GPU."""
-    for mark in NEEDS_NULL_GPU:
-        test = mark(test)
-    return test
 
 
 # A thread of PyTorch may end a process that is being taken apart with "terminate called".

@@ -173,6 +173,8 @@ class TarBlock(Block):
                 while (member := tar.next()) is not None:
                     yield from reader.add(member)
                     tar.members = []  # it keeps all that it has seen
+        except StoreError:
+            raise
         except (*TAR_ERRORS, RecursionError) as error:
             raise BrokenTarError(_why_no_tar(self.file, error)) from error
         if file.last.strip(b"\0") or len(file.last) < _BLOCK:
