@@ -1,6 +1,6 @@
 """The terms of the loss mean the same at every crop size: an image that repeats has the values of one tile.
 
-docs/training.md has the table of all settings. Only borders differ, so the tolerances fall with the size.
+docs/training.md says what changes with the crop. Only borders differ, so the tolerances fall with the size.
 """
 
 import functools
