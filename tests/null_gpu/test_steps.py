@@ -1,12 +1,15 @@
 """Optimizer steps on the null GPU: no synchronization, the predicted memory, settings under a limit."""
 
 import json
+import re
 from typing import Any
 
 import pytest
 import torch
 
+from tests.harness.runs import ROOT
 from tests.null_gpu.child import NEEDS_NULL_GPU, run_on_null_gpu
+from vae.config.options import RECOMPUTE
 
 pytestmark = NEEDS_NULL_GPU
 
@@ -16,14 +19,17 @@ IS_2_10 = torch.__version__ < (2, 11)
 
 SMALL = {"image_size": 256, "batch_size": 2}
 ADVERSARIAL = {**SMALL, "adversarial_weight": 0.5}
+DOCUMENTED = (ROOT / "docs" / "results.md").read_text(encoding="utf-8")
 # What the trainer chooses on an RTX 5090
 PLANS = {
+    "small": (8, "none"),
+    "fast": (4, "none"),
     "standard": (2, "none"),
     "high": (1, "none"),
     "ultra": (1, "activations"),
 }
 CASES: dict[str, Found] = {
-    **{level: {"options": SMALL, "recompute": level, "steps": 2} for level in ("blocks", "all")},
+    **{level: {"options": SMALL, "recompute": level, "steps": 2} for level in RECOMPUTE[2:]},
     "bf16": {"options": ADVERSARIAL},
     "graph": {"options": ADVERSARIAL, "graph": True, "disc_start": 5, "steps": 11},
     "fp16": {"options": ADVERSARIAL, "dtype": "float16"},
@@ -93,6 +99,9 @@ def test_profiles_reserve_what_the_plan_predicts(found: dict[str, Found], profil
     assert result["needed_gib"] <= result["available_gib"]
     assert result["reserved_gib"] == pytest.approx(result["predicted_gib"], rel=0.02)
     assert (result["micro_batch"], result["recompute"]) == PLANS[profile]
+    micro_batch, level, peak = re.search(rf"^{profile} .* x (\d+)  (\w+) +(\S+)", DOCUMENTED, re.M).groups()
+    assert (int(micro_batch), level) == PLANS[profile]
+    assert float(peak) == pytest.approx(result["predicted_gib"], rel=0.002)  # in fp16; this step is in bf16
     assert result["retries"] == 0 or (IS_2_10 and profile == "ultra")
 
 
