@@ -15,6 +15,9 @@ def main(argv: list[str]) -> int:
         return 0
     card = {name: given.pop(name) for name in ("gpu", "vram_gib") if name in given}
     if given.pop("plan", False):
+        for name in ("folds", "save_config"):
+            if given.get(name) is not None:
+                raise UsageError(f"--plan and --{name} exclude each other: remove one of them")
         from vae.training.plan_command import print_stage_plans
 
         print_stage_plans(given, **card)

@@ -57,11 +57,10 @@ def folder_name(name: str) -> str:
 
 def check_cases(machine: Machine, folder: Path) -> list[Case]:
     """Is everything here, and what will fit?"""
-    quick = ["--quick"] * machine.quick
     return [
         Case(
             "check",
-            [PYTHON, "check_compatibility.py", "--json", *quick],
+            [PYTHON, "check_compatibility.py", "--json"],
             partial(_read_check, machine),
             (0, 1),
         ),

@@ -137,7 +137,7 @@ def choose_build(options: argparse.Namespace, interactive: bool, venv: Path) -> 
 
 
 def check(venv: Path) -> None:
-    """Run the quick check in the finished environment; its result does not change the set-up's exit code."""
+    """Run the check in the finished environment; its result does not change the set-up's exit code."""
     if run_command([str(python_of(venv)), "check_compatibility.py"]) != 0:
         console.info("The environment is complete, but the check failed: see above for the remedies.")
 

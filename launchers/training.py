@@ -13,13 +13,13 @@ from launchers.command import exit_code_of, run_command, stop_on_signals
 from launchers.menu import ask_job
 from launchers.stamp import ROOT, has_requirements
 from vae.system import console
-from vae.system.folder_marker import read_marker
 
 WINDOWS = os.name == "nt"
 LAUNCHER = "train_rtx5090.bat" if WINDOWS else "./train_rtx5090.sh"
 OUTPUT_DIR = "./outputs/rtx5090_training"
 DEMO_OUTPUT_DIR = "./outputs/demo"
 DEMO_DATA = "./data/demo"
+DRAWING = Path("data/.drawing_demo")  # exists until all of them are drawn
 
 HELP = f"""usage: {LAUNCHER} [--demo] [any flag of train_vae.py]
 
@@ -91,9 +91,14 @@ def trainer_finds_folder(flags: list[str]) -> bool:
     return "--config" in words or resumed not in ([], ["latest"])
 
 
-def needs_drawing() -> bool:
-    """Whether the demo's images are missing, or were drawn: perhaps not all of them."""
-    return not contains_files(DEMO_DATA) or read_marker(Path(DEMO_DATA)) is not None
+def draw_demo_data(python: str) -> int:
+    """Draw the demo's images that are missing; returns the exit code."""
+    DRAWING.parent.mkdir(exist_ok=True)
+    DRAWING.touch()
+    code = run_command([python, "prepare_data.py", "--mode", "demo", "--output_dir", DEMO_DATA])
+    if code == 0:
+        DRAWING.unlink()
+    return code
 
 
 def complete_environment() -> int:
@@ -133,8 +138,8 @@ def main() -> int:
         arguments = asked
     command = trainer_command(arguments, contains_files("./data/train"))
     draws = "--demo" in arguments and not gives(arguments, "--data_path") and DEMO_DATA in command
-    if draws and needs_drawing():
-        code = run_command([python, "prepare_data.py", "--mode", "demo", "--output_dir", DEMO_DATA])
+    if draws and (DRAWING.exists() or not contains_files(DEMO_DATA)):
+        code = draw_demo_data(python)
         if code != 0:
             return code
     return become([python, *command])

@@ -41,7 +41,7 @@ def test_long_texts_are_wrapped():
 def test_json():
     checks = judge(NO_CARD)
     content = json.loads(as_json(NO_CARD, checks, exit_code(checks, strict=True)))
-    assert content["schema_version"] == SCHEMA_VERSION == 1
+    assert content["schema_version"] == SCHEMA_VERSION == 2
     assert (content["ok"], content["exit_code"]) == (True, 3)
     assert [check["id"] for check in content["checks"]] == [check.id for check in checks]
     assert set(content["checks"][0]) == {"id", "group", "title", "status", "found", "expected", "remedy"}

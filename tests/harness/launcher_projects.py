@@ -53,8 +53,6 @@ with open("calls.jsonl", "a") as calls:
 folder = sys.argv[sys.argv.index("--output_dir") + 1]
 os.makedirs(folder, exist_ok=True)
 open(os.path.join(folder, "1.png"), "w").close()
-with open(os.path.join(folder, ".vae_folder.json"), "w") as file:
-    file.write('{"command": "demo", "id": "0123456789abcdef"}')
 if os.environ.get("STUB_WAITS"):
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     print("waiting", flush=True)

@@ -22,6 +22,7 @@ from vae.config.prepare_flags import PreprocessConfig
 from vae.data.manifest import read_rows
 from vae.images.decoding import decode_image
 from vae.images.formats import BadImageError
+from vae.prepare.blocks import open_source
 from vae.prepare.draw import draw_image
 from vae.prepare.naming import output_name
 from vae.prepare.resize import plan_shape, resize, resize_to_shape
@@ -443,3 +444,16 @@ def test_full_disk_is_an_error_of_one_line(tmp_path):
     assert "the disk is full" in done.stderr
     assert "Traceback" not in done.stderr
     assert prepare(*line[1:]).returncode == 0
+
+
+def test_name_of_an_image_in_a_list_does_not_depend_on_the_other_lines(tmp_path):
+    files = [tmp_path / name for name in ("a/1.png", "b/2.png")]
+    for file in files:
+        file.parent.mkdir()
+        Image.new("RGB", (16, 16)).save(file)
+    names = []
+    for count in (1, 2):
+        (tmp_path / "list.txt").write_text("\n".join(map(str, files[:count])))
+        config = PreprocessConfig(input_dir=str(tmp_path / "list.txt"), output_dir="unused")
+        names.append([item.name for block in open_source(config).blocks for item in block.items()])
+    assert names[1][:1] == names[0]

@@ -9,7 +9,7 @@ from vae.checks.facts import Facts
 from vae.checks.table import FAIL, GROUPS, PASS, SKIP, WARN, Result
 from vae.system.console import public_line
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 EXIT_STRICT = 3  # warnings under --strict
 WORDS = {PASS: "ok", WARN: "WARN", FAIL: "FAIL", SKIP: "skip"}
 WIDTH, TITLE_WIDTH = 100, 22  # characters of a line, and of a check's title

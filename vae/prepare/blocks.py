@@ -172,7 +172,9 @@ def open_source(config: ReadingConfig) -> Source:
     wanted = readable_extensions() + OTHER_EXTENSIONS
     if kind == ".txt":
         files = [as_file(path, FLAG) for path in read_list(text, FLAG)]
-        root, names = common_folder(files, FLAG) if files else ("", [])
+        root, names = "", [str(file) for file in files]  # whole: another line changes no name
+        if any(isinstance(file, StoreFile) for file in files):
+            root, names = common_folder(files, FLAG)
     elif is_remote(text):
         root = text.rstrip("/")
         found = list_files(StoreFile(f"{root}/", FLAG))
@@ -217,11 +219,11 @@ def _kind_of_folder(text: str) -> str:
     def note(name: str, code: str) -> None:
         if code == "other_file":
             base = os.path.basename(name.lower())
-            seen.add("chunk-.bin" if base.startswith("chunk-") and base.endswith(".bin") else base[-8:])
+            seen.add("chunk-.bin" if base.startswith("chunk-") and base.endswith(".bin") else base[-9:])
 
     if next(walk_images(text, flag=FLAG, extensions=OTHER_EXTENSIONS, on_skip=note), None) is not None:
         return ""
-    for kind, name in ((".mds", "MDS of mosaicml-streaming"), (".zstd", "MDS of mosaicml-streaming"),
+    for kind, name in ((".mds", "MDS of mosaicml-streaming"), (".mds.zstd", "MDS of mosaicml-streaming"),
                        ("chunk-.bin", "LitData")):  # fmt: skip
         if any(end.endswith(kind) for end in seen):
             raise DataError(

@@ -48,9 +48,10 @@ class Metadata:
 def read_metadata(features_file: str, labels_file: str | None = None) -> Metadata:
     """Join both files; raises UserError or DataError for invalid columns, ids or labels."""
     by_id = read_table(features_file, "--features", (ID, FILEPATH))
-    rows = {row[FILEPATH].replace("\\", "/").removeprefix("./"): row for row in by_id.values()}
+    paths = [row[FILEPATH].replace("\\", "/").removeprefix("./") for row in by_id.values()]
+    rows = dict(zip(paths, by_id.values(), strict=True))
     if len(rows) < len(by_id):
-        double = Counter(row[FILEPATH] for row in by_id.values()).most_common(1)[0][0]
+        double = Counter(paths).most_common(1)[0][0]
         raise DataError(f"--features {features_file}: {FILEPATH} {double} occurs twice: remove one row")
     labels = _labels_of(by_id, features_file, labels_file) if labels_file else None
     return Metadata(features_file, rows, labels)

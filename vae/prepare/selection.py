@@ -26,6 +26,7 @@ from vae.system.errors import DataError, UserError
 from vae.system.files import bounded_lines, check_regular, open_regular
 
 EXACT, NEAR = "exact_duplicate", "near_duplicate"
+BESIDE = "--beside"
 KEY_DIGITS = 32  # of the SHA-256 of an image file
 MAX_COLUMNS = 500  # of metadata that --where may use
 MAX_JOINED_BYTES = 2**36
@@ -68,7 +69,7 @@ def drop_exact(table: Table) -> int:
     """Leave out all but the first of accepted images with equal bytes; returns their number."""
     before = table.accepted
     table.run(
-        "UPDATE images SET reason = ?, detail = 'of ' || first.name, duplicates = first.sha256 FROM ("
+        "UPDATE images SET reason = ?, detail = 'of ' || first.name FROM ("
         "SELECT sha256, arg_min(name, n) AS name, min(n) AS n FROM images WHERE reason = '' "
         "GROUP BY sha256 HAVING count(*) > 1) AS first "
         "WHERE images.reason = '' AND images.sha256 = first.sha256 AND images.n > first.n",
@@ -151,15 +152,15 @@ def refuse_divided_look_alikes(table: Table) -> None:
         )
 
 
-def compare_with(table: Table, paths: Sequence[str], flag: str = "--beside") -> None:
+def compare_with(table: Table, paths: Sequence[str]) -> None:
     """Leave out images of other datasets, which train beside this one.
 
     Images that look like theirs join the same subset. One that looks like images of both subsets is left out.
     """
     for path in paths:
-        training = read_dataset(path, flag=flag)
+        training = read_dataset(path, flag=BESIDE)
         validation = training.beside(training.validation) if training.validation else None
-        subsets = {TRAIN: training, **({VAL: read_dataset(validation, flag=flag)} if validation else {})}
+        subsets = {TRAIN: training, **({VAL: read_dataset(validation, flag=BESIDE)} if validation else {})}
         keys, near = list[bytes](), dict[str, np.ndarray]()
         found = table.columns("SELECT n, phash FROM images WHERE reason = '' ORDER BY n")
         hashes = words_of(found["phash"])
@@ -173,7 +174,7 @@ def compare_with(table: Table, paths: Sequence[str], flag: str = "--beside") -> 
                     for ours, _ in near_between(hashes, theirs[theirs.any(axis=1)]):
                         is_near[ours] = True
             except BadImageError as error:
-                raise DataError(f"{flag} {path} is damaged: {error.detail}") from None
+                raise DataError(f"{BESIDE} {path} is damaged: {error.detail}") from None
             near[subset] = found["n"][is_near]
         for subset, numbers in near.items():
             with table.arrays("chosen", n=numbers):

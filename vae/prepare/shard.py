@@ -53,7 +53,7 @@ SUBSETS = {VALIDATION: VAL, TRAINING: TRAIN}  # the training set last: it names 
 STEMS = {TRAINING: "images", VALIDATION: "validation"}  # of the names of their shards
 POLICY = ("min_size", "max_aspect", "max_pixels", "background", "first_frame", "val_split", "near_duplicates")
 CHOICES = ("where", "join", "exclude")  # in the policy if they are given
-OWN_COLUMNS = {"path", "sha256", "width", "height", "source", "flags", "split", "fold"}  # of a manifest
+OWN_COLUMNS = {"path", "sha256", "width", "height", "source", "flags", "split", "fold", "phash"}
 _SHARD_NAME = re.compile(r"(images|validation)-\d{6,}\.tar")
 
 

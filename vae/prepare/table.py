@@ -99,7 +99,7 @@ class Table:
             raise DataError(f"{damaged[0]} is damaged: delete it, and repeat the command")
         self.run(
             "CREATE TABLE images AS SELECT (row_number() OVER (ORDER BY block, number) - 1)::BIGINT AS n, "
-            "* REPLACE (coalesce(reason, '') AS reason, coalesce(flags, []) AS flags), '' AS duplicates, "
+            "* REPLACE (coalesce(reason, '') AS reason, coalesce(flags, []) AS flags), "
             f"'' AS subset, NULL::VARCHAR AS grp FROM rows WHERE number <> {OF_BLOCK} ORDER BY block, number"
         )
         self.run(
