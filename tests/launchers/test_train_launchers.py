@@ -76,12 +76,15 @@ def test_demo_draws_images_once_and_uses_the_next_unused_folder(project):
     assert project.calls()[-1][3:5] == ["--output_dir", "./outputs/demo"]
 
 
-def test_demo_trains_on_existing_images(project):
-    (project.folder / "data/train/deep").mkdir(parents=True)
-    (project.folder / "data/train/deep/1.jpg").touch()
+@pytest.mark.parametrize(
+    ("image", "folder"), [("data/train/deep/1.jpg", "./data/train"), ("data/demo/mine.jpg", "./data/demo")]
+)
+def test_demo_trains_on_existing_images(project, image, folder):
+    (project.folder / image).parent.mkdir(parents=True)
+    (project.folder / image).touch()
     project.train("--demo")
     (trained,) = project.calls()
-    assert trained[-2:] == ["--data_path", "./data/train"]
+    assert trained[-2:] == ["--data_path", folder]
 
 
 def test_failed_drawing_stops_the_demo_and_goes_on_next_time(project):
@@ -89,14 +92,6 @@ def test_failed_drawing_stops_the_demo_and_goes_on_next_time(project):
     assert [call[0] for call in project.calls()] == ["prepare_data.py"]
     assert project.train("--demo").returncode == 0
     assert [call[0] for call in project.calls()] == ["prepare_data.py", "train_vae.py"]
-
-
-def test_images_of_others_in_the_folder_of_the_demo_are_trained_on(project):
-    (project.folder / "data/demo").mkdir(parents=True)
-    (project.folder / "data/demo/mine.jpg").touch()
-    project.train("--demo")
-    (trained,) = project.calls()
-    assert trained[-2:] == ["--data_path", "./data/demo"]
 
 
 def test_signal_while_drawing_ends_the_launcher(project):

@@ -73,12 +73,11 @@ class FolderLock:
                     f"--output_dir {folder} is in use by {holder}: wait until it ends, or use another folder"
                 )
             with suppress(OSError):
-                inner = (one for one in folder.glob("*/") if not is_link(one) and read_marker(one) is None)
-                for written in (
-                    folder,
-                    *inner,
-                ):  # a folder with a marker is another run's, which may be saving
-                    remove_temporary(written)
+                remove_temporary(folder)
+                for inner in folder.glob("*/"):
+                    is_of_another_run = read_marker(inner) is not None  # it may be saving now
+                    if not (is_link(inner) or is_of_another_run):
+                        remove_temporary(inner)
         self._file = file
         try:
             file.truncate(0)
