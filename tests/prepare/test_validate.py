@@ -1,11 +1,14 @@
 """Validation recognizes every kind of file, reports, and moves files only on request."""
 
+import errno
+import io
 import json
 import os
 import re
 import shutil
 import sys
 import threading
+from contextlib import nullcontext
 
 import pytest
 from PIL import Image
@@ -15,8 +18,9 @@ from tests.harness.preparing import prepare
 from tests.harness.runs import run_script
 from vae.images.decoding import decode_image, read_image
 from vae.images.formats import BadImageError
+from vae.prepare import quarantine
 from vae.prepare.quarantine import undo
-from vae.system.errors import DataError
+from vae.system.errors import DataError, UserError
 from vae.system.folder_marker import claim_folder
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="needs links, FIFOs and file names of Unix")
@@ -170,6 +174,34 @@ def test_undo_after_a_full_disk_has_cut_the_record(mixed, tmp_path):
         file.write('{"from": "good.png", "to": "goo')
     assert undo(str(tmp_path / "aside"), str(mixed)) == (2, 0)
     assert files_below(mixed) == before
+
+
+class PartlyWritten(io.FileIO):
+    """A file on a disk that takes a few bytes of each write, and after `left` bytes none."""
+
+    left = 10**6
+
+    def write(self, data):
+        if not self.left:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        taken = super().write(data[: min(7, self.left)])
+        self.left -= taken
+        return taken
+
+
+@pytest.mark.parametrize("left", [10**6, 100])
+def test_no_file_moves_before_its_whole_record_is_written(tmp_path, monkeypatch, left):
+    monkeypatch.setattr(PartlyWritten, "left", left)
+    monkeypatch.setattr(quarantine, "open_appending", lambda path: PartlyWritten(path, "a+"))
+    (tmp_path / "in").mkdir()
+    names = ["1.png", "2.png", "3.png"]
+    for name in names:
+        (tmp_path / "in" / name).touch()
+    files = [(name, "truncated", "a detail") for name in names]
+    with pytest.raises(UserError, match="full") if left == 100 else nullcontext():
+        quarantine.move_rejected(files, str(tmp_path / "in"), str(tmp_path / "aside"))
+    undo(str(tmp_path / "aside"), str(tmp_path / "in"))
+    assert sorted(path.name for path in (tmp_path / "in").iterdir()) == names
 
 
 def test_report_replaces_no_file_without_the_flag(mixed, tmp_path):

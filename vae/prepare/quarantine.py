@@ -37,7 +37,7 @@ def move_rejected(files: Iterable[tuple[str, str, str]], input_dir: str, quarant
                 target = _free_name(inside(root, name, "--quarantine_dir"))
                 relative = os.path.relpath(target, os.path.realpath(root)).replace(os.sep, "/")
                 row = {"from": name, "to": relative, "reason": reason, "detail": detail}
-                record.write(json.dumps(row).encode() + b"\n")
+                _write_line(record, json.dumps(row).encode() + b"\n")  # before the file moves
                 moved += _move(source, target)
     except OSError as error:
         raise write_error(error, quarantine_dir, "--quarantine_dir") from error
@@ -101,6 +101,12 @@ def _parse(path: Path) -> Iterator[tuple[str, str]]:
             if not isinstance(source, str) or not isinstance(target, str):
                 raise ValueError(f"line {number} is not the record of a move")
             yield source, target
+
+
+def _write_line(record: BinaryIO, line: bytes) -> None:
+    """Append a whole line; OSError if the disk is full. An unbuffered file may take a part of it only."""
+    while line:
+        line = line[record.write(line) :]
 
 
 def _end_last_line(record: BinaryIO) -> None:
