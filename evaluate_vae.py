@@ -7,7 +7,7 @@ def main(argv: list[str]) -> int:
     from vae.config.evaluate_flags import parse_evaluate_flags
 
     config = parse_evaluate_flags(argv)
-    from vae.evaluation.precheck import check_command
+    from vae.evaluation.command import check_command
 
     check_command(config)  # finds mistakes before PyTorch is imported, which takes seconds
     if config.watch is not None:
@@ -21,10 +21,10 @@ def main(argv: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    import signal
+    import _signal  # signal would first import enum
 
-    if signal.getsignal(signal.SIGINT) != signal.SIG_IGN:
-        signal.signal(signal.SIGINT, signal.SIG_DFL)  # no traceback of an import
+    if _signal.getsignal(_signal.SIGINT) is _signal.default_int_handler:
+        _signal.signal(_signal.SIGINT, _signal.SIG_DFL)  # no traceback of an import
     from vae.system.script import run_script
 
     run_script("evaluate_vae.py", main, stopped="stopped: no results")

@@ -16,10 +16,10 @@ def main(argv: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    import signal
+    import _signal  # signal would first import enum
 
-    if signal.getsignal(signal.SIGINT) != signal.SIG_IGN:
-        signal.signal(signal.SIGINT, signal.SIG_DFL)  # no traceback of an import
+    if _signal.getsignal(_signal.SIGINT) is _signal.default_int_handler:
+        _signal.signal(_signal.SIGINT, _signal.SIG_DFL)  # no traceback of an import
     from vae.system.script import run_script
 
     run_script(

@@ -1,22 +1,19 @@
 #!/usr/bin/env python3
 """Prepare a training set from raw images: `python prepare_data.py --help`."""
 
-import sys
-
-from vae.config.prepare_flags import (
-    AnalyzeConfig,
-    IndexConfig,
-    PreprocessConfig,
-    ShardConfig,
-    SplitConfig,
-    ValidateConfig,
-    parse_prepare_flags,
-)
-from vae.system.script import run_script
-
 
 def main(argv: list[str]) -> int:
     """Flags to one call; returns the exit code."""
+    from vae.config.prepare_flags import (
+        AnalyzeConfig,
+        IndexConfig,
+        PreprocessConfig,
+        ShardConfig,
+        SplitConfig,
+        ValidateConfig,
+        parse_prepare_flags,
+    )
+
     config = parse_prepare_flags(argv)
     if isinstance(config, PreprocessConfig):
         from vae.prepare.preprocess import run_preprocess
@@ -48,6 +45,14 @@ def main(argv: list[str]) -> int:
 
 
 if __name__ == "__main__":
+    import _signal  # signal would first import enum
+
+    if _signal.getsignal(_signal.SIGINT) is _signal.default_int_handler:
+        _signal.signal(_signal.SIGINT, _signal.SIG_DFL)  # no traceback of an import
+    import sys
+
+    from vae.system.script import run_script
+
     words = [word for argument in sys.argv[1:] for word in argument.split("=", 1)]
     mode = words[words.index("--mode") + 1 :][:1] if "--mode" in words else []
     continues = mode in (["preprocess"], ["shard"], ["index"], ["analyze"], ["demo"]) or "--rows_dir" in words

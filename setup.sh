@@ -4,6 +4,7 @@
 set -u
 CDPATH='' cd -- "$(dirname -- "${BASH_SOURCE[0]}")" || exit 1
 export PYTHONUTF8=1 PIP_DISABLE_PIP_VERSION_CHECK=1
+trap 'exit 130' INT # or an interrupted test of a Python would fail, and the next one would be taken
 
 too_old='' incomplete=''
 for name in python3 python3.14 python3.13 python3.12 python3.11 python3.10 python; do

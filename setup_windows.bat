@@ -45,20 +45,20 @@ exit /b %CODE%
 
 :probe
 rem Exit code 0 if the Python called by %* is suitable; otherwise stores the reason in a variable.
-rem The Store's stub only opens the Store and exits with 9009.
+rem The Store's stub only opens the Store and exits with 9009. The code of a crash is negative: not `if errorlevel 1`.
 %* -c "import sys" >nul 2>nul
-if errorlevel 1 (
+if not "%ERRORLEVEL%"=="0" (
     where %1 2>nul | findstr /i "WindowsApps" >nul
     if not errorlevel 1 set "STUB=%1"
     exit /b 1
 )
 %* -c "import sys; sys.exit(not ((3, 10) <= sys.version_info and 2**32 < sys.maxsize))"
-if errorlevel 1 (
+if not "%ERRORLEVEL%"=="0" (
     set "TOO_OLD=%*"
     exit /b 1
 )
 %* -c "import ensurepip, venv" >nul 2>nul
-if errorlevel 1 (
+if not "%ERRORLEVEL%"=="0" (
     set "INCOMPLETE=%*"
     exit /b 1
 )

@@ -24,8 +24,9 @@ if "%~1"=="-h" set "HELP=1"
 if defined HELP set "PYTHON=python"
 if defined HELP py -3 -c "" >nul 2>nul && set "PYTHON=py"
 if defined HELP goto start
-call setup_windows.bat --yes
-if errorlevel 1 goto stop
+call .\setup_windows.bat --yes
+rem Not `if errorlevel 1`: the exit code after Ctrl-C or a crash is negative.
+if not "%ERRORLEVEL%"=="0" goto stop
 
 :start
 "%PYTHON%" -X utf8 -m launchers.training %*

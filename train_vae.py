@@ -13,41 +13,43 @@ def main(argv: list[str]) -> int:
     if given.pop("list_profiles", False):
         console.info(profile_table())
         return 0
-    card = {name: given.pop(name) for name in ("gpu", "vram_gib") if name in given}
-    if given.pop("plan", False):
-        for name in ("folds", "save_config"):
-            if given.get(name) is not None:
-                raise UsageError(f"--plan and --{name} exclude each other: remove one of them")
-        from vae.training.plan_command import print_stage_plans
-
-        print_stage_plans(given, **card)
-        return 0
-    for name, value in card.items():
-        raise UsageError(f"--{name} {value} is only used by --plan: add --plan")
+    plan = given.pop("plan", False)
     folds = given.pop("folds", None)
     path = given.pop("save_config", None)
-    if path:
-        from vae.training.save_config import save_config
+    card = {name: given.pop(name) for name in ("gpu", "vram_gib") if name in given}
+    for name, value in {"folds": folds, "save_config": path}.items():
+        if plan and value is not None:
+            raise UsageError(f"--plan and --{name} exclude each other: remove one of them")
+    for name, value in card.items():
+        if not plan:
+            raise UsageError(f"--{name} {value} is only used by --plan: add --plan")
+    from vae.training.command import Command, check_command
 
-        save_config(given, path)
+    if plan:
+        from vae.training.actions import print_stage_plans
+
+        print_stage_plans(Command.of(given), **card)
+        return 0
+    if path:
+        from vae.training.actions import save_config
+
+        save_config(Command.of(given), path)
         return 0
     if folds:
         from vae.training.folds import train_folds
 
-        return train_folds(given, folds)
-    from vae.training.precheck import check_command
-
-    checked = check_command(given)  # finds mistakes before PyTorch is imported, which takes seconds
+        return train_folds(Command.of(given), folds)
+    command = check_command(given)  # finds mistakes before PyTorch is imported, which takes seconds
     from vae.training.run import train_checked
 
-    return train_checked(checked)
+    return train_checked(command)
 
 
 if __name__ == "__main__":
-    import signal
+    import _signal  # signal would first import enum
 
-    if signal.getsignal(signal.SIGINT) != signal.SIG_IGN:
-        signal.signal(signal.SIGINT, signal.SIG_DFL)  # no traceback of an import
+    if _signal.getsignal(_signal.SIGINT) is _signal.default_int_handler:
+        _signal.signal(_signal.SIGINT, _signal.SIG_DFL)  # no traceback of an import
     from vae.system.script import run_script
 
     run_script("train_vae.py", main)

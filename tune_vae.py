@@ -7,11 +7,11 @@ def main(argv: list[str]) -> int:
     from vae.config.tune_flags import parse_tune_flags
 
     config = parse_tune_flags(argv)
-    from vae.tuning.precheck import check_command
+    from vae.tuning.defaults import check_command
 
     base = check_command(config)  # finds mistakes before Optuna is imported
     if config.cards and len(config.cards) > 1:
-        from vae.tuning.cards import search_on_cards
+        from vae.tuning.training_process import search_on_cards
 
         search_on_cards(config, argv)
         return 0
@@ -22,10 +22,10 @@ def main(argv: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    import signal
+    import _signal  # signal would first import enum
 
-    if signal.getsignal(signal.SIGINT) != signal.SIG_IGN:
-        signal.signal(signal.SIGINT, signal.SIG_DFL)  # no traceback of an import
+    if _signal.getsignal(_signal.SIGINT) is _signal.default_int_handler:
+        _signal.signal(_signal.SIGINT, _signal.SIG_DFL)  # no traceback of an import
     from vae.system.script import run_script
 
     run_script("tune_vae.py", main, stopped="stopped: the same command continues the search")

@@ -33,8 +33,14 @@ sys.path.insert(0, str(ROOT))
 from benchmarks.short_runs import crop_of, measure, read_photos, train  # noqa: E402
 from vae.config.options import LossConfig, ModelConfig  # noqa: E402
 from vae.evaluation.diffusability import diffusability  # noqa: E402
-from vae.evaluation.sample_distance import image_distance, samples_of  # noqa: E402
-from vae.evaluation.velocity import MAX_CROP, VelocityNetwork, held_out_loss, middle  # noqa: E402
+from vae.evaluation.velocity import (  # noqa: E402
+    MAX_CROP,
+    VelocityNetwork,
+    held_out_loss,
+    image_distance,
+    middle,
+    samples_of,
+)
 from vae.evaluation.velocity import train as train_velocity  # noqa: E402
 from vae.images.pixels import to_float  # noqa: E402
 from vae.inference.codec import decode_latents, encode_images  # noqa: E402

@@ -4,8 +4,9 @@
 
 It trains in one process on random crops, L1 and KL, and prints one line of JSON per run: PSNR in dB of the
 EMA weights on crops of other photographs, the difference from the start, the quarters of the crops with the
-smallest and the largest gradients, and the noise of the posterior. `--save` and `--start` make the last
-weights the start of another command: a trained VAE.
+smallest and the largest gradients, their outer 8 px, and the noise of the posterior; for each folder of
+`--test`, the same as trained and computed in fp32. Half precision is a card's on any CPU: products of rounded
+numbers, added in fp32. `--save` and `--start` make the last weights the start of another command.
 """
 
 import argparse
@@ -19,6 +20,7 @@ from pathlib import Path
 import numpy as np
 import torch
 from PIL import Image
+from torch.utils._python_dispatch import TorchDispatchMode
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
@@ -32,15 +34,34 @@ from vae.losses.latent_statistics import needs_statistics, statistics_of
 from vae.losses.terms import build_terms
 from vae.model.autoencoder import AutoencoderKL
 from vae.model.initialization import initialize
+from vae.ops import fused_conv
 from vae.optimizers import WARM_ENDS_SHARE, build_optimizers, set_learning_rate
 from vae.step import Networks, StepInputs, compute_gradients
 from vae.training.schedule import TRAINED, WARM, WARMUP_SHARE, ema_decay, learning_rate_factor
 from vae.update import UpdateState, apply_update
 
+PRECISIONS = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+BORDER = 8  # px
 FORMATS = (".png", ".jpg", ".jpeg", ".webp")
 LONGEST_SIDE = 1024  # px of a photograph in memory
 VALIDATION_SHARE, VALIDATION_CROPS = 6, 24  # every sixth photograph; crops at 64 px, fewer if larger
 EMA_DECAY = 0.999  # the default of the trainer
+
+
+class CardArithmetic(TorchDispatchMode):
+    """Products of half precision are added in fp32 and rounded, as on tensor cores."""
+
+    PRODUCTS = ("convolution", "convolution_backward", "mm", "bmm", "addmm", "baddbmm")
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        """Run one operation of PyTorch."""
+        half = next((a.dtype for a in args if isinstance(a, torch.Tensor) and a.element_size() == 2), None)
+        if half is None or func.overloadpacket.__name__ not in self.PRODUCTS or kwargs:
+            return func(*args, **(kwargs or {}))
+        result = func(*(a.float() if isinstance(a, torch.Tensor) else a for a in args))
+        if isinstance(result, torch.Tensor):
+            return result.to(half)
+        return tuple(None if part is None else part.to(half) for part in result)
 
 
 def read_photos(folder: Path, size: int) -> list[torch.Tensor]:
@@ -64,18 +85,48 @@ def crop_of(photo: torch.Tensor, size: int, draw: random.Random) -> torch.Tensor
 @torch.no_grad()
 def measure(model: AutoencoderKL, crops: torch.Tensor, dtype: torch.dtype) -> dict[str, float]:
     """PSNR of all crops, of the smooth and the busy quarter, and facts about the noise."""
-    noise, values = NoiseMeter(model.config.z_channels), []
+    noise = NoiseMeter(model.config.z_channels)
+    values, borders = [], []
     for part in crops.split(4):
         images = to_float(part)
         recon, mean, logvar = model(images.to(dtype, memory_format=torch.channels_last))
         noise.add(mean, logvar)
-        values.append(psnr(recon.float().clamp(-1, 1), images))
+        recon = recon.float().clamp(-1, 1)
+        values.append(psnr(recon, images))
+        borders.append(border_psnr(recon, images))
     found = torch.cat(values)
     pixels = crops.float()
     order = (pixels[..., 1:] - pixels[..., :-1]).abs().mean((1, 2, 3)).argsort()
     quarter = max(1, len(order) // 4)
     means = {"psnr": found, "smooth": found[order[:quarter]], "busy": found[order[-quarter:]]}
+    means["border"] = torch.cat(borders)
     return {name: value.mean().item() for name, value in means.items()} | noise_facts(noise.sums())
+
+
+def border_psnr(recon: torch.Tensor, images: torch.Tensor) -> torch.Tensor:
+    """PSNR (B,) of the outer pixels of recon and images (B, 3, H, W) in -1 to 1."""
+    squares = (recon - images).square()
+    inside = squares[..., BORDER:-BORDER, BORDER:-BORDER]
+    error = (squares.sum((1, 2, 3)) - inside.sum((1, 2, 3))) / (squares[0].numel() - inside[0].numel())
+    return 10 * torch.log10(4 / error.clamp(min=1e-10))
+
+
+def test_crops(folder: Path, size: int) -> torch.Tensor:
+    """The crops of a folder of --test: uint8 (N, 3, size, size)."""
+    photos, draw = read_photos(folder, size), random.Random(7)
+    each = max(1, VALIDATION_CROPS * 64 // size // len(photos))
+    return torch.stack([crop_of(photo, size, draw) for photo in photos for _ in range(each)])
+
+
+def measure_all(
+    model: AutoencoderKL, crops: torch.Tensor, tests: dict[str, torch.Tensor], dtype: torch.dtype
+) -> dict:
+    """The measures of `crops`, and those of each test as trained and in fp32."""
+    measured = dict(measure(model, crops, dtype))
+    for name, images in tests.items():
+        measured[name] = measure(model, images, dtype)
+        measured[name + ", fp32"] = measure(model, images, torch.float32)
+    return measured
 
 
 def train(
@@ -92,14 +143,15 @@ def train(
     networks = Networks(model, None, build_terms(loss, dtype, "cpu"), dtype, channels_last=True)
     optim = OptimConfig(optimizer=given.optimizer, learning_rate=peak)
     (optimizer,) = build_optimizers(model, None, optim, loss)
-    update, draw = UpdateState.begin(torch.device("cpu"), fp16=False), random.Random(given.seed)
+    fp16 = dtype == torch.float16
+    update, draw = UpdateState.begin(torch.device("cpu"), fp16), random.Random(given.seed)
     generator, latent = torch.Generator().manual_seed(given.seed), given.size // model.downsampling
     shape = (given.batch, model.config.z_channels, latent, latent)
     running = torch.zeros(3, model.config.z_channels)
     for step in range(steps):
         crops = torch.stack([crop_of(draw.choice(photos), given.size, draw) for _ in range(given.batch)])
         noise = torch.randn(shape, generator=generator)
-        inputs = StepInputs(crops, noise, 1 / given.batch, torch.ones(()), None)
+        inputs = StepInputs(crops, noise, 1 / given.batch, update.loss_scale, None)
         if needs_statistics(loss):
             inputs.running_moments = running
         if largest := max(loss.decoder_noise):
@@ -115,7 +167,7 @@ def train(
         sums = compute_gradients(networks, inputs, [given.batch])
         if needs_statistics(loss):
             running = update_running(running, sums["latent_moments"] / given.batch)
-        apply_update([optimizer], update, optim, fp16=False, empty=False)
+        apply_update([optimizer], update, optim, fp16, empty=False)
         decay = ema_decay(EMA_DECAY, step, TRAINED if given.start else WARM, steps - step)
         with torch.no_grad():
             torch._foreach_lerp_(list(ema.parameters()), list(model.parameters()), 1 - decay)
@@ -135,11 +187,13 @@ def main() -> None:
     parser.add_argument("--norm_groups", type=int, default=8)
     parser.add_argument("--optimizer", choices=("adamw", "muon"), default="adamw")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--bf16", action="store_true")
+    parser.add_argument("--precision", choices=PRECISIONS, default="fp32")
+    parser.add_argument("--test", type=Path, nargs="+", default=[], help="folders of other photographs")
     parser.add_argument("--start", type=Path, help="weights of --save instead of the warm start")
     parser.add_argument("--save", type=Path, help="file for the weights of the last run")
     given = parser.parse_args()
-    dtype = torch.bfloat16 if given.bf16 else torch.float32
+    dtype = PRECISIONS[given.precision]
+    fused_conv.end_dtype = lambda h: torch.float16 if h.dtype == torch.bfloat16 else h.dtype  # as on a card
     photos, draw = read_photos(given.photos, given.size), random.Random(7)
     held_out, trained = photos[::VALIDATION_SHARE], [p for i, p in enumerate(photos) if i % VALIDATION_SHARE]
     each = max(1, VALIDATION_CROPS * 64 // given.size // len(held_out))
@@ -150,15 +204,18 @@ def main() -> None:
     if given.start:
         model.load_state_dict(torch.load(given.start, weights_only=True))
     model = model.to(memory_format=torch.channels_last)
-    start = measure(model, crops, dtype)
+    tests = {folder.name: test_crops(folder, given.size) for folder in given.test}
+    with CardArithmetic():
+        start = measure_all(model, crops, tests, dtype)
     print(json.dumps({"start": start}), flush=True)
     for kl_weight in given.kl_weights:
         for steps in given.steps:
             for peak in given.peaks:
                 began = time.process_time()
                 loss = LossConfig(perceptual_weight=0.0, kl_weight=kl_weight)
-                ema = train(model, trained, given, steps, peak, loss, dtype)
-                found = measure(ema, crops, dtype)
+                with CardArithmetic():
+                    ema = train(model, trained, given, steps, peak, loss, dtype)
+                    found = measure_all(ema, crops, tests, dtype)
                 seconds = time.process_time() - began
                 record = {"steps": steps, "peak": peak, "kl_weight": kl_weight, **found}
                 record |= {"gain": found["psnr"] - start["psnr"], "cpu_seconds": seconds}

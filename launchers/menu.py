@@ -74,7 +74,7 @@ def ask_vae() -> str:
 def suggestion() -> tuple[str, str]:
     """The profile that suits the NVIDIA card with the least memory, and the reason in words."""
     smi = nvidia_smi.query()
-    cards = [(card.memory_total_mib / MIB_PER_GIB, card.name) for card in smi.cards if card.memory_total_mib]
+    cards = [(card.memory_mib / MIB_PER_GIB, card.name) for card in smi.cards if card.memory_mib]
     if not cards:
         return suggested_profile(None), "no NVIDIA card was found"
     vram_gib, name = min(cards)

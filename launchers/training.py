@@ -106,7 +106,7 @@ def complete_environment() -> int:
     if has_requirements(Path(".venv")):
         return 0
     console.info("The requirements have changed: completing the environment first.")
-    setup = ["cmd", "/c", "setup_windows.bat"] if WINDOWS else ["./setup.sh"]
+    setup = ["cmd", "/c", r".\setup_windows.bat"] if WINDOWS else ["./setup.sh"]
     return run_command([*setup, "--yes"])
 
 

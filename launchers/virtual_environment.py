@@ -29,10 +29,12 @@ from launchers.torch_index import torch_source
 from vae.checks.cuda_builds import BUILDS, triton_for_windows
 from vae.system import console
 from vae.system.files import read_text, replace_text, write_json
-from vae.system.folder_marker import MARKER_NAME, claim_folder
+from vae.system.folder_marker import claim_folder
 from vae.system.script import SETUP
 
 WINDOWS = os.name == "nt"
+# What venv and pip write into an environment, in every version of Python and on every system.
+PARTS = {"bin", "etc", "include", "lib", "lib64", "share", "Include", "Lib", "Scripts", "pyvenv.cfg"}
 
 
 def python_of(venv: Path) -> Path:
@@ -59,11 +61,16 @@ def create(venv: Path) -> None:
     if (venv / "pyvenv.cfg").is_file() and runs(venv, "import pip._internal.cli.main"):
         return  # without that file, its Python would use the pip of the system
     console.info(f"Creating the environment {venv} with Python {sys.version.split()[0]}.")
-    for path in venv.iterdir():  # not with --clear, which would remove the marker
-        if path.name != MARKER_NAME:
+    for path in venv.iterdir():  # not with --clear, which would also remove the marker and the user's files
+        if path.name in PARTS | {STAMP, BEGUN}:
             shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
-    command = [sys.executable, "-m", "venv", str(venv)]
-    if run_command(command, stdout=subprocess.DEVNULL) != 0:
+    # As `-m venv`, but Ctrl-C ends it without a traceback.
+    code = (
+        "import runpy, signal; signal.signal(signal.SIGINT, signal.SIG_DFL); "
+        "runpy.run_module('venv', run_name='__main__')"
+    )
+    # Resolved: venv refuses a link to a folder, such as one on another disk.
+    if run_command([sys.executable, "-c", code, str(venv.resolve())], stdout=subprocess.DEVNULL) != 0:
         raise ValueError(f"Python could not create the environment {venv} (see its message above)")
 
 

@@ -166,3 +166,10 @@ def test_train_returns_files_and_records(tiny, tmp_path):
     resumed = vae.train(resume_from=checkpoint, device="cpu", num_workers=0, max_steps=3)
     assert resumed.output_dir == result.output_dir
     assert len(resumed.records) > len(result.records)
+
+
+def test_blended_tiles(model):
+    images = torch.rand(1, 3, 160, 200) * 2 - 1
+    assert vae.reconstruct(model, images, tile=64, blended=True).shape == images.shape
+    with pytest.raises(vae.UserError, match="blended=True has no effect without tile"):
+        vae.encode(model, images, blended=True)

@@ -20,7 +20,7 @@ class Progress:
     The main process shows a bar on a terminal, which disappears at the end unless `keep`. Anything else, such
     as a log file, gets a plain line at round numbers, at most every 30 seconds. A last line is printed if the
     work is complete, and if `keep` or an earlier line was printed. `scaled` prints large numbers with SI
-    prefixes.
+    prefixes, and the unit "%" prints them in percent of `total`.
     """
 
     def __init__(
@@ -42,9 +42,10 @@ class Progress:
         self.started = self.printed_at = time.monotonic()
         self.bar: tqdm | None = None
         if sys.stderr.isatty() and console.is_main_process():
+            in_percent = "{l_bar}{bar}| {elapsed}<{remaining}" if unit == "%" else None
             self.bar = tqdm(
                 total=total, initial=done, desc=description, unit=unit, unit_scale=scaled, leave=keep,
-                dynamic_ncols=True, smoothing=0.05,
+                dynamic_ncols=True, smoothing=0.05, bar_format=in_percent,
             )  # fmt: skip
 
     def update(self, count: int = 1, note: str | None = None) -> None:
@@ -76,12 +77,10 @@ class Progress:
         self.has_printed, self.printed_at = True, time.monotonic()
         number = tqdm.format_sizeof if self.scaled else str
         total = "" if self.total is None else f" of {number(self.total)}"
-        parts = [
-            f"{self.description}: {number(self.done)}{total} {self.unit}s",
-            self.note,
-            self._speed(number),
-            ending,
-        ]
+        numbers, speed = f"{number(self.done)}{total} {self.unit}s", self._speed(number)
+        if self.unit == "%" and self.total:
+            numbers, speed = f"{100 * self.done // self.total} %", ""
+        parts = [f"{self.description}: {numbers}", self.note, speed, ending]
         console.progress(", ".join(filter(None, parts)))
 
     def _speed(self, number: Callable[[float], str]) -> str:

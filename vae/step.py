@@ -18,6 +18,7 @@ from vae.losses.adversarial import generator_loss, hinge_discriminator_loss, squ
 from vae.losses.latent_statistics import moments, statistics_of
 from vae.losses.reconstruction import reconstruction_loss
 from vae.losses.terms import LossTerms
+from vae.model.autoencoder import Posterior
 
 LastPass = Callable[[nn.Module], AbstractContextManager[object]]
 
@@ -31,6 +32,7 @@ class Networks:
     terms: LossTerms
     dtype: torch.dtype
     channels_last: bool
+    teacher: nn.Module | None = None  # latents to images: the decoder that a new one replaces
 
     @property
     def eval_dtype(self) -> torch.dtype:
@@ -114,7 +116,9 @@ def autoencoder_gradients(
         with _pass(networks.autoencoder, index == len(sizes) - 1, last_pass):
             images = to_float(part.images)
             recon, mean, logvar, *views = _forward(networks, images, part)
-            grad_recon, values = reconstruction_gradient(networks, recon.detach(), images, part)
+            target = _teacher_images(networks, mean, logvar, part)
+            grad_recon, values = reconstruction_gradient(networks, recon.detach(), images, part, target)
+            del target
             if inputs.adversarial_factor is not None:
                 recons.append(recon.detach())
             view_gradients, view_values = _view_gradients(networks, views, images, part)
@@ -139,7 +143,7 @@ def forward_losses(networks: Networks, inputs: StepInputs, sizes: list[int]) -> 
     for part in inputs.split(sizes):
         images = to_float(part.images)
         recon, mean, logvar, *views = _forward(networks, images, part)
-        _, values = _image_terms(networks.terms, recon, images)
+        _, values = _image_terms(networks.terms, recon, images, _teacher_images(networks, mean, logvar, part))
         for name, _, pairs in _view_pairs(networks.terms, views, images, part):
             totals = [_image_terms(networks.terms, view, target)[0] / len(pairs) for view, target in pairs]
             values[name] = sum(totals, start=images.new_zeros(len(images)))
@@ -160,6 +164,16 @@ def _forward(networks: Networks, images: torch.Tensor, part: StepInputs) -> tupl
         return networks.autoencoder(x, part.noise)
     views = [partial(t.function, unit=1, side=side, turns=part.turns) for t in networks.terms.view]
     return networks.autoencoder(x, part.noise, change, views)
+
+
+@torch.no_grad()
+def _teacher_images(
+    networks: Networks, mean: torch.Tensor, logvar: torch.Tensor, part: StepInputs
+) -> torch.Tensor | None:
+    """The teacher's images of the same latents, without decoder noise and masks; None without a teacher."""
+    if networks.teacher is None:
+        return None
+    return networks.teacher(Posterior(mean, logvar).sample(part.noise).to(networks.dtype))
 
 
 def change_of(part: StepInputs) -> Callable[[torch.Tensor], torch.Tensor] | None:
@@ -216,14 +230,19 @@ def _view_gradients(
 
 
 def reconstruction_gradient(
-    networks: Networks, recon: torch.Tensor, images: torch.Tensor, inputs: StepInputs
+    networks: Networks,
+    recon: torch.Tensor,
+    images: torch.Tensor,
+    inputs: StepInputs,
+    target: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
     """Gradient of the losses at the reconstruction; their graph is freed before the backward of the decoder.
 
-    `recon` (b, 3, H, W) is detached. Returns the gradient and the values: (b,), or () for norms.
+    `recon` (b, 3, H, W) is detached; `target`: the teacher's images. Returns the gradient and the values:
+    (b,), or () for norms.
     """
     recon.requires_grad_()
-    total, values = _image_terms(networks.terms, recon, images)
+    total, values = _image_terms(networks.terms, recon, images, target)
     scale = inputs.image_share * inputs.loss_scale
     (grad,) = torch.autograd.grad((total * scale).sum(), recon)
     if inputs.adversarial_factor is None:
@@ -247,13 +266,20 @@ def adversarial_gradient(
 
 
 def _image_terms(
-    terms: LossTerms, recon: torch.Tensor, images: torch.Tensor
+    terms: LossTerms, recon: torch.Tensor, images: torch.Tensor, target: torch.Tensor | None = None
 ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-    """The weighted sum of the image terms, and each of them and the mean squared error, detached: (b,)."""
+    """The weighted sum of the image terms, and each of them and the mean squared error, detached: (b,).
+
+    With the teacher's images as `target`, its term is one of them.
+    """
     with torch.no_grad():
         mse = reconstruction_loss(recon, images, "mse")
     values = {term.name: term.function(recon, images) for term in terms.image}
-    total = reduce(operator.add, [term.weight * values[term.name] for term in terms.image])
+    weighted = [term.weight * values[term.name] for term in terms.image]
+    if target is not None:
+        values |= {term.name: term.function(recon, target) for term in terms.teacher}
+        weighted += [term.weight * values[term.name] for term in terms.teacher]
+    total = reduce(operator.add, weighted)
     return total, {"mse": mse} | {name: value.detach() for name, value in values.items()}
 
 

@@ -1,14 +1,15 @@
 """The first hour on a card: parts that fail, end late and continue, and what is read of their output."""
 
 import json
-import re
 import sys
+from dataclasses import fields
 
 import pytest
 
 from benchmarks import first_hour, first_hour_parts
 from benchmarks.first_hour_parts import NO_ARITHMETIC, PARTS, Case, Machine
 from tests.harness.runs import ROOT, run_script
+from vae.config.options import ActionConfig, all_options
 
 CARD = Machine(has_card=True, computes=True, quick=False, data_path=ROOT)
 
@@ -124,7 +125,8 @@ def test_figures_of_a_run_leave_out_its_warmup(tmp_path):
 
 
 def test_flags_of_all_cases_exist(tmp_path):
-    known = set(re.findall(r"--[\w-]+", (ROOT / "docs" / "flags.md").read_text(encoding="utf-8")))
+    actions = [item.name for item in fields(ActionConfig)]
+    known = {f"--{name}" for name in (*all_options(), *actions)}
     for build in PARTS.values():
         for found in build(CARD, tmp_path):
             if "train_vae.py" in found.words:

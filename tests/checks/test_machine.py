@@ -1,4 +1,4 @@
-"""Facts about this machine, folders, mount tables and the cache of weights."""
+"""Facts about this machine, folders, mounts and the cache of weights."""
 
 import os
 
@@ -9,7 +9,6 @@ from vae.checks.machine import (
     find_compiler,
     gather_folder,
     gather_host,
-    kind_of_mount,
     project_python,
     vgg_path,
 )
@@ -41,30 +40,12 @@ def test_cc_selects_the_compiler(tmp_path, monkeypatch):
     assert find_compiler() == str(tmp_path / "my-cc")
 
 
-MOUNTS = r"""
-/dev/nvme0n1p2 / ext4 rw,relatime 0 0
-tmpfs /dev/shm tmpfs rw 0 0
-server:/export /mnt/data nfs4 rw,vers=4.2 0 0
-C:\134 /mnt/c 9p rw,noatime,aname=drvfs 0 0
-//nas/share /mnt/a\040b cifs rw 0 0
-/dev/sdb1 /mnt/data/local xfs rw 0 0
-"""
-
-
-@pytest.mark.parametrize(
-    ("path", "kind"),
-    [
-        ("/home/me", "ext4"),
-        ("/mnt/data", "nfs4"),
-        ("/mnt/data/train/1.png", "nfs4"),
-        ("/mnt/data/local/x", "xfs"),
-        ("/mnt/database", "ext4"),  # not in /mnt/data
-        ("/mnt/c/Users", "9p"),
-        ("/mnt/a b/images", "cifs"),
-    ],
-)
-def test_kind_of_mount(path, kind):
-    assert kind_of_mount(MOUNTS, path) == kind
+@pytest.mark.skipif(not os.path.isdir("/dev/shm"), reason="Linux alone has /dev/shm")
+def test_file_system_of_a_folder_is_that_of_its_mount(tmp_path, monkeypatch):
+    inside = "/dev/shm/no such folder/x"
+    assert gather_folder("--output_dir", inside, given=True, writes=True).file_system == "tmpfs"
+    monkeypatch.setenv("PATH", str(tmp_path))  # without findmnt
+    assert gather_folder("--output_dir", inside, given=True, writes=True).file_system is None
 
 
 def test_folder_that_will_be_created(tmp_path):

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from vae.checks.facts import SmiCard
+from vae.checks.facts import Card
 from vae.checks.nvidia_smi import FIELDS, parse, query
 
 ANSWER = "0, NVIDIA GeForce RTX 5090, 580.95.05, 32607, 12.0\n"
@@ -18,8 +18,8 @@ def test_parse_cards_after_a_warning():
     smi = parse(0, f"Warning: infoROM is corrupted at gpu 0\n{ANSWER}{second}", "")
     assert (smi.status, smi.driver) == ("answered", "580.95.05")
     assert smi.cards == (
-        SmiCard(0, "NVIDIA GeForce RTX 5090", 32607, (12, 0)),
-        SmiCard(1, "NVIDIA GeForce RTX 4090 Laptop GPU"),
+        Card("NVIDIA GeForce RTX 5090", (12, 0), 32607),
+        Card("NVIDIA GeForce RTX 4090 Laptop GPU"),
     )
     assert parse(0, ANSWER.replace("RTX", "RTX, 4000", 1), "").status == "failed"  # too many fields
 
@@ -69,7 +69,7 @@ def test_missing_program(program):
 
 def test_query_requests_every_field(program):
     program(f"import sys\nassert sys.argv[1] == '--query-gpu={','.join(FIELDS)}'\nprint({ANSWER!r})")
-    assert query(60).cards[0].memory_total_mib == 32607
+    assert query(60).cards[0].memory_mib == 32607
 
 
 def test_time_limit_with_a_child_that_keeps_the_output_open(program):

@@ -17,7 +17,7 @@ from tests.harness.machines import (
     statuses,
     verdict,
 )
-from vae.checks.facts import CudaDevice, Requirement, Smi
+from vae.checks.facts import Card, Requirement, Smi
 from vae.checks.report import exit_code
 from vae.checks.table import (
     CHECKPOINT_BYTES,
@@ -27,7 +27,6 @@ from vae.checks.table import (
     PASS,
     SKIP,
     WARN,
-    batch_bytes,
     judge,
     synced_by,
     workers,
@@ -83,7 +82,7 @@ def test_first_remedy_without_torch_is_the_set_up():
 
 
 def devices(*names_and_capabilities) -> dict:
-    return {"loaded": {"devices": tuple(CudaDevice(n, c, 11 * GIB) for n, c in names_and_capabilities)}}
+    return {"loaded": {"devices": tuple(Card(n, c, 11 * 1024) for n, c in names_and_capabilities)}}
 
 
 def package(*row) -> dict:
@@ -247,11 +246,6 @@ def test_workers_match_num_workers_auto(monkeypatch, cores, platform):
     monkeypatch.setattr("vae.data.workers.sys.platform", "win32" if platform == "Windows" else "linux")
     facts = changed(DESKTOP, host={"cores_usable": cores, "system": platform})
     assert workers(facts) == resolve_num_workers("auto")
-
-
-def test_batch_bytes():
-    assert batch_bytes() == Config().run.batch_size * 3 * Config().data.image_size ** 2
-    assert batch_bytes("standard") == 16 * 3 * 1024 * 1024
 
 
 @pytest.mark.parametrize(

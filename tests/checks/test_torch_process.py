@@ -4,11 +4,11 @@ import json
 
 import pytest
 
-from vae.checks.facts import CudaDevice
+from vae.checks.facts import Card
 from vae.checks.torch_process import parse
 from vae.system.child_process import FinishedProcess
 
-CARD = {"arch_list": ["sm_120"], "devices": [["RTX 5090", [12, 0], 34_000_000_000]]}
+CARD = {"arch_list": ["sm_120"], "devices": [["RTX 5090", [12, 0], 32129]]}
 
 
 def line(**facts) -> str:
@@ -24,7 +24,7 @@ def test_complete_output():
     loaded = parse(FinishedProcess(0, WHOLE, ""))
     assert (loaded.arch_list, loaded.devices) == (
         ("sm_120",),
-        (CudaDevice("RTX 5090", (12, 0), 34_000_000_000),),
+        (Card("RTX 5090", (12, 0), 32129),),
     )
     assert loaded.compute_error == "RuntimeError: no"
     assert (loaded.unfinished, loaded.ended, loaded.error) == (None, None, None)

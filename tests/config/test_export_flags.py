@@ -28,11 +28,13 @@ def test_several_vaes_and_scores_are_read():
         ("--fold_scaling sd", "--fold_scaling needs --data_path"),
         ("--fold_scaling sd --data_path d --scaling_factor 1", "omit --scaling_factor"),
         ("--per_channel", "--per_channel needs --fold_scaling"),
+        ("--push_to me/vae", "--push_to me/vae needs --license: give that of the VAE"),
+        ("--push_to me/vae --license mit --into f", "--push_to has no model card for a file of --into"),
         ("--output=", "--output has no value"),
         ("--vae=", "--vae has no value"),
         ("--num_images -1", "--num_images -1 is too small"),
         *(
-            (f"--image_size {size}", f"--image_size {size} is too small: give a multiple of the VAE's")
+            (f"--image_size {size}", f"--image_size {size} is too small: give for example 256")
             for size in (-8, 0, 4)
         ),
     ],

@@ -15,8 +15,8 @@ def test_input_files_may_have_the_names_of_flags():
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        (["--steps=9"], "--steps .*--mode interpolate, not .*--mode reconstruct: remove"),
-        (["--no-tile", "--tile_size=64"], "--tile_size 64 has no effect with --no-tile: remove"),
+        (["--steps=9"], "--steps .*--mode interpolate, not reconstruct: remove"),
+        (["--tiles=off", "--tile_size=64"], "--tile_size 64 has no effect with --tiles off: remove"),
     ],
 )
 def test_flag_without_effect_is_refused(flags, message):

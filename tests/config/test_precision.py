@@ -3,12 +3,7 @@
 import pytest
 
 from vae.config.options import SpeedConfig
-from vae.config.precision import (
-    PrecisionSupport,
-    choose_dtype,
-    dtype_without_fp16,
-    precision_remark,
-)
+from vae.config.precision import PrecisionSupport, choose_dtype, dtype_without_fp16, precision_remark
 from vae.config.recipes import recipe_values
 from vae.config.resolve import resolve
 from vae.system.errors import UserError

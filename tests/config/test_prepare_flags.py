@@ -72,7 +72,7 @@ def test_help_describes_the_modes_and_help_all_lists_their_flags(capsys):
     [
         (["--mode", "validate", "--input_dir", "a", "--part", "0/2"], ("--part 0/2", "--rows_dir")),
         (["--mode", "shard", *FOLDERS, "--join_on", "url"], ("--join_on url", "--join")),
-        (["--mode", "shard", *FOLDERS, "--part", "2/2"], ("--part 2/2", "0/16")),
+        (["--mode", "shard", *FOLDERS, "--part", "2/2"], ("--part 2/2", "15/16")),
         (["--mode", "shard", *FOLDERS, "--part", "0/2", "--limit", "5"], ("--limit 5", "--part")),
         (["--mode", "index", "--input", "a", "--output_dir", "b", "--val_split", "1"], ("--val_split 1",)),
     ],

@@ -1,4 +1,4 @@
-"""The trainer uses the splits of a manifest; missing and changed files are reported."""
+"""The trainer uses the splits of a manifest and --split_seed; missing and changed files are reported."""
 
 import json
 import os
@@ -7,16 +7,13 @@ import pytest
 import torch
 
 from tests.harness.preparing import write_manifest
-from vae.data.manifest import (
-    check_files,
-    image_root,
-    is_manifest,
-    read_rows,
-    train_and_val,
-)
+from vae.config.options import build
+from vae.data.manifest import check_files, image_root, is_manifest, read_rows, train_and_val
 from vae.images.folder import list_images
 from vae.system.errors import DataError, UserError
 from vae.system.files import sha256_of_file
+from vae.training.command import Command
+from vae.training.datasets import find_images
 from vae.training.distributed import Distributed
 from vae.training.setup import prepare_run
 
@@ -156,7 +153,7 @@ def test_missing_and_changed_files_are_reported(image_folder, tmp_path):
     check_files(path, names)
     with open(tmp_path / names[3], "ab") as file:
         file.write(b"x")
-    with pytest.raises(DataError, match=rf"{names[3]} has changed since it was listed"):
+    with pytest.raises(DataError, match=rf"{names[3]} has changed: run"):
         check_files(path, names)
     (tmp_path / names[3]).unlink()
     with pytest.raises(DataError, match=rf"1 of its images are missing, for example {names[3]}"):
@@ -168,11 +165,11 @@ def test_trainer_uses_manifest_and_fold(image_folder, tiny, tmp_path):
     path, names = real_manifest(image_folder, tmp_path / "set", split=splits, fold=[0, 1, 2, 3])
     given = {key: value for key, value in tiny.items() if key != "val_split"} | {"data_path": str(path)}
     dist = Distributed.start("cpu")
-    run = prepare_run(given, dist)
+    run = prepare_run(Command(given), dist)
     assert run.validation_set.images.names == names[::4]
     assert run.training_set.images.names == [name for name in names if name not in names[::4]]
     assert run.training_set.crops(run.config, 32)[0, 0].image.dtype == torch.uint8
-    run = prepare_run(given | {"fold": 2}, dist)
+    run = prepare_run(Command(given | {"fold": 2}), dist)
     assert run.validation_set.images.names == names[2::4]
     for extra, words in (
         ({"val_split": 0.2}, "split already"),
@@ -182,7 +179,19 @@ def test_trainer_uses_manifest_and_fold(image_folder, tiny, tmp_path):
         ({"fold": 1, "data_path": str(image_folder)}, "manifest.jsonl"),
     ):
         with pytest.raises(UserError, match=words):
-            prepare_run(given | extra, dist)
-    run = prepare_run(given | {"val_path": str(image_folder)}, dist)
+            prepare_run(Command(given | extra), dist)
+    run = prepare_run(Command(given | {"val_path": str(image_folder)}), dist)
     assert run.training_set.images.names == [name for name in names if name not in names[::4]]
     assert run.validation_set.images.location == str(image_folder)
+
+
+def held_out(image_folder, **options) -> list[str]:
+    given = {"data_path": str(image_folder), "val_split": 0.25, **options}
+    _, validation = find_images(build(given))
+    return validation.record()
+
+
+def test_validation_images_follow_the_split_seed(image_folder):
+    of_seed = held_out(image_folder, seed=1)
+    assert of_seed == held_out(image_folder, seed=9, split_seed=1)
+    assert of_seed != held_out(image_folder, seed=1, split_seed=6)

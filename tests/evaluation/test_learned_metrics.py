@@ -8,8 +8,8 @@ import torch
 
 from vae.config.evaluate_flags import EvaluateConfig
 from vae.evaluation import learned_metrics
+from vae.evaluation.command import check_rfid_packages
 from vae.evaluation.learned_metrics import ReconstructionFid, find_perceptual, find_rfid
-from vae.evaluation.precheck import check_rfid_packages
 from vae.system.errors import UserError
 
 CPU = torch.device("cpu")
@@ -37,7 +37,7 @@ def test_unavailable_lpips_is_reported_as_missing(no_weights):
 
 
 def test_unavailable_lpips_is_an_error_if_requested(no_weights):
-    with pytest.raises(UserError, match=r"weights of --perceptual_net vgg .*--perceptual_weights FILE"):
+    with pytest.raises(UserError, match=r"--perceptual_net vgg: .*--perceptual_weights FILE"):
         find_perceptual(config(perceptual_net="vgg"), CPU, {})
     with pytest.raises(UserError, match=r"--perceptual_weights gone\.pth is not a file"):
         find_perceptual(config(perceptual_weights="gone.pth"), CPU, {})

@@ -1,12 +1,34 @@
-"""Measuring returns every metric that the tables show; the bicubic baseline has any size."""
+"""Measuring returns every metric that the tables show, also of an ensemble, bicubic, JPEG and WebP."""
 
+import io
+from dataclasses import replace
+
+import pytest
 import torch
+from torchvision.transforms.functional import to_pil_image
 
+from tests.harness.small_vae import SMALL, write_vae
+from vae.config.evaluate_flags import parse_evaluate_flags
 from vae.evaluation.baselines import bicubic_baseline
-from vae.evaluation.measure import Metrics, bicubic_reconstruction
+from vae.evaluation.measure import (
+    CODECS,
+    Metrics,
+    VaeCodec,
+    bicubic_reconstruction,
+    bits_per_pixel,
+    ensemble,
+    latent_bytes,
+    through_codec,
+)
 from vae.evaluation.protocols import RULES
 from vae.evaluation.results import PER_IMAGE
 from vae.images.pixels import to_float, to_uint8
+from vae.images.psnr import psnr
+from vae.interop.vae_files import load_vae
+from vae.system.errors import UserError
+
+CPU = torch.device("cpu")
+FLAGS = ["--data_path", "images", "--output_dir", "out"]
 
 
 def test_every_metric_of_an_image_is_measured():
@@ -28,3 +50,78 @@ def test_bicubic_reconstruction_of_any_size():
     (odd,) = bicubic_reconstruction(8)(images[:1, :, :21, :27], range(1))
     assert odd.shape == (3, 21, 27)
     assert odd.dtype == torch.uint8
+
+
+def test_weighted_mean_of_reconstructions(tmp_path):
+    shapes = (SMALL, replace(SMALL, channels=(16, 32), z_channels=4))
+    vaes = [
+        load_vae(write_vae(tmp_path / str(n), n, shape, init="default")) for n, shape in enumerate(shapes)
+    ]
+    images = torch.randint(0, 256, (2, 3, 20, 24), dtype=torch.uint8)
+    found = ensemble(vaes, (3.0, 1.0), CPU, torch.float32, None)(images, range(2))
+    codecs = (VaeCodec(vae.autoencoder, torch.float32, None) for vae in vaes)
+    single = [map(to_uint8, codec(images, range(2))) for codec in codecs]
+    for recon, first, second in zip(found, *single, strict=True):
+        assert torch.equal(recon, (0.75 * first + 0.25 * second).round().to(torch.uint8))
+
+
+def test_image_without_reconstruction_has_none(tmp_path):
+    vaes = [load_vae(write_vae(tmp_path / str(seed), seed, init="default")) for seed in (0, 1)]
+    vaes[1].autoencoder.decoder.conv_out.bias.data.fill_(float("nan"))
+    images = torch.zeros((1, 3, 16, 16), dtype=torch.uint8)
+    assert ensemble(vaes, (1.0, 1.0), CPU, torch.float32, None)(images, range(1)) == [None]
+
+
+@pytest.mark.parametrize(
+    ("words", "tokens"),
+    [
+        ("--vae a --ensemble", ("--ensemble", "several VAEs")),
+        ("--vae a b --ensemble_weights 1 2", ("--ensemble_weights", "without --ensemble")),
+        ("--vae a b --ensemble --ensemble_weights 1", ("--ensemble_weights 1", "2 --vae")),
+        ("--vae a b --ensemble --ensemble_weights 0 0", ("--ensemble_weights 0 0", "above 0")),
+    ],
+)
+def test_mistakes_are_one_line(words, tokens):
+    with pytest.raises(UserError) as caught:
+        parse_evaluate_flags([*words.split(), *FLAGS])
+    assert all(token in str(caught.value) for token in tokens)
+
+
+def image() -> torch.Tensor:
+    generator = torch.Generator().manual_seed(0)
+    coarse = torch.rand((1, 3, 9, 9), generator=generator)
+    smooth = torch.nn.functional.interpolate(coarse, size=96, mode="bicubic").clamp(0, 1)
+    return (smooth[0] * 255).round().to(torch.uint8)
+
+
+def error_db(recon: torch.Tensor) -> float:
+    return psnr(*(levels[None].float() / 127.5 - 1 for levels in (recon, image()))).item()
+
+
+@pytest.mark.parametrize("codec", CODECS)
+def test_quality_grows_with_bytes_and_too_few_bytes_give_none(codec):
+    values = [error_db(through_codec(image(), codec, budget)) for budget in (900, 1500, 4000)]
+    assert values == sorted(values)
+    assert values[0] < values[2]
+    assert through_codec(image(), codec, 20) is None
+
+
+@pytest.mark.parametrize("codec", CODECS)
+def test_best_quality_within_the_bytes_is_used(codec):
+    budget, fitting = 1500, []
+    for quality in range(1, 96):
+        buffer = io.BytesIO()
+        to_pil_image(image()).save(buffer, format=codec, quality=quality, **CODECS[codec])
+        if len(buffer.getvalue()) <= budget:
+            fitting.append(quality)
+    buffer = io.BytesIO()
+    to_pil_image(image()).save(buffer, format=codec, quality=max(fitting), **CODECS[codec])
+    assert error_db(through_codec(image(), codec, budget)) == error_db(
+        through_codec(image(), codec, len(buffer.getvalue()))
+    )
+
+
+def test_latent_bytes_and_bits_per_pixel():
+    assert latent_bytes(512, 768, 16, 8) == 16 * 64 * 96
+    assert latent_bytes(257, 255, 4, 8) == 4 * 33 * 32
+    assert bits_per_pixel(16, 8) == 2.0

@@ -15,8 +15,7 @@ import pytest
 from PIL import Image
 
 from vae.evaluation.diffusability import TAUS
-from vae.evaluation.report.images import MAX_SIDE
-from vae.evaluation.report.page import write_report
+from vae.evaluation.report.page import MAX_SIDE, write_report
 from vae.evaluation.report.tables import number_column
 from vae.evaluation.results import (
     Equivariance,

@@ -1,12 +1,26 @@
-"""The velocity loss of Gaussian latents has a known minimum, and a trained network comes near it."""
+"""The velocity loss of Gaussian latents has a known minimum, and a trained network comes near it.
+
+Decoded samples: the distance of images of one kind is 0, and repeated ones cover less.
+"""
 
 import math
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
-from vae.evaluation.velocity import VelocityNetwork, held_out_loss, is_held_out, train, trained_networks
+from vae.evaluation.velocity import (
+    VelocityNetwork,
+    coverage,
+    held_out_loss,
+    image_distance,
+    is_held_out,
+    samples_of,
+    thumbnails,
+    train,
+    trained_networks,
+)
 
 
 def white(count: int) -> Tensor:
@@ -50,3 +64,65 @@ def test_smooth_latents_are_easier_than_white_noise():
     )
     assert math.pi / 2 * 0.97 < hard < 2.1  # no network beats theory on noise
     assert easy < 0.95 * hard
+
+
+def test_samples_of_the_best_velocity_have_the_variance_of_the_latents():
+    variance = 0.25
+
+    def best(x_t: torch.Tensor, t: torch.Tensor) -> torch.Tensor:
+        t = t[:, None, None, None]
+        return (t - (1 - t) * variance) / (t**2 + (1 - t) ** 2 * variance) * x_t
+
+    noise = torch.randn(200, 4, 4, 4, generator=torch.Generator().manual_seed(1))
+    assert samples_of(best, noise).std().item() == pytest.approx(0.5, rel=0.05)
+
+
+def photos_like(count: int, seed: int) -> torch.Tensor:
+    """Smooth images with some noise, (count, 3, 32, 32)."""
+    generator = torch.Generator().manual_seed(seed)
+    smooth = F.interpolate(torch.randn(count, 3, 8, 8, generator=generator), size=32, mode="bicubic")
+    return smooth + 0.2 * torch.randn(count, 3, 32, 32, generator=generator)
+
+
+def test_images_of_one_kind_have_no_distance_and_blurred_ones_more_the_more_they_are_blurred():
+    images, others = photos_like(200, 2), photos_like(200, 3)
+    blurred = [image_distance(F.avg_pool2d(others, size, 1, size // 2), images) for size in (3, 5)]
+    assert abs(image_distance(others, images)) < 0.01
+    assert 0.1 < blurred[0] < blurred[1] < 2
+    assert image_distance(0.7 * others, images) > 0.1  # contrast
+
+
+def test_fewer_images_do_not_enlarge_the_distance():
+    images, others = photos_like(400, 4), photos_like(400, 5)
+    parts = list(zip(others.split(40), images.split(40), strict=True))
+    assert abs(sum(image_distance(part, reference) for part, reference in parts) / len(parts)) < 0.01
+
+
+def test_differences_that_8_bits_cannot_show_do_not_count():
+    """Filters that see nothing in the reference must not decide."""
+    blank = torch.zeros(4, 3, 32, 32)
+    noise = 1e-4 * torch.randn(blank.shape, generator=torch.Generator().manual_seed(7))
+    assert abs(image_distance(blank + noise, blank)) < 0.01
+
+
+def test_distance_from_blank_images_is_finite():
+    blank = torch.zeros(4, 3, 32, 32)
+    assert image_distance(blank, blank) == 0
+    assert 0 < image_distance(photos_like(4, 6), blank) <= 2
+    assert 0 < image_distance(blank, photos_like(4, 6)) <= 2
+
+
+def covered(images: torch.Tensor, reference: torch.Tensor) -> float:
+    return coverage(thumbnails(images), thumbnails(reference))
+
+
+def test_coverage_sees_images_that_repeat_each_other_and_the_distance_does_not():
+    """200 images that are 20 pictures, ten times each: what a sampler that has collapsed makes."""
+    images, others = photos_like(200, 8), photos_like(200, 9)
+    repeated = others[:20].repeat(10, 1, 1, 1)
+    blurred = F.avg_pool2d(others, 3, 1, 1)
+    assert covered(others, images) == pytest.approx(1 - 2**-5, abs=0.03)  # Naeem et al. 2020, equation 11
+    assert covered(repeated, images) < 0.5
+    assert image_distance(repeated, images) < image_distance(blurred, images)
+    assert covered(images, images) == 1
+    assert math.isnan(covered(torch.full_like(images, math.nan), images))

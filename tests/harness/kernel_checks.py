@@ -66,12 +66,7 @@ def compare(results: list[Tensor], expected: list[Tensor], dtype: torch.dtype, c
 
 
 def check_norm(
-    device: str,
-    shape: tuple[int, int, int, int],
-    groups: int,
-    programs: int,
-    dtype: torch.dtype,
-    silu: bool,
+    device: str, shape: tuple[int, int, int, int], groups: int, programs: int, dtype: torch.dtype, silu: bool
 ) -> None:
     """Compare statistics, forward and backward of one case with the reference in fp64."""
     generator = torch.Generator().manual_seed(0)
@@ -174,11 +169,7 @@ def check_launches(device: str) -> None:
 @contextmanager
 def triton_backends() -> Iterator[None]:
     """Every operation uses the Triton kernels, on CPU tensors too."""
-    kernels = {
-        norm_module: norm_triton,
-        attention_module: attention_triton,
-        rms_norm_module: rms_norm_triton,
-    }
+    kernels = {norm_module: norm_triton, attention_module: attention_triton, rms_norm_module: rms_norm_triton}
     before = {module: module.backend for module in kernels}
     for module, chosen in kernels.items():
         module.backend = lambda _, chosen=chosen: chosen

@@ -3,14 +3,13 @@
 from dataclasses import replace
 
 from vae.checks.facts import (
-    CudaDevice,
+    Card,
     Facts,
     Folder,
     HostFacts,
     LoadedTorch,
     Requirement,
     Smi,
-    SmiCard,
     TorchFiles,
 )
 from vae.checks.table import VGG_BYTES, Result, judge
@@ -19,12 +18,7 @@ from vae.system.host import GIB
 ARCHS_130 = ("sm_75", "sm_80", "sm_86", "sm_90", "sm_100", "sm_120", "compute_120")
 ARCHS_126 = ("sm_50", "sm_60", "sm_70", "sm_75", "sm_80", "sm_86", "sm_90")
 
-RTX_5090 = SmiCard(
-    index=0,
-    name="NVIDIA GeForce RTX 5090",
-    memory_total_mib=32607,
-    capability=(12, 0),
-)
+RTX_5090 = Card("NVIDIA GeForce RTX 5090", (12, 0), 32607)
 
 
 def folder(flag: str, path: str, **changed) -> Folder:
@@ -44,15 +38,9 @@ DESKTOP = Facts(
         Requirement("simplejpeg", ">=1.8", "1.9.0"),
     ),
     torch_files=TorchFiles(
-        version="2.14.0+cu130",
-        cuda="13.0",
-        vision_version="0.29.0+cu130",
-        triton_version="3.8.0",
+        version="2.14.0+cu130", cuda="13.0", vision_version="0.29.0+cu130", triton_version="3.8.0"
     ),
-    loaded=LoadedTorch(
-        arch_list=ARCHS_130,
-        devices=(CudaDevice("NVIDIA GeForce RTX 5090", (12, 0), 33_690_000_000),),
-    ),
+    loaded=LoadedTorch(arch_list=ARCHS_130, devices=(Card("NVIDIA GeForce RTX 5090", (12, 0), 32129),)),
     smi=Smi("answered", "", "580.95.05", (RTX_5090,)),
     host=HostFacts(
         system="Linux",
@@ -74,10 +62,7 @@ WINDOWS = replace(
     DESKTOP,
     host=replace(DESKTOP.host, system="Windows", shared_memory=None),
     python="C:\\Users\\Jörg B\\vae\\.venv\\Scripts\\python.exe",
-    torch_files=replace(
-        DESKTOP.torch_files,
-        triton_version="3.8.0.post26",
-    ),
+    torch_files=replace(DESKTOP.torch_files, triton_version="3.8.0.post26"),
 )
 WITHOUT_TORCH = replace(
     DESKTOP,
@@ -88,11 +73,7 @@ WITHOUT_TORCH = replace(
 NO_CARD = replace(
     DESKTOP,
     smi=Smi("missing"),
-    loaded=replace(
-        DESKTOP.loaded,
-        devices=(),
-        cuda_message="RuntimeError: Found no NVIDIA driver",
-    ),
+    loaded=replace(DESKTOP.loaded, devices=(), cuda_message="RuntimeError: Found no NVIDIA driver"),
 )
 
 

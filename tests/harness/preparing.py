@@ -9,14 +9,15 @@ from typing import Any
 from unittest.mock import patch
 
 from tests.harness.runs import run_here
-from vae.prepare import analyze, demo, rows, shard, verify
+from vae.prepare import analyze, demo, rows, verify
+from vae.prepare import shard as shard_mode
 
 
 @contextmanager
 def without_workers() -> Iterator[None]:
     """Within this context, tasks of prepare_data.py are worked on here, one after another."""
     with ExitStack() as stack:
-        for module in (analyze, demo, rows, shard, verify):
+        for module in (analyze, demo, rows, shard_mode, verify):
             stack.enter_context(patch.object(module, "run_tasks", _each_here))
         yield
 
@@ -37,3 +38,17 @@ def prepare(*words: object) -> subprocess.CompletedProcess[str]:
     """Run prepare_data.py with these words; the output is text."""
     with without_workers():
         return run_here("prepare_data.py", *words)
+
+
+def shard(source: object, output: object, *flags: object) -> subprocess.CompletedProcess[str]:
+    """Run --mode shard."""
+    return prepare("--mode", "shard", "--input_dir", source, "--output_dir", output, *flags)
+
+
+def tree(folder: Path) -> dict[str, bytes]:
+    """The files that a command has written below a folder, without what it needs to continue."""
+    return {
+        path.relative_to(folder).as_posix(): path.read_bytes()
+        for path in folder.rglob("*")
+        if path.is_file() and not {".prepare", ".vae_folder.json"} & set(path.parts)
+    }

@@ -33,13 +33,16 @@ def toy_networks(
     """The same seeded networks at each call; their weights are fp64 if `dtype` is, otherwise fp32."""
     torch.manual_seed(0)
     weights_dtype = torch.float64 if dtype == torch.float64 else torch.float32
-    return Networks(
+    networks = Networks(
         AutoencoderKL(model).to(weights_dtype),
         Discriminator(8, 2).to(weights_dtype) if discriminator else None,
         toy_terms(loss, dtype),
         dtype,
         channels_last,
     )
+    if loss.teacher_weight:
+        networks.teacher = AutoencoderKL(model).to(weights_dtype).frozen_decoder()
+    return networks
 
 
 def toy_terms(loss: LossConfig, dtype: torch.dtype) -> LossTerms:
@@ -114,7 +117,9 @@ def plain_losses(
     model, trunk = networks.autoencoder, lpips_of(networks.terms)
     images = (inputs.images.float() / 127.5 - 1).double()  # the step converts images to fp32 first
     mean, logvar = model.encoder(images).chunk(2, dim=1)
-    latents = mean + (logvar / 2).exp() * inputs.noise + inputs.decoder_noise
+    latents = mean + (logvar / 2).exp() * inputs.noise
+    target = networks.teacher(latents.detach())
+    latents = latents + inputs.decoder_noise
     of_channels = inputs.running_moments[1] / inputs.running_moments[0]
     latents = inputs.kept * latents + ~inputs.kept * of_channels[:, None, None]
     recon = model.decoder(latents)
@@ -139,6 +144,7 @@ def plain_losses(
     for term in networks.terms.image:
         if term.name not in ("reconstruction", "perceptual"):  # the tests of the others check their formulas
             total = total + term.weight * term.function(recon, images).mean()
+    total = total + loss.teacher_weight * (recon - target).abs().mean()
     statistics = statistics_of(inputs.running_moments)
     for term in networks.terms.latent:
         if term.name != "kl":

@@ -22,9 +22,8 @@ from vae.training.distributed import Distributed
 from vae.training.loop import TrainingLoop
 from vae.training.output.logbook import Logbook
 from vae.training.parts import PreparedRun
-from vae.training.recovery.liveness import Liveness
 from vae.training.recovery.signals import StopSignals
-from vae.training.recovery.watchdog import Watchdog
+from vae.training.recovery.watchdog import Liveness, Watchdog
 from vae.training.run import train
 from vae.training.setup import begin_stability
 

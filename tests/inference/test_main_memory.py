@@ -27,9 +27,10 @@ def photos(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("mode", "words", "remedy"),
     [
-        ("reconstruct", ("--no-tile",), "--no-tile"),
-        ("encode", ("--no-tile",), "--no-tile"),
-        ("reconstruct", (), "shrink"),
+        ("reconstruct", ("--tiles", "off"), "remove --tiles off"),
+        ("encode", ("--tiles", "off"), "remove --tiles off"),
+        ("reconstruct", ("--tiles", "exact"), "remove --tiles exact"),
+        ("reconstruct", ("--tiles", "blended"), "shrink"),
     ],
 )
 def test_infer_refuses_the_image_and_finishes_the_others(
@@ -52,11 +53,20 @@ def test_an_image_that_does_not_fit_is_computed_in_tiles(command, photos, tmp_pa
     assert {path.stem for path in (tmp_path / "out").glob("*.png")} == {"large", "small"}
 
 
+def test_blended_tiles_are_the_last_resort_and_only_for_that_image(command, photos, tmp_path, capsys):
+    """Blended tiles of 128 px need 6 MB, and tiles the 23 MB that are not free."""
+    assert command("reconstruct", "--input", photos, "--tile_size", 128) == 0
+    warnings = [line for line in capsys.readouterr().out.splitlines() if "approximate" in line]
+    assert len(warnings) == 1
+    assert "large.png does not fit into memory on cpu" in warnings[0]
+    assert {path.stem for path in (tmp_path / "out").glob("*.png")} == {"large", "small"}
+
+
 def test_reconstruction_is_refused_before_it_is_encoded(command, photos, monkeypatch):
     """Encoding fits, decoding does not."""
     monkeypatch.setattr(codec, "free_memory", lambda: 35 * MB)
     monkeypatch.setattr(AutoencoderKL, "encode", lambda *_: pytest.fail("encoded"))
-    assert command("reconstruct", "--no-tile", "--input", photos / "large.png") == 77
+    assert command("reconstruct", "--tiles", "off", "--input", photos / "large.png") == 77
 
 
 def test_python_api_raises_a_memory_error(vae_folder, photos):

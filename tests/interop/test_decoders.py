@@ -1,15 +1,22 @@
 """Decoders of another shape than their encoder, and middle blocks without attention."""
 
+import shutil
+
 import pytest
 import torch
 from diffusers import AsymmetricAutoencoderKL, AutoencoderKL, AutoencoderKLFlux2
+from PIL import Image
+from safetensors.torch import load_file, save_file
 
+from tests.harness.runs import run_here
+from tests.harness.small_vae import write_vae
 from tests.harness.vae_families import image, randomize_norms
 from vae.config.export_flags import ExportConfig
 from vae.config.options import ModelConfig
 from vae.interop.diffusers_folder import diffusers_config, save_diffusers_folder
 from vae.interop.exporting import export
 from vae.interop.vae_files import load_vae
+from vae.interop.vae_path import WEIGHTS_NAME
 from vae.model.autoencoder import AutoencoderKL as Ours
 from vae.model.initialization import initialize
 from vae.system.errors import UserError
@@ -67,7 +74,7 @@ def test_a_shape_without_a_class_of_diffusers_is_kept(tmp_path):
     assert (loaded.scaling_factor, loaded.shift_factor) == (0.5, 0.25)
     with pytest.raises(UserError, match=r"^--decoder_channels has 1 levels, and --channels 2: give as many"):
         Ours(ModelConfig(channels=(8, 16), decoder_channels=(8,), norm_groups=4))
-    with pytest.raises(UserError, match=r"^--decoder_channels width 6 is not a multiple"):
+    with pytest.raises(UserError, match=r"^--decoder_channels 6 is not a multiple"):
         Ours(ModelConfig(channels=(8, 16), decoder_channels=(6, 8), norm_groups=4))
 
 
@@ -80,3 +87,50 @@ def test_warm_start_of_a_narrow_decoder_is_a_codec():
     with torch.no_grad():
         error = (model(image())[0] - image()).square().mean()
     assert error < 0.05 * image().var()
+
+
+def without(part: str, folder, tmp_path):
+    """A copy of a VAE's folder without one part."""
+    copied = tmp_path / f"no_{part}"
+    shutil.copytree(folder, copied)
+    path = copied / WEIGHTS_NAME
+    save_file({name: v for name, v in load_file(path).items() if part not in name.partition(".")[0]}, path)
+    return copied
+
+
+@pytest.mark.parametrize("build", [asymmetric, without_attention])
+def test_a_decoder_alone_decodes(build, tmp_path):
+    randomize_norms(build()).save_pretrained(tmp_path / "vae")
+    whole = load_vae(tmp_path / "vae").autoencoder
+    decoder = load_vae(without("encoder", tmp_path / "vae", tmp_path), needs=("decoder",))
+    latents = torch.randn(1, whole.config.z_channels, 5, 6)
+    assert not decoder.has_encoder
+    assert torch.equal(decoder.autoencoder.decode(latents), whole.decode(latents))
+
+
+def test_an_encoder_alone_encodes(tmp_path):
+    randomize_norms(asymmetric()).save_pretrained(tmp_path / "vae")
+    whole = load_vae(tmp_path / "vae").autoencoder
+    encoder = load_vae(without("decoder", tmp_path / "vae", tmp_path), needs=("encoder",)).autoencoder
+    assert torch.equal(encoder.encode(image()).mean, whole.encode(image()).mean)
+
+
+def test_infer_uses_the_part_that_a_file_has(tmp_path, image_folder):
+    write_vae(tmp_path / "vae")
+    encoder, decoder = (without(part, tmp_path / "vae", tmp_path) for part in ("decoder", "encoder"))
+    photo = image_folder / "image_00.png"
+
+    def infer(mode, vae, given, output):
+        words = ("--mode", mode, "--vae", vae, "--input", given, "--output_dir", tmp_path / output)
+        return run_here("infer_vae.py", *words, "--device", "cpu")
+
+    assert infer("encode", encoder, photo, "latents").returncode == 0
+    done = infer("decode", decoder, tmp_path / "latents", "decoded")
+    assert done.returncode == 0
+    assert "has no encoder: whether it made the latents is not checked" in done.stdout
+    assert infer("reconstruct", tmp_path / "vae", photo, "whole").returncode == 0
+    images = [Image.open(tmp_path / name / "image_00.png").tobytes() for name in ("decoded", "whole")]
+    assert images[0] == images[1]
+    refused = infer("reconstruct", decoder, photo, "none")
+    assert refused.returncode == 78
+    assert f"--vae {decoder} has no encoder: it can only decode latents" in refused.stderr

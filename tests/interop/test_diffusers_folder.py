@@ -1,6 +1,7 @@
 """The diffusers folder: diffusers loads the export of a run, and a run starts from published folders."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -11,13 +12,18 @@ from PIL import Image
 from safetensors.torch import load_file, save_file
 
 from tests.harness.runs import TINY
+from tests.harness.small_vae import SMALL as SMALL_VAE
+from tests.harness.small_vae import write_vae
+from vae.config.export_flags import ExportConfig
 from vae.config.options import ModelConfig
 from vae.interop.diffusers_folder import diffusers_config, save_diffusers_folder
+from vae.interop.exporting import export
 from vae.interop.safetensors_file import stored_weights
 from vae.interop.vae_files import load_vae
 from vae.interop.vae_path import WEIGHTS_NAME
 from vae.model.autoencoder import AutoencoderKL
 from vae.system.errors import UserError
+from vae.training.command import Command
 from vae.training.distributed import Distributed
 from vae.training.run import train
 from vae.training.setup import prepare_run
@@ -129,7 +135,7 @@ def first_forward(init_from: Path, tiny: dict, **given) -> torch.Tensor:
     """Reconstruction of the initial network of a run with --init_from."""
     options = {k: v for k, v in tiny.items() if k not in ("channels", "layers_per_block", "norm_groups")}
     options = {k: v for k, v in options.items() if k != "z_channels"}
-    state = prepare_run({**options, "init_from": str(init_from), **given}, CPU).state
+    state = prepare_run(Command({**options, "init_from": str(init_from), **given}), CPU).state
     with torch.no_grad():
         assert torch.equal(state.ema(photograph())[0], state.autoencoder(photograph())[0])
         return state.autoencoder(photograph())[0]
@@ -208,3 +214,15 @@ def test_flag_that_contradicts_the_vae_is_an_error(published, tiny, flag, value)
         first_forward(published, tiny, **{flag: value})
     assert "--init_from" in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+def test_padding_is_in_every_format_and_a_warning_names_other_programs(tmp_path, capsys):
+    write_vae(tmp_path / "vae", shape=replace(SMALL_VAE, padding="reflect"))
+    for output in ("folder", "one.safetensors"):
+        export(ExportConfig(vae=(str(tmp_path / "vae"),), output=str(tmp_path / output)))
+        assert "--padding reflect: other programs pad with zeros" in capsys.readouterr().out
+        assert load_vae(tmp_path / output).autoencoder.config.padding == "reflect"
+    config = json.loads((tmp_path / "folder" / "config.json").read_text())
+    (tmp_path / "folder" / "config.json").write_text(json.dumps(config | {"padding_mode": "circular"}))
+    with pytest.raises(UserError, match="padding_mode circular is neither zeros nor reflect"):
+        load_vae(tmp_path / "folder")

@@ -60,8 +60,8 @@ def test_batch_and_shell_script_start_the_same_module(batch, shell, body):
 
 def test_both_launchers_run_the_set_up_if_the_stamp_is_missing():
     batch, shell = lines_of("train_rtx5090.bat"), (ROOT / "train_rtx5090.sh").read_text()
-    call = batch.index("call setup_windows.bat --yes")  # without `call`, cmd would not return
-    assert batch[call + 1] == "if errorlevel 1 goto stop"  # a double click reads why: its window stays
+    call = batch.index(r"call .\setup_windows.bat --yes")  # without `call`, cmd would not return
+    assert batch[call + 1] == 'if not "%ERRORLEVEL%"=="0" goto stop'  # the window of a double click stays
     assert "./setup.sh --yes" in shell
     assert 'wait "$setup" || exit' in shell
     for text in ("\n".join(batch).replace("\\", "/"), shell):
@@ -94,3 +94,11 @@ def test_both_set_ups_have_the_same_python_requirements():
         assert asked in batch
         assert asked in shell
     assert "WindowsApps" in batch  # the stub of the Store has its own message
+
+
+@pytest.mark.parametrize("name", BATCH_FILES)
+def test_a_negative_exit_code_is_a_failure(name):
+    """`if errorlevel 1` is false for that of a crash or of Ctrl-C; only codes of our own are asked so."""
+    lines = lines_of(name)
+    asked = [i for i, line in enumerate(lines) if "errorlevel 1" in line]
+    assert all(lines[i - 1].startswith(("call :probe", "where ")) for i in asked)

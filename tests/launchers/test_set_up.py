@@ -247,11 +247,13 @@ def test_life_of_an_environment(project, tmp_path):
     assert stamp.exists()
     assert not (venv / ".setup-begun.json").exists()
 
-    # Killed while it was created: the rest of it is ours, but no other folder with such a name.
+    # Killed while it was created: the rest of it is ours, but no file of the user in it, and no other folder.
+    (venv / "notes.txt").write_text("mine")
     shutil.rmtree(next(venv.glob("lib/python*/site-packages/pip")))
     (venv / "pyvenv.cfg").unlink()
     stamp.rename(venv / ".setup-begun.json")
     assert "Creating the environment" in setup("--yes")
+    assert (venv / "notes.txt").read_text() == "mine"
     users = project.folder / ".venv-mine"
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", users], check=True)
     before = sorted(users.rglob("*"))

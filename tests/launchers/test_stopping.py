@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -87,6 +88,22 @@ def test_signal_ends_pip_and_its_children(project, fake_pip, command, sent):
     assert process.returncode == 128 + sent
     assert errors.strip().splitlines() == ["Set-up stopped; run ./setup.sh again to continue."]
     assert not Path(temporary).exists()
+
+
+def test_ctrl_c_while_the_set_up_looks_for_a_python(project):
+    tested = project.folder / "tested"
+    python = project.folder / "bin" / "python3"
+    python.parent.mkdir()
+    python.write_text(f"#!/bin/sh\ntrap 'exit 1' INT\ntouch {shlex.quote(str(tested))}\nsleep 30 & wait\n")
+    python.chmod(0o755)
+    process = subprocess.Popen(
+        [project.folder / "setup.sh", "--yes"], env=project.environ(), start_new_session=True
+    )
+    with process:
+        wait_until(tested.exists, process)
+        os.killpg(process.pid, signal.SIGINT)
+    assert process.returncode == 130
+    assert not (project.folder / ".venv").exists()
 
 
 def test_command_that_ignores_signals_is_killed(monkeypatch, tmp_path):

@@ -7,9 +7,8 @@ from tests.harness.machines import DESKTOP, changed
 from tests.harness.runs import ROOT
 from vae.checks import remedies
 from vae.checks.cuda_builds import AUTO_ORDER, BUILDS, has_code_for
-from vae.checks.facts import LoadedTorch, Smi, SmiCard
-from vae.checks.packages import read_requirements
-from vae.checks.versions import satisfies
+from vae.checks.facts import Card, LoadedTorch, Smi
+from vae.checks.packages import read_requirements, satisfies
 
 BLACKWELL, HOPPER, ADA, VOLTA, PASCAL, KEPLER = (12, 0), (9, 0), (8, 9), (7, 0), (6, 1), (3, 7)
 
@@ -46,7 +45,7 @@ def test_auto_selects_the_newest_supported_build(driver, capability, build):
 @pytest.mark.parametrize("cards", [(BLACKWELL,), (HOPPER,), (VOLTA,), (KEPLER,), (PASCAL, BLACKWELL), ()])
 def test_check_compatibility_suggests_the_build_of_auto(driver, cards, system, platform):
     smi = Smi(
-        "answered", "", f"{driver}.10", tuple(SmiCard(i, str(c), capability=c) for i, c in enumerate(cards))
+        "answered", "", f"{driver}.10", tuple(Card(str(capability), capability) for capability in cards)
     )
     missing = LoadedTorch(installed=False)
     suggested = remedies.suggested(changed(DESKTOP, loaded=missing, smi=smi, host={"system": system}))
@@ -75,7 +74,7 @@ def test_builds_of_auto_exist_and_the_newer_ones_support_the_rtx_5090():
 
 
 def test_machine_from_nvidia_smi():
-    cards = (SmiCard(0, "NVIDIA GeForce RTX 5090", capability=BLACKWELL), SmiCard(1, "odd name"))
+    cards = (Card("NVIDIA GeForce RTX 5090", BLACKWELL), Card("odd name"))
     names = (("NVIDIA GeForce RTX 5090", BLACKWELL), ("odd name", None))
     assert Machine.of(Smi("answered", "", "575.51.03", cards)) == Machine(575, names)
     for smi in (Smi("missing"), Smi("hanging", "no answer"), Smi("answered", "No devices were found")):

@@ -10,12 +10,12 @@ from vae.config.options import LossConfig
 from vae.config.resolve import resolve
 from vae.losses.equivariance import smaller
 from vae.losses.latent_mask import kept_positions
-from vae.losses.latent_statistics import LatentStatistics, moments, needs_statistics, statistics_of
+from vae.losses.latent_statistics import RunningStatistics, moments, needs_statistics, statistics_of
 from vae.losses.variance import DELTA, variance_expansion
 from vae.system.errors import UserError
 
 ONE = torch.ones((), dtype=torch.float64)
-UNIT = LatentStatistics(0 * ONE, ONE)
+UNIT = RunningStatistics(0 * ONE, ONE)
 
 
 def normal(*shape: int, seed: int = 0) -> torch.Tensor:
@@ -50,7 +50,7 @@ def test_statistics_are_measured_only_if_something_reads_them():
 
 
 def test_variance_expansion_is_zero_at_its_target_and_positive_elsewhere():
-    statistics = LatentStatistics(0 * ONE, torch.tensor([2.0, 0.5])[:, None, None])
+    statistics = RunningStatistics(0 * ONE, torch.tensor([2.0, 0.5])[:, None, None])
     sigma = 0.3 * statistics.std.expand(1, 2, 3, 3)
     found = [
         variance_expansion(sigma, 2 * (factor * sigma).log(), 0, statistics, target=0.3).item()

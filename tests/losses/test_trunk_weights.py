@@ -20,7 +20,7 @@ from vae.losses.perceptual import build, build_perceptual
 from vae.losses.trunk_weights import URLS, download, find_trunk_weights, matches_name
 from vae.system.errors import UserError
 
-ALTERNATIVES = ("--perceptual_weights FILE", "--perceptual_net", "--perceptual_weight 0")
+ALTERNATIVES = ("--perceptual_weights FILE", "--perceptual_weight 0")
 
 
 @pytest.fixture

@@ -23,7 +23,7 @@ from vae.memory.plan import (
     zero_inputs,
 )
 from vae.memory.plan_table import features_note
-from vae.model.autoencoder import AutoencoderKL
+from vae.model.autoencoder import AutoencoderKL, mirrored
 from vae.model.discriminator import Discriminator
 from vae.model.recompute import set_recompute
 from vae.optimizers import build_optimizers
@@ -36,13 +36,7 @@ MODEL = ModelConfig(channels=(16, 32), layers_per_block=1, norm_groups=4, z_chan
 PIXELS_ONLY = LossConfig(perceptual_weight=0.0)
 ALL = replace(ALL_LOSSES, disc_channels=8, disc_layers=2)
 SPEC = StepSpec(
-    model=MODEL,
-    loss=PIXELS_ONLY,
-    image_size=64,
-    batch=4,
-    dtype=torch.float32,
-    channels_last=False,
-    ema=True,
+    model=MODEL, loss=PIXELS_ONLY, image_size=64, batch=4, dtype=torch.float32, channels_last=False, ema=True
 )
 
 
@@ -65,6 +59,8 @@ def measured(spec: StepSpec, micro_batch: int) -> tuple[int, int]:
         if spec.loss.adversarial_weight:
             networks.discriminator = Discriminator(spec.loss.disc_channels, spec.loss.disc_layers)
             networks.discriminator.to(memory_format=layout)
+        if spec.loss.teacher_weight:
+            networks.teacher = AutoencoderKL(mirrored(spec.model)).frozen_decoder()
         optimizers = build_optimizers(
             model, networks.discriminator, OptimConfig(optimizer=spec.optimizer), spec.loss
         )
@@ -137,6 +133,19 @@ def test_prediction_with_muon(loss):
 @pytest.mark.parametrize("level", ["activations", "blocks", "all"])
 def test_prediction_at_each_recompute_level(level):
     check_prediction(replace(SPEC, recompute=level), 2)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("level", RECOMPUTE)
+def test_prediction_with_reflect_padding(level):
+    """Its residual blocks are not fused, so each layer stores its own input."""
+    check_prediction(replace(SPEC, model=replace(MODEL, padding="reflect"), recompute=level), 2)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("level", ["none", "blocks"])
+def test_prediction_with_a_tiny_decoder(level):
+    check_prediction(replace(SPEC, model=replace(MODEL, decoder="tiny"), recompute=level), 2)
 
 
 @pytest.mark.slow

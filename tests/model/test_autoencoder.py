@@ -159,5 +159,5 @@ def test_computes_in_the_dtype_of_the_images_with_fp32_weights(dtype):
 
 
 def test_error_names_a_width_that_is_no_multiple_of_the_groups():
-    with pytest.raises(UserError, match=r"--channels width 100 .* --norm_groups 32"):
+    with pytest.raises(UserError, match=r"--channels 100 .* add --norm_groups 4, or use multiples of 32"):
         AutoencoderKL(ModelConfig(channels=(64, 100)))

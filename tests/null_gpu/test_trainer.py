@@ -37,7 +37,7 @@ WITH_AND_WITHOUT_GRAPH = """
 import json, sys
 from vae.system.gpu_memory import set_gpu_memory_variables
 set_gpu_memory_variables()
-from vae.training.memory.graph_memory import Recording
+from vae.training.memory.cuda_graph import Recording
 from vae.training.run import train
 record, captures = Recording.record, []
 def counted(self, compute):

@@ -15,11 +15,10 @@ from tests.harness.preparing import without_workers
 from tests.harness.runs import ROOT, run_script
 from vae.config.prepare_flags import AnalyzeConfig
 from vae.images.decoding import read_image
+from vae.prepare.analysis_page import bin_edges
 from vae.prepare.analyze import run_analyze
-from vae.prepare.dataset_stats import histogram
 from vae.prepare.draw import draw_image
-from vae.prepare.measures import colorfulness, estimate_jpeg_quality, measure_image, sharpness
-from vae.system.errors import DataError, UserError
+from vae.prepare.measures import estimate_jpeg_quality, measure_image, sharpness
 
 EVIL = "<img src=x onerror=alert(1)> & \"quoted\" 'too'"
 
@@ -71,7 +70,6 @@ def test_statistics_of_the_set(analysis, folder):
         if path.is_file() and path.name not in ("torn.jpg", "nothing.png")
     ]
     assert stats["space"]["bytes"] == sum(path.stat().st_size for path in read)
-    assert stats["space"]["free_bytes"] > 0
     assert stats["shapes"] == {"portrait": 2, "square": 3, "landscape": 2}
     assert stats["formats"] == {"PNG": 5, "JPEG": 1, "WEBP": 1}
     assert list(stats["formats"]) == ["PNG", "JPEG", "WEBP"]
@@ -82,8 +80,6 @@ def test_statistics_of_the_set(analysis, folder):
     near = stats["near_duplicates"]
     assert near["clusters"] == 1
     assert near["names"] == [[f"{EVIL}.png", "half.webp"]]  # the larger one first
-    for plot in stats["histograms"].values():
-        assert sum(plot["counts"]) + plot["left_out"] == 7
 
 
 def test_page_is_complete_and_safe(analysis):
@@ -106,9 +102,9 @@ def test_page_is_complete_and_safe(analysis):
         "none",
         "Largest",
         "Smallest",
-        "Most blurred",
         "Exact duplicates",
         "sub/two.png",
+        "truncated 1",
     ):
         assert text in page
     blurred = page[page.index("<h2>Most blurred") : page.index("<h2>Blank")]
@@ -122,13 +118,8 @@ def test_page_is_complete_and_safe(analysis):
 
 @pytest.mark.slow
 def test_two_workers_write_the_same_files(folder, analysis, tmp_path):
-    stats, page = analysis
-    again = analyze(config(folder, tmp_path / "s", num_workers="2"))
-    for found in (stats, again):
-        found["space"]["free_bytes"] = 0
-    assert again == stats
-    free = r"<b>[^<]*</b><span>free on that disk"
-    assert re.sub(free, "", (tmp_path / "s/page.html").read_text(encoding="utf-8")) == re.sub(free, "", page)
+    assert analyze(config(folder, tmp_path / "s", num_workers="2")) == analysis[0]
+    assert (tmp_path / "s/page.html").read_text(encoding="utf-8") == analysis[1]
 
 
 def test_measurements_equal_values_by_hand(tmp_path):
@@ -139,9 +130,6 @@ def test_measurements_equal_values_by_hand(tmp_path):
     assert sharpness(soft) < 1
     assert sharpness(np.full((50, 40, 3), 90, np.uint8)) == 0
     assert sharpness(np.zeros((1, 2, 3), np.uint8)) == 0
-    assert colorfulness(np.array([[50, 50, 50], [90, 90, 90]], np.float32)) == 0
-    halves = np.array([[255, 0, 0], [0, 255, 0]], np.float32)  # rg = +-255, yb = 127.5
-    assert colorfulness(halves) == pytest.approx(255 + 0.3 * 127.5)
     pixels = np.zeros((64, 64, 3), np.uint8)
     pixels[:32] = (200, 100, 50)
     Image.fromarray(pixels).save(tmp_path / "half.png")
@@ -150,7 +138,6 @@ def test_measurements_equal_values_by_hand(tmp_path):
     luma = 0.299 * 200 + 0.587 * 100 + 0.114 * 50
     assert found.brightness == pytest.approx(luma / 2, rel=1e-5)
     assert found.contrast == pytest.approx(luma / 2, rel=1e-5)
-    assert found.clipped == 0.5
 
 
 @pytest.mark.parametrize("quality", [1, 10, 35, 50, 75, 90, 95, 100])
@@ -162,34 +149,11 @@ def test_jpeg_quality_is_estimated(tmp_path, quality):
 def test_histograms_count_every_value():
     random = np.random.default_rng(0)
     for values in (random.lognormal(6, 1, 5000), np.full(3, 7.0), np.array([1.0, np.nan, 3.0]), np.zeros(2)):
-        for log in (False, True):
-            plot = histogram(values, log)
-            counted = np.isfinite(values) & ((values > 0) | (not log))
-            assert sum(plot["counts"]) == counted.sum() == len(values) - plot["left_out"]
-            assert len(plot["edges"]) == len(plot["counts"]) + 1 or not counted.any()
-
-
-def test_mistakes_are_errors(folder, tmp_path):
-    (tmp_path / "bad").mkdir()
-    (tmp_path / "bad/a.png").write_bytes(b"nothing")
-    for options, kind, word in (
-        ({"input_dir": str(tmp_path / "none")}, DataError, "--input_dir .* does not exist"),
-        (
-            {"input_dir": str(tmp_path / "bad")},
-            DataError,
-            "--input_dir .*none of 1 images .* a.png .*--mode validate",
-        ),
-        ({"output_dir": str(folder)}, UserError, "--output_dir .* is --input_dir"),
-        ({"output_dir": str(tmp_path / "bad")}, UserError, r"--output_dir .*did not write \(a.png\)"),
-    ):
-        given = {
-            "input_dir": str(folder),
-            "output_dir": str(tmp_path / "s"),
-            "num_workers": "1",
-        } | options
-        with pytest.raises(kind, match=word), without_workers():
-            analyze(AnalyzeConfig(**given))
-    assert not (tmp_path / "s/stats.json").exists()
+        for is_log in (False, True):
+            counted = np.isfinite(values) & ((values > 0) | (not is_log))
+            edges = bin_edges(values, is_log)
+            assert len(edges) or not counted.any()
+            assert np.histogram(values[counted], edges if len(edges) else 1)[0].sum() == counted.sum()
 
 
 @pytest.mark.slow

@@ -8,7 +8,7 @@ import pytest
 
 from tests.harness.http_store import http_store, hurry
 from tests.harness.image_kinds import detailed, encoded
-from tests.harness.preparing import prepare
+from tests.harness.preparing import prepare, shard
 from tests.harness.runs import TINY, run_here
 from vae.shards.dataset_json import read_dataset
 from vae.shards.shard_images import ShardImages
@@ -38,10 +38,6 @@ def write_datasets(folder, files=2, rows=12):
         part = f"SELECT * FROM t LIMIT {rows} OFFSET {file * rows}"
         db.execute(f"COPY ({part}) TO '{path}' (FORMAT parquet, KV_METADATA {{huggingface: '{notes}'}})")
     return folder
-
-
-def shard(source, output, *flags):
-    return prepare("--mode", "shard", "--input_dir", source, "--output_dir", output, *flags)
 
 
 def images_of(path):

@@ -15,7 +15,7 @@ import pytest
 from PIL import Image
 
 from tests.harness.image_kinds import detailed, encoded, write_all
-from tests.harness.preparing import prepare
+from tests.harness.preparing import prepare, tree
 from tests.harness.runs import ROOT, run_script
 from tests.harness.waiting import wait_until
 from vae.config.prepare_flags import PreprocessConfig
@@ -45,14 +45,6 @@ def preprocess(source, output, *flags, code=0):
     done = prepare(*command(source, output, *flags)[1:])
     assert done.returncode == code, done.stderr
     return done
-
-
-def tree(folder):
-    return {
-        path.relative_to(folder).as_posix(): path.read_bytes()
-        for path in Path(folder).rglob("*")
-        if path.is_file() and not {".prepare", ".vae_folder.json"} & set(path.parts)
-    }
 
 
 def manifest(folder):
@@ -297,42 +289,6 @@ def test_background_and_rotation_are_applied(tmp_path):
     expected = np.array([250, 10, 10]) * share + np.array([16, 32, 48]) * (1 - share)
     assert np.abs(decode_image(tmp_path / "out" / "clear.png") - expected).max() <= 1.5
     assert decode_image(tmp_path / "out" / "turned.png").shape == (64, 32, 3)
-
-
-@pytest.mark.parametrize(
-    ("flags", "code", "word"),
-    [
-        (["--input_dir", "raw", "--output_dir", "raw"], 78, "--output_dir raw is --input_dir"),
-        (["--input_dir", "raw/sub", "--output_dir", "raw"], 78, "inside --output_dir raw"),
-        (["--input_dir", "raw", "--output_dir", "raw/sub/out"], 78, "inside --input_dir raw"),
-        (["--input_dir", "nothing", "--output_dir", "out"], 77, "--input_dir nothing"),
-        (["--input_dir", "empty", "--output_dir", "out"], 77, "no images"),
-        (["--input_dir", "raw", "--output_dir", "taken.txt"], 78, "taken.txt is a file"),
-        (["--input_dir", "raw", "--output_dir", "foreign"], 78, "--output_dir foreign"),
-        (
-            ["--input_dir", "raw", "--output_dir", "out", "--format", "png", "--quality", "90"],
-            2,
-            "--quality 90",
-        ),
-        (["--input_dir", "raw", "--output_dir", "out", "--quality", "101"], 2, "--quality 101"),
-        (["--input_dir", "raw", "--output_dir", "out", "--target_size", "4"], 2, "--target_size 4"),
-        (["--input_dir", "raw", "--output_dir", "out", "--time_limit", "0"], 2, "--time_limit 0"),
-        (["--input_dir", "raw", "--output_dir", "out", "--strict"], 2, "belongs to --mode validate"),
-        (["--input_dir", "raw"], 2, "--output_dir"),
-    ],
-)
-def test_mistakes_are_one_line(raw, tmp_path, monkeypatch, flags, code, word):
-    (tmp_path / "empty").mkdir()
-    (tmp_path / "foreign").mkdir()
-    (tmp_path / "foreign" / "mine.jpg").write_bytes(b"an image of mine")
-    (tmp_path / "taken.txt").write_text("a file")
-    before = tree(tmp_path)
-    monkeypatch.chdir(tmp_path)
-    done = prepare("--mode", "preprocess", *flags)
-    assert done.returncode == code, done.stderr
-    assert word in done.stderr
-    assert len(done.stderr.strip().splitlines()) == 1
-    assert tree(tmp_path) == before
 
 
 def test_other_settings_and_other_sources_are_errors(raw, tmp_path):

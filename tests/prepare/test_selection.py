@@ -9,7 +9,7 @@ import pytest
 from PIL import Image, ImageOps
 
 from tests.harness.image_kinds import encoded
-from tests.harness.preparing import prepare
+from tests.harness.preparing import prepare, shard
 from tests.harness.runs import TINY
 from tests.harness.shards import pack
 from tests.harness.tars import write_img2dataset
@@ -38,10 +38,6 @@ def source(tmp_path_factory):
         (folder / f"{number:02}_b.png").write_bytes(encoded(ImageOps.mirror(image), "PNG"))
         (folder / f"{number:02}_c.jpg").write_bytes(encoded(image, "JPEG", quality=50))
     return folder
-
-
-def shard(source, output, *flags):
-    return prepare("--mode", "shard", "--input_dir", source, "--output_dir", output, *flags)
 
 
 def names_in(source, dataset):

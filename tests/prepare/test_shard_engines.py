@@ -71,6 +71,17 @@ def test_tarfile_finds_the_original_bytes(folder, images):
         assert Image.open(io.BytesIO(data)).size == (about["width"], about["height"])
 
 
+def test_shards_have_the_bytes_that_tarfile_writes(folder):
+    for path in tars(folder):
+        expected = io.BytesIO()
+        with tarfile.open(fileobj=expected, mode="w", format=tarfile.USTAR_FORMAT) as tar:
+            for name, _, _, data in members(path):
+                info = tarfile.TarInfo(name)
+                info.size = len(data)
+                tar.addfile(info, io.BytesIO(data))
+        assert path.read_bytes() == expected.getvalue()
+
+
 def test_index_of_energon_has_the_start_of_each_sample_and_the_end(folder):
     for path in tars(folder):
         data = path.with_suffix(".tar.idx").read_bytes()

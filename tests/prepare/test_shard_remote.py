@@ -6,6 +6,8 @@ from pathlib import Path
 import pytest
 
 from tests.harness.http_store import http_store, hurry
+from tests.harness.image_kinds import detailed, encoded
+from tests.harness.preparing import prepare
 from tests.harness.runs import run_script
 from tests.harness.shards import write_shards
 from vae.config.prepare_flags import ValidateConfig
@@ -111,8 +113,21 @@ def test_cache_without_room_for_the_largest_shard_is_one_line(web, tmp_path):
     assert web.wholes() == []
 
 
-def test_missing_folder_of_the_report_is_found_before_the_work(root, tmp_path):
-    words = ("--mode", "validate", "--input_dir", str(root / "dataset.json"))
-    done = run_script("prepare_data.py", *words, "--output_file", str(tmp_path / "none" / "report.json"))
-    assert done.returncode == 78
-    assert "--output_file" in done.stderr
+def test_growth_beside_a_dataset_on_a_store_reads_its_indexes_only(web, root, tmp_path):
+    source = tmp_path / "raw"
+    source.mkdir()
+    for path in sorted((root.parent / "raw").iterdir())[:3]:
+        (source / path.name).write_bytes(path.read_bytes())
+    (source / "new.png").write_bytes(encoded(detailed(99), "PNG"))
+    words = ("--mode", "shard", "--input_dir", source, "--output_dir", tmp_path / "new", "--val_split", "0")
+    done = prepare(*words, "--beside", web.url())
+    assert (done.returncode, "left out       3  in_other_dataset" in done.stdout) == (0, True), done.stderr
+    assert read_dataset(tmp_path / "new" / "dataset.json").samples == 1
+    assert web.wholes() == []
+    (web.root / "images-000001.npy").unlink()
+    done = prepare(*words[:-4], "--output_dir", tmp_path / "other", "--beside", web.url())
+    assert (done.returncode, "images-000001.npy" in done.stderr, "Traceback" in done.stderr) == (
+        77,
+        True,
+        False,
+    )

@@ -3,10 +3,13 @@
 import json
 import os
 import shutil
+import struct
 import tarfile
 
 import pytest
+from PIL import Image
 
+from tests.harness.image_kinds import detailed, encoded
 from tests.harness.preparing import prepare
 from tests.harness.tars import (
     images_of,
@@ -18,6 +21,8 @@ from tests.harness.tars import (
     write_webdataset,
 )
 from tests.prepare.test_preprocess import posix
+from vae.images.decoding import ORIENTATION, check_header, decode_bytes
+from vae.images.formats import BadImageError, plain_jpeg_size
 from vae.prepare import tar_source
 from vae.prepare.inputs import common_folder, find_files
 from vae.shards.dataset_json import read_dataset
@@ -27,6 +32,10 @@ from vae.system.errors import DataError, UserError
 
 def index(source, output, *flags):
     return prepare("--mode", "index", "--input", source, "--output_dir", output, *flags)
+
+
+def validate(path, tmp_path):
+    return prepare("--mode", "validate", "--input_dir", path, "--output_file", tmp_path / "report.json")
 
 
 def read_all(path):
@@ -49,9 +58,7 @@ def test_images_have_the_bytes_of_the_members_and_the_tars_do_not_change(write, 
     assert done.returncode == 0, done.stderr
     path = tmp_path / "set" / "dataset.json"
     assert read_all(path) == images_of(*sorted(folder.glob("*.tar")))
-    checked = prepare(
-        "--mode", "validate", "--input_dir", path, "--output_file", tmp_path / "report.json", "--overwrite"
-    )
+    checked = validate(path, tmp_path)
     assert checked.returncode == 0, checked.stdout
     assert {path: path.read_bytes() for path in folder.iterdir()} == before
 
@@ -69,9 +76,9 @@ def test_texts_before_and_after_an_image_are_its_metadata(tmp_path):
     assert (third["caption"], third["punsafe"], third["source"]) == ("picture 9", 0.9, "000000009.jpg")
 
 
-@pytest.mark.parametrize("format", [tarfile.GNU_FORMAT, tarfile.PAX_FORMAT])
+@pytest.mark.parametrize("format", [tarfile.USTAR_FORMAT, tarfile.GNU_FORMAT, tarfile.PAX_FORMAT])
 def test_long_names_and_names_with_a_point_are_read(format, tmp_path):
-    """The headers of such a name have blocks of their own."""
+    """Such a name is in two fields of a header, or in blocks of its own."""
     key = f"./{'folder' * 20}/{'k' * 90}"
     members = [(f"{key}.png", picture(0)), (f"{key}.json", b'{"label": 3}')]
     tar = write_tar(tmp_path / "a.tar", members, format)
@@ -122,6 +129,52 @@ def test_odd_members_are_counted_and_cost_no_other_image(tmp_path):
     assert "left out       1  exact_duplicate" in done.stdout
     index(tar, tmp_path / "other", "--image_key", "seg.png")
     assert read_all(tmp_path / "other" / "dataset.json") == {"a.tar/good.seg.png": picture(2)}
+
+
+@pytest.mark.parametrize("options", [{}, {"progressive": True}, {"exif": 6}, {"icc_profile": b"x" * 70_000}])
+def test_header_of_a_jpeg_has_the_size_of_its_decoded_image(options):
+    if "exif" in options:
+        exif = Image.Exif()
+        exif[ORIENTATION] = options["exif"]
+        options = {"exif": exif}
+    data = encoded(detailed(0, 40, 60), "JPEG", **options)
+    height, width = decode_bytes(data).shape[:2]
+    assert check_header(data, max_pixels=10_000, first_frame=False) == ("JPEG", (width, height))
+    for bad, max_pixels, reason in ((data, 100, "too_many_pixels"), (data[:-9], 10_000, "truncated")):
+        with pytest.raises(BadImageError, match=reason):
+            check_header(bad, max_pixels=max_pixels, first_frame=False)
+
+
+SOF_LENGTH = 19  # bytes of the frame header of three components, with its marker
+
+
+@pytest.mark.parametrize("change", ["exif behind the frame header", "two frames", "seven components"])
+def test_header_of_an_unusual_jpeg_is_what_pillow_reads(change):
+    data = encoded(detailed(0, 40, 60), "JPEG")
+    start = data.index(b"\xff\xc0")
+    end = start + SOF_LENGTH
+    if change == "two frames":
+        small = data[start : start + 5] + struct.pack(">HH", 20, 30) + data[start + 9 : end]
+        odd = data[:end] + small + data[end:]
+    elif change == "seven components":
+        odd = data[: start + 9] + b"\x07" + data[start + 10 :]
+    else:
+        exif = Image.Exif()
+        exif[ORIENTATION] = 6
+        content = b"Exif\0\0" + exif.tobytes().removeprefix(b"Exif\0\0")
+        odd = data[:end] + b"\xff\xe1" + struct.pack(">H", len(content) + 2) + content + data[end:]
+    assert plain_jpeg_size(data) == (60, 40)
+    assert plain_jpeg_size(odd) is None
+    if change == "exif behind the frame header":
+        height, width = decode_bytes(odd).shape[:2]
+        assert (width, height) == (40, 60)
+        assert check_header(odd, max_pixels=10_000, first_frame=False) == ("JPEG", (40, 60))
+
+
+def test_jpeg_that_ends_in_a_frame_header_is_truncated():
+    data = encoded(detailed(0, 40, 60), "JPEG")
+    with pytest.raises(BadImageError, match="truncated"):
+        check_header(data[:-2] + b"\xff\xc5\x00\x10", max_pixels=10_000, first_frame=False)
 
 
 def cut(data):
@@ -179,8 +232,8 @@ def test_rules_leave_images_out_and_write_no_tar(tmp_path):
     assert names == [f"{number:09}.jpg" for number in range(5)]
     assert "left out      15  where" in done.stdout
     assert list((tmp_path / "set").rglob("*.tar")) == []
-    for flags in (("--min_size", "65"), ("--formats", "png", "webp"), ("--where", "width > 64")):
-        done = index(folder, tmp_path / f"none{flags[1]}", *flags)
+    for number, flags in enumerate((("--min_size", "65"), ("--where", "width > 64 or format <> 'JPEG'"))):
+        done = index(folder, tmp_path / f"none{number}", *flags)
         assert (done.returncode, "no image is left" in done.stdout) == (77, True), done.stderr
     done = index(folder, tmp_path / "set", "--where", "punsafe < 0.4")
     assert done.returncode == 78
@@ -196,9 +249,7 @@ def test_equal_images_are_in_one_subset(tmp_path):
     assert 6 < len(val) < 30
     assert not set(train.values()) & set(val.values())
     path = tmp_path / "set" / "dataset.json"
-    checked = prepare(
-        "--mode", "validate", "--input_dir", path, "--output_file", tmp_path / "report.json", "--overwrite"
-    )
+    checked = validate(path, tmp_path)
     assert checked.returncode == 0, checked.stdout
 
 
@@ -210,9 +261,7 @@ def test_changed_byte_of_a_tar_is_found(tmp_path):
     data[3000] ^= 1
     tar.write_bytes(data)
     path = tmp_path / "set" / "dataset.json"
-    checked = prepare(
-        "--mode", "validate", "--input_dir", path, "--output_file", tmp_path / "report.json", "--overwrite"
-    )
+    checked = validate(path, tmp_path)
     assert checked.returncode == 77
     assert "kodak-000002.tar: checksum" in checked.stdout
 
@@ -347,6 +396,17 @@ def test_selecting_again_equals_indexing_with_these_rules_and_reads_no_tar(tmp_p
     assert (done.returncode, "--first_frame" in done.stderr) == (78, True)
     done = index(tmp_path / "again" / "dataset.json", tmp_path / "none")
     assert (done.returncode, "has no rows" in done.stderr) == (77, True)
+
+
+def test_urls_to_exclude_need_metadata(tmp_path):
+    (tmp_path / "list.txt").write_text("http://x\n")
+    index(write_webdataset(tmp_path / "tars"), tmp_path / "one")
+    done = index(tmp_path / "one" / "dataset.json", tmp_path / "two", "--exclude", tmp_path / "list.txt")
+    assert (done.returncode, done.stdout.count("1 url in it cannot match")) == (0, 1)
+    done = index(
+        write_img2dataset(tmp_path / "other"), tmp_path / "three", "--exclude", tmp_path / "list.txt"
+    )
+    assert (done.returncode, "cannot match" in done.stdout) == (77, False)  # all have this url
 
 
 # ---- dataset.json of a stranger ----------------------------------------------------------------------------

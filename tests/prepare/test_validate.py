@@ -226,34 +226,6 @@ def test_files_are_compared_with_their_manifest(mixed, tmp_path):
     }
 
 
-@pytest.mark.parametrize(
-    ("flags", "code", "word"),
-    [
-        (["--input_dir", "nothing"], 77, "--input_dir nothing does not exist"),
-        (["--input_dir", "empty"], 77, "contains no images"),
-        (["--input_dir", "raw", "--quarantine_dir", "raw/aside"], 78, "--quarantine_dir raw/aside"),
-        (["--input_dir", "raw", "--quarantine_dir", "aside", "--limit", "1"], 2, "--limit"),
-        (["--input_dir", "raw", "--output_file", "no/such/report.json"], 78, "--output_file"),
-        (["--input_dir", "raw", "--background", "shiny"], 78, "--background shiny"),
-        (["--input_dir", "raw", "--target_size", "512"], 2, "belongs to --mode preprocess"),
-        (["--input_dir", "raw", "--limit", "0"], 2, "--limit 0"),
-        (["--input_dir", "raw", "--max_aspect", "0.5"], 2, "--max_aspect 0.5"),
-        (["--input_dir", "raw", "--undo_quarantine"], 2, "--quarantine_dir"),
-        (["--input_dir", "raw", "--undo_quarantine", "--quarantine_dir", "empty"], 77, "nothing to undo"),
-        ([], 2, "--input_dir"),
-    ],
-)
-def test_mistakes_are_one_line(mixed, tmp_path, monkeypatch, flags, code, word):
-    (tmp_path / "empty").mkdir()
-    before = files_below(tmp_path)
-    monkeypatch.chdir(tmp_path)
-    done = prepare("--mode", "validate", *flags)
-    assert done.returncode == code, done.stderr
-    assert word in done.stderr
-    assert len(done.stderr.strip().splitlines()) == 1
-    assert files_below(tmp_path) == before
-
-
 def test_limit_uses_the_first_files_by_name(mixed, tmp_path):
     assert validate(mixed, tmp_path / "r.json", "--limit", "2").returncode == 0
     report = json.loads((tmp_path / "r.json").read_text())

@@ -1,6 +1,5 @@
 """A user's mistake prints one line with flag, value and remedy, sets the exit code and creates no files."""
 
-import os
 import shutil
 from pathlib import Path
 
@@ -70,7 +69,6 @@ def assert_contains(line: str, tokens: tuple[str, ...]) -> None:
         ("--learning_rate fast", USAGE, ("--learning_rate fast", "number")),
         ("--channels 8 x", USAGE, ("--channels x", "whole number")),
         ("--crop centre", USAGE, ("--crop centre", "did you mean center? (random, center, resized)")),
-        ("--image_size -8", CONFIG, ("--image_size -8", "minimum", "12")),
         ("--learning_rate -1", CONFIG, ("--learning_rate -1.0", "minimum", "0")),
         ("--learning_rate inf", CONFIG, ("--learning_rate inf", "finite", "0.001")),
         ("--warmup_epochs -inf", CONFIG, ("--warmup_epochs -inf", "not a finite number")),
@@ -87,17 +85,13 @@ def test_invalid_flag(mistake, words, code, tokens):
 @pytest.mark.parametrize(
     ("words", "tokens"),
     [
-        ("--image_size 33", ("--image_size 33", "multiple of 2", "32 or 34")),
         ("--channels 8 16 16 16 --image_size 500", ("--image_size 500", "multiple of 8", "496 or 504")),
         ("--channels 6 16", ("--channels", "6", "--norm_groups 4")),
         ("--reconstruction_weight 0", ("--reconstruction_weight 0", "--perceptual_weight 0")),
-        ("--profile ultr", ("--profile ultr", "did you mean ultra?", "ultra, high, standard, fast,")),
-        ("--background purplish", ("--background purplish", "colour")),
         ("--device cuda", ("--device cuda", "--device cpu")),
-        ("--init_from /nothing", ("--init_from /nothing", "no such file or folder")),
         (
             "--adversarial_weight 1 --disc_layers 9",
-            ("--disc_layers 9", "1536 px", "32", "lower --disc_layers"),
+            ("--disc_layers 9", "1536 px", "32", "lower --disc_layers or raise --image_size"),
         ),
         (
             "--adversarial_weight 1 --disc_channels 40 --disc_layers 1",
@@ -156,8 +150,6 @@ def test_every_stage_is_checked_before_the_first_one_starts(mistake):
         ('{"channels": [8, "x"]}', ('"channels"', "whole number", '"x"')),
         ('{"micro_batch_size": 1.5}', ('"micro_batch_size"', 'whole number or "auto"')),
         ('{"seed": 1, "batch_size": 2, "seed": 3}', ('"seed" twice, with 1 and 3: remove',)),
-        ('{"seed": ' + "[" * 100_000, ("nested too deeply",)),
-        ('{"seed": 1}' + " " * 2**24, ("larger than 16 MiB",)),
     ],
 )
 def test_invalid_json_file(mistake, tmp_path, text, tokens):
@@ -183,15 +175,6 @@ def test_fewer_images_than_one_batch(mistake):
     assert_contains(mistake(DATA, "--batch_size", "13"), tokens)
     tokens = ("--batch_size 4", "4 accumulation", "12", "lower --batch_size")
     assert_contains(mistake(DATA, "--accumulation_steps", "4"), tokens)
-
-
-# ---- the output folder ---------------------------------------------------------------------------------
-
-
-@pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() == 0, reason="root may write anywhere")
-def test_output_dir_without_permission(mistake, tmp_path):
-    (tmp_path / "locked").mkdir(mode=0o500)
-    assert "cannot be written" in mistake(CONFIG, output_dir=str(tmp_path / "locked" / "run"))
 
 
 # ---- resuming ------------------------------------------------------------------------------------------
@@ -232,6 +215,3 @@ def checkpoint(trained, tmp_path) -> Path:
 )
 def test_flag_that_contradicts_the_checkpoint(mistake, checkpoint, words, tokens):
     assert_contains(mistake(CONFIG, "--resume_from", str(checkpoint), *words.split()), tokens)
-
-
-# ---- in subprocesses -----------------------------------------------------------------------------------

@@ -75,11 +75,7 @@ def test_mistakes_print_one_line(bare, words, token):
 
 
 @pytest.mark.parametrize(
-    "env",
-    [
-        {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"},
-        {"PYTHONIOENCODING": "ascii"},
-    ],
+    "env", [{"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}, {"PYTHONIOENCODING": "ascii"}]
 )
 def test_locales_without_the_characters_of_a_path(bare, env, tmp_path):
     folder = tmp_path / "Bilder 画像 'ü'"

@@ -148,7 +148,7 @@ def test_evaluation_and_validation_record_no_credentials(joined, image_folder, t
 def test_search_gives_credentials_to_its_runs_and_records_none(image_folder, tmp_path):
     pytest.importorskip("aiohttp", reason="requirements-remote.txt is not installed")
     pytest.importorskip("optuna", reason="requirements-tune.txt is not installed")
-    root = pack(image_folder, tmp_path / "set").parent
+    root = pack(image_folder, tmp_path / "set", val_split=0.1).parent
     stub = write_stub(tmp_path / "stub")
     given = "import sys, pathlib; pathlib.Path(sys.argv[4], 'given').write_text(str('pa55' in str(sys.argv)))"
     text = (stub / "train_vae.py").read_text()

@@ -18,8 +18,8 @@ from tests.harness.small_vae import SMALL, write_vae
 from vae.evaluation import compare
 from vae.evaluation.baselines import bicubic_baseline
 from vae.evaluation.compare import short_names
-from vae.evaluation.curves import read_curves
 from vae.evaluation.metrics import ssim
+from vae.evaluation.report.charts import read_curves
 from vae.images.pixels import to_float, to_uint8
 from vae.images.psnr import psnr
 from vae.interop.vae_files import load_vae
@@ -85,9 +85,8 @@ def test_comparison_writes_correct_values_to_every_file(flags, folder, tmp_path)
         recon = model.decode(model.encode(image).mode())
         values[name] = psnr(recon, image).item(), ssim(recon, image).item()
         found = first["sizes"][0]["per_image"][name]
-        assert math.isclose(
-            found["psnr"], values[name][0], abs_tol=1e-3
-        )  # a value of half a level may round the other way
+        # A value of half a level may round the other way.
+        assert math.isclose(found["psnr"], values[name][0], abs_tol=1e-3)
         assert math.isclose(found["ssim"], values[name][1], abs_tol=1e-4)
         assert found["ms_ssim"] is found["lpips"] is None
         expected = psnr(to_float(to_uint8(bicubic_baseline(image, 4))), image).item()
@@ -172,8 +171,8 @@ def mistakes(folder: Path, tmp_path: Path) -> dict[str, tuple[dict, list[str]]]:
         "missing dataset": ({"--data_path": tmp_path / "set.json"}, ["--data_path", "--mode shard"]),
         "the same images twice": ({"--data_path": [folder / "data"] * 2}, ["--data_path", "twice"]),
         "one of several weights": ({"--data_path": ["a.json:1", "b.json"]}, ["--data_path b.json", "weight"]),
-        "below 8 px": ({"--sizes": [7]}, ["--sizes 7", "the minimum is 8;"]),
-        "negative size": ({"--sizes": [-8]}, ["--sizes -8", "the minimum is 8; 0 measures whole images"]),
+        "below 8 px": ({"--sizes": [7]}, ["--sizes 7", "is below 8: raise it"]),
+        "negative size": ({"--sizes": [-8]}, ["--sizes -8", "is below 8: raise it; 0 measures whole images"]),
         "all images too small": ({"--sizes": [64]}, ["--data_path", "64 px"]),
         "batches of whole images": ({"--sizes": [0], "--batch_size": 2}, ["--batch_size 2", "--sizes 0"]),
         "LPIPS weights without LPIPS": ({"--perceptual_weights": "w.pth"}, ["--perceptual_weights", "none"]),

@@ -119,10 +119,7 @@ def bad_inputs(tmp_path: Path) -> dict[str, tuple[list, str]]:
         ),
         "output in a file": (["--output", tmp_path / "file" / "out"], "which is a file: use another folder"),
         "output a file": (["--output", tmp_path / "file"], "is a file: give a folder"),
-        "output a folder": (
-            ["--output", tmp_path / "d.safetensors"],
-            "is a folder: give a file",
-        ),
+        "output a folder": (["--output", tmp_path / "d.safetensors"], "is a folder: give a file"),
         "broken images": (["--data_path", tmp_path / "broken"], "none of 1 images gives a crop"),
         "odd size": (["--data_path", tmp_path / "broken", "--image_size", 33], "not a multiple of 2: try 34"),
     }

@@ -36,3 +36,23 @@ def test_closed_or_full_output_prints_no_traceback():
 def test_error_that_cannot_be_printed_keeps_its_exit_code():
     command = '"$0" train_vae.py --data_path /nonexistent >/dev/full 2>&1'
     assert subprocess.run(["sh", "-c", command, sys.executable], cwd=ROOT).returncode == EXIT_DATA
+
+
+INTERRUPTED = """
+import os, pkgutil, runpy, sys
+
+class Interrupter:
+    def find_spec(name, path, target=None):
+        if name not in sys.builtin_module_names:
+            os.kill(os.getpid(), 2)
+
+sys.meta_path.insert(0, Interrupter)
+runpy.run_path(sys.argv[1], run_name="__main__")
+"""
+
+
+@pytest.mark.skipif(os.name == "nt", reason="Windows sends no SIGINT to one process")
+@pytest.mark.parametrize("script", sorted(path.name for path in ROOT.glob("*.py")))
+def test_ctrl_c_during_the_first_import_prints_nothing(script):
+    done = subprocess.run([sys.executable, "-c", INTERRUPTED, script], cwd=ROOT, stderr=subprocess.PIPE)
+    assert (done.returncode, done.stderr) == (-2, b"")

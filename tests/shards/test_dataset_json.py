@@ -9,7 +9,6 @@ import pytest
 from vae.shards import dataset_json
 from vae.shards.dataset_json import FORMAT, dataset_content, is_dataset, read_dataset
 from vae.shards.index import Shard
-from vae.shards.shard_list import ShardColumns, Shards
 from vae.shards.store import StoreFile
 from vae.system.errors import DataError
 from vae.system.files import MAX_JSON_BYTES
@@ -119,16 +118,6 @@ def test_large_texts_are_refused_before_they_are_parsed(tmp_path):
         read_dataset(path)
 
 
-def test_removed_images_of_many_shards_are_subtracted_in_linear_time():
-    columns = ShardColumns()
-    names = [f"images-{n:06}.tar" for n in range(20_000)]
-    for number, name in enumerate(names):
-        columns.take(list({**SHARD, "name": name, "index_sha256": f"{number:064x}"}.items()))
-    removed = {name: (b"0" * 32,) * (1 + n % 3) for n, name in enumerate(names[::2])}
-    shards = Shards(columns, {**removed, "": (b"1" * 32,), "other.tar": (b"2" * 32,)})
-    assert shards.samples.tolist() == [12 - len(removed.get(name, ())) for name in names]
-
-
 OLD_SHARD = f"""{{"name": "images-000000.tar", "samples": 3, "bytes": 10240, "sha256": "{64 * "a"}" """
 OLD_INDEX = f""", "index_sha256": "{64 * "b"}" """
 OLD_TEXTS = {  # as earlier versions wrote them
@@ -153,6 +142,12 @@ def test_datasets_of_earlier_versions_are_read(tmp_path, format):
     index = 64 * "b" if format > 1 else None
     assert list(found.shards) == [Shard("images-000000.tar", 3, 10240, 64 * "a", index)]
     assert (found.tars, found.indexes) == (("/data/laion", "indexes") if format == 3 else (None, ""))
+
+
+def test_dataset_whose_removed_images_would_come_back_is_refused(tmp_path):
+    (tmp_path / "dataset.json").write_text(OLD_TEXTS[3].replace('"changes"', '"removed_keys"'))
+    with pytest.raises(DataError, match=r"removed_keys.*--exclude"):
+        read_dataset(tmp_path / "dataset.json")
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{}", "[" * 100_000, "\0"])

@@ -14,7 +14,6 @@ from vae.system.files import (
     NotRegularError,
     atomic_path,
     csv_cell,
-    csv_text,
     nearest_existing,
     open_appending,
     open_new,
@@ -127,11 +126,6 @@ def test_sha256_of_file(tmp_path, size):
     assert sha256_of_file(tmp_path / "file.bin") == hashlib.sha256(content).hexdigest()
 
 
-def test_sha256_of_missing_file_raises(tmp_path):
-    with pytest.raises(OSError, match="missing"):
-        sha256_of_file(tmp_path / "missing")
-
-
 def test_why_not_writable(tmp_path, monkeypatch):
     (tmp_path / "file").touch()
     assert why_not_writable(tmp_path) is None
@@ -220,13 +214,6 @@ def test_json_with_a_byte_order_mark_is_read(tmp_path):
     assert read_json(tmp_path / "a.json") == {"a": 1}
 
 
-@pytest.mark.skipif(os.name == "nt", reason="Windows has no such files")
-def test_named_pipe_is_not_opened(tmp_path):
-    os.mkfifo(tmp_path / "a.json")
-    with pytest.raises(OSError, match="not a regular file"):
-        read_json(tmp_path / "a.json")
-
-
 def test_json_lines_that_are_no_objects_are_skipped(tmp_path):
     lines = ['{"a": 1}', "[1]", "{torn", "[" * 100_000, "", '{"a": 2}']
     (tmp_path / "a.jsonl").write_text("\n".join(lines))
@@ -246,15 +233,13 @@ def test_json_is_decoded_here_only():
 @pytest.mark.parametrize(
     "text", ["=1+1", "+cmd|' /C calc'!A0", "-2+3", "@SUM(1)", "\t=1", "\r=1", "'=1", "''-a", "-", "=", "+a"]
 )
-def test_formulas_in_csv_cells_are_text_and_are_read_back(text):
+def test_formulas_in_csv_cells_are_text(text):
     written = io.StringIO()
     csv.writer(written).writerow([csv_cell(text)])
     ((cell,),) = csv.reader(io.StringIO(written.getvalue(), newline=""))
-    assert cell.startswith("'")
-    assert csv_text(cell) == text
+    assert cell == f"'{text}"
 
 
 @pytest.mark.parametrize("value", [-1.5, -3, None, "-1.5", "+2e-3", "a=b", "it's", "'quoted'", "", "a-b.png"])
 def test_other_csv_cells_are_unchanged(value):
     assert csv_cell(value) == value
-    assert csv_text(str(value)) == str(value)

@@ -61,13 +61,7 @@ def test_match_card_by_reported_name_and_memory(name, mib, expected):
 
 # GiB of cards as PyTorch reports them, from its out-of-memory messages
 @pytest.mark.parametrize(
-    ("name", "gib"),
-    [
-        ("RTX 5090", 31.36),
-        ("RTX 5060 Ti 16GB", 15.47),
-        ("RTX 4090", 23.64),
-        ("B200", 178.35),
-    ],
+    ("name", "gib"), [("RTX 5090", 31.36), ("RTX 5060 Ti 16GB", 15.47), ("RTX 4090", 23.64), ("B200", 178.35)]
 )
 def test_match_card_with_the_smaller_memory_of_pytorch(name, gib):
     card = find_cards(name)[0]

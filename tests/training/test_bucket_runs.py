@@ -8,11 +8,7 @@ import pytest
 import torch
 from PIL import Image
 
-from tests.harness.training_runs import (
-    ONE_PROCESS,
-    assert_same_result,
-    records,
-)
+from tests.harness.training_runs import ONE_PROCESS, assert_same_result, records
 from vae.config.options import RECOMPUTE, Config, LossConfig, ModelConfig, SpeedConfig
 from vae.memory import plan
 from vae.memory.plan import stage_spec, step_memory

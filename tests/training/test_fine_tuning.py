@@ -11,25 +11,23 @@ import pytest
 import torch
 from diffusers import AutoencoderKL as AutoencoderKLOfDiffusers
 from PIL import Image
+from safetensors.torch import load_file, save_file
 
 from tests.harness.runs import TINY
 from tests.harness.small_vae import SMALL as SMALL_VAE
 from tests.harness.small_vae import write_vae
 from tests.harness.toy_networks import NO_LPIPS, toy_terms
-from tests.harness.training_runs import (
-    ONE_PROCESS,
-    last_checkpoint,
-    records,
-    train_short,
-)
+from tests.harness.training_runs import ONE_PROCESS, last_checkpoint, records, train_short
 from tests.harness.vae_families import FAMILIES, SMALL, diffusers_model, image, research_model, save_research
 from vae.config.options import RECOMPUTE, LossConfig, ModelConfig
 from vae.interop.vae_files import load_vae
+from vae.interop.vae_path import WEIGHTS_NAME
 from vae.memory.plan import StepSpec, step_memory
 from vae.model.autoencoder import AutoencoderKL
 from vae.model.recompute import set_recompute
 from vae.step import Networks, StepInputs, compute_gradients
 from vae.system.errors import UserError
+from vae.training.command import Command
 from vae.training.run import train
 from vae.training.setup import prepare_run
 
@@ -143,7 +141,7 @@ def test_latent_statistics_of_flux2_do_not_change(options, tmp_path):
 def test_frozen_encoder_has_no_graph_and_no_optimizer_state(options, tmp_path):
     diffusers_model("sd", *SMALL).save_pretrained(tmp_path)
     given = {**options, "init_from": str(tmp_path), "train_part": "decoder"}
-    state = prepare_run(given, ONE_PROCESS).state
+    state = prepare_run(Command(given), ONE_PROCESS).state
     model = state.autoencoder
     recon, mean, logvar = model(image(), torch.zeros(1, 4, 32, 32))
     assert recon.requires_grad
@@ -202,6 +200,28 @@ def test_run_starts_from_a_checkpoint(options, tmp_path, image_folder):
 
 
 @pytest.mark.slow
+def test_reflect_padding_is_given_once_and_kept(options, tmp_path):
+    published = write_vae(tmp_path / "published")
+    assert train({**options, "init_from": str(published), "padding": "reflect"}) == 0
+    first = Path(options["output_dir"])
+    assert exported_config(first)["padding_mode"] == "reflect"
+    more = {**options, "output_dir": str(tmp_path / "more"), "new_stage": True}
+    assert train({**more, "resume_from": str(first / "checkpoint_epoch_1.pt")}) == 0
+    assert last_checkpoint(tmp_path / "more")["config"]["padding"] == "reflect"
+    with pytest.raises(
+        UserError, match="--padding zeros contradicts the file of --init_from, which has reflect"
+    ):
+        train(
+            {
+                **options,
+                "output_dir": str(tmp_path / "no"),
+                "init_from": str(first / "vae"),
+                "padding": "zeros",
+            }
+        )
+
+
+@pytest.mark.slow
 def test_decoder_profile_improves_the_decoder_and_keeps_the_encoder(tiny, tmp_path):
     first = train_short(tiny, tmp_path / "first", num_epochs=4, learning_rate=1e-3, val_split=0.25)
     given = {name: value for name, value in tiny.items() if name not in (*SHAPE, "learning_rate")}
@@ -249,9 +269,14 @@ def test_decoder_gradients_do_not_depend_on_the_frozen_encoder(level):
 
 
 @pytest.mark.slow
-def test_a_new_decoder_begins_as_a_codec_of_the_trained_latents(options, image_folder, tmp_path):
+@pytest.mark.parametrize("has_decoder", [True, False])
+def test_a_new_decoder_begins_as_a_codec_of_the_trained_latents(options, image_folder, tmp_path, has_decoder):
     shape = replace(SMALL_VAE, channels=(16, 32), z_channels=8, use_quant_conv=True)
     teacher = load_vae(write_vae(tmp_path / "teacher", shape=shape)).autoencoder
+    if not has_decoder:
+        path = tmp_path / "teacher" / WEIGHTS_NAME
+        parts = ("encoder.", "quant_conv.")
+        save_file({name: value for name, value in load_file(path).items() if name.startswith(parts)}, path)
     given = {"init_from": str(tmp_path / "teacher"), "train_part": "decoder", "decoder_channels": (8, 16)}
     assert train({**options, **given, "learning_rate": 1e-9}) == 0
     loaded = load_vae(tmp_path / "run" / "vae")

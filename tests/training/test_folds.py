@@ -22,8 +22,8 @@ from vae.system.files import read_json, sha256_of_file
 from vae.system.folder_marker import claim_folder
 from vae.training import child_runs
 from vae.training import folds as folds_module
+from vae.training.command import Command
 from vae.training.folds import find_folds, spread
-from vae.training.precheck import output_folder
 
 
 @pytest.fixture
@@ -114,7 +114,7 @@ def check_table(folder, manifest, out):
 )
 def test_mistakes_are_one_line(given, wanted, changes, tokens):
     with pytest.raises(UserError) as caught:
-        find_folds({**given, **changes}, wanted)
+        find_folds(Command({**given, **changes}), wanted)
     assert "\n" not in str(caught.value)
     assert all(token in str(caught.value) for token in tokens)
 
@@ -122,7 +122,7 @@ def test_mistakes_are_one_line(given, wanted, changes, tokens):
 def test_manifest_without_folds(given, manifest):
     write_manifest(manifest, [{"path": "a.png", "sha256": "0"}])
     with pytest.raises(UserError, match=r"has no folds: .*--num_folds 5"):
-        find_folds(given, ["all"])
+        find_folds(Command(given), ["all"])
 
 
 class Ended:
@@ -159,10 +159,10 @@ def test_one_process_each_on_several_cards(given, monkeypatch, started):
     commands = started()
     monkeypatch.setattr(folds_module.torch.cuda, "device_count", lambda: 2)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,6")
-    assert folds_module._cards({**given, "device": "cpu"}) == [None]
-    cards = folds_module._cards({**given, "device": "auto"})
-    claim_folder(output_folder(given), "folds")
-    assert folds_module._train(find_folds(given, ["all"]), cards) == 0
+    assert folds_module._cards(Command({**given, "device": "cpu"})) == [None]
+    cards = folds_module._cards(Command({**given, "device": "auto"}))
+    claim_folder(Path(given["output_dir"]), "folds")
+    assert folds_module._train(find_folds(Command(given), ["all"]), cards) == 0
     assert sorted(commands) == [("0", "4"), ("1", "6"), ("2", "4"), ("3", "6")]
 
 
@@ -174,7 +174,7 @@ def test_first_failure_ends_the_command_with_its_code(given, capfd, started):
 
 
 def test_weights_of_the_start_are_not_given_again(given):
-    fold = find_folds({**given, "init_from": "first/vae"}, ["2"])[0]
+    fold = find_folds(Command({**given, "init_from": "first/vae"}), ["2"])[0]
     assert "--init_from" in fold.words()
     claim_folder(fold.folder, "train")
     (fold.folder / "checkpoint_epoch_1.pt").touch()

@@ -2,6 +2,7 @@
 
 import os
 import re
+import shutil
 from dataclasses import replace
 
 import pytest
@@ -13,9 +14,8 @@ from tests.harness.training_runs import assert_same, last_checkpoint, records, r
 from vae.config.options import build
 from vae.memory.plan import checkpoint_bytes
 from vae.system.errors import UserError
-from vae.training.output import disk_space
 from vae.training.output.appending import Appender
-from vae.training.output.disk_space import checkpoints_at_once, space_warning
+from vae.training.records.stage_report import checkpoints_at_once, space_warning
 from vae.training.run import train
 from vae.training.stages import Stage, StageSteps
 
@@ -38,9 +38,8 @@ def test_what_a_full_disk_refuses_is_written_later(tmp_path, capsys):
         file.write(b"last\n")
     file.close()
     assert path.read_bytes() == b"one\ntwo\nmore\nlast\nthree\nmore\nlast\n"
-    assert (
-        capsys.readouterr().out.count(f"{path} cannot be written: File too large") == 2
-    )  # once for each time
+    # Once for each time.
+    assert capsys.readouterr().out.count(f"{path} cannot be written: File too large") == 2
 
 
 def test_lines_that_wait_have_a_limit(tmp_path, monkeypatch, capsys):
@@ -65,7 +64,7 @@ def test_warning_before_the_start_if_the_checkpoints_do_not_fit(tmp_path, monkey
     def disk_usage(_path):
         return type("Usage", (), {"free": free})
 
-    monkeypatch.setattr(disk_space.shutil, "disk_usage", disk_usage)
+    monkeypatch.setattr(shutil, "disk_usage", disk_usage)
     free = 6 * size + size // 4  # 3 newest, the best, the last of the stage, the one being written
     assert space_warning(tmp_path, config, stages, steps) is None
     free -= 1
@@ -85,7 +84,7 @@ def test_short_runs_have_fewer_checkpoints():
 
 
 def test_run_warns_before_its_first_step(tiny, monkeypatch, capsys):
-    monkeypatch.setattr(disk_space.shutil, "disk_usage", lambda _: type("Usage", (), {"free": 1000}))
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: type("Usage", (), {"free": 1000}))
     assert train({**tiny, "max_steps": 1}) == 0
     printed = capsys.readouterr().out
     assert printed.index("WARNING: --output_dir") < printed.index("step 1:")

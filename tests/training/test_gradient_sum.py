@@ -34,9 +34,8 @@ from vae.training.gradient_sum import GradientSum, check_same_networks
 from vae.training.memory import cuda_graph
 from vae.training.memory.cuda_graph import WARMUP_STEPS, StepGraph
 from vae.training.memory.oom_retry import OomRetry, StepSettings
-from vae.training.recovery.liveness import Liveness
 from vae.training.recovery.signals import LoadingStoppedError, StopSignals
-from vae.training.recovery.watchdog import Watchdog
+from vae.training.recovery.watchdog import Liveness, Watchdog
 
 CPU = torch.device("cpu")
 
@@ -134,13 +133,7 @@ def test_gradients_equal_those_of_distributed_data_parallel(tmp_path):
         mine, theirs, inputs = networks_fp32(), networks_fp32(), inputs_of(rank)
         inputs.adversarial_factor = None
         step(retry_of(mine, rank, micro_batch=4), inputs)
-        wrapped = Networks(
-            DistributedDataParallel(theirs.autoencoder),
-            None,
-            theirs.terms,
-            theirs.dtype,
-            theirs.channels_last,
-        )
+        wrapped = replace(theirs, autoencoder=DistributedDataParallel(theirs.autoencoder))
         compute_gradients(wrapped, inputs, [4])
         found = [gradients(network.autoencoder) for network in (mine, theirs)]
         assert all(torch.equal(found[0][name], gradient) for name, gradient in found[1].items())

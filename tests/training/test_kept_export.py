@@ -19,6 +19,7 @@ from vae.system.errors import NonFiniteError, UserError
 from vae.system.files import write_json
 from vae.system.folder_marker import MARKER_NAME
 from vae.training import export
+from vae.training.command import Command
 from vae.training.export import Export
 from vae.training.run import train
 from vae.training.setup import prepare_run
@@ -107,7 +108,7 @@ def test_crash_between_renaming_and_writing_loses_nothing(finished, tmp_path, mo
 @pytest.mark.parametrize("what", ["scaling", "weights"])
 def test_values_that_are_not_finite_are_not_exported(finished, tmp_path, what):
     before = content_of(tmp_path / "run" / "vae")
-    run, scaling = prepare_run({**finished, "num_epochs": 1}, ONE_PROCESS), 1.0
+    run, scaling = prepare_run(Command({**finished, "num_epochs": 1}), ONE_PROCESS), 1.0
     if what == "scaling":
         scaling = math.nan
     else:

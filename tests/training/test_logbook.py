@@ -42,8 +42,8 @@ def test_record_is_one_line_and_its_numbers_are_scalars(tmp_path):
     assert other == {"kind": "baseline", "step": 3, "codec": "mean_colour", "psnr": 12.5}
     board = EventAccumulator(str(tmp_path / "logs")).Reload()
     assert [(event.step, event.value) for event in board.Scalars("train/loss")] == [(3, 0.5)]
-    assert board.Scalars("baseline/psnr")[0].value == 12.5
-    assert "baseline/codec" not in board.Tags()["scalars"]
+    assert board.Scalars("baseline/mean_colour/psnr")[0].value == 12.5
+    assert board.Tags()["scalars"] == ["train/loss", "train/epoch", "baseline/mean_colour/psnr"]
 
 
 @pytest.mark.parametrize("first_step", [0, 1, 4, 6, 9])
@@ -141,9 +141,19 @@ def test_run_finishes_if_its_output_is_closed(tiny):
     assert len(steps(folder)) > 0
 
 
+@pytest.mark.parametrize(
+    ("log_freq", "max_steps", "steps"),
+    [(4, None, [4, 6]), (5, None, [6]), (3, 5, [3, 5]), (3, 4, [4])],
+)
+def test_records_are_means_of_about_as_many_steps(tiny, log_freq, max_steps, steps):
+    """The last one has half as many or more, so that no curve ends with the value of one batch."""
+    assert train({**tiny, "log_freq": log_freq, "max_steps": max_steps}) == 0
+    assert [record["step"] for record in records(Path(tiny["output_dir"]), "train")] == steps
+
+
 def test_log_file_gets_lines_and_no_progress_bar(tiny, capfd):
     assert train({**tiny, "log_freq": 2}) == 0
     out, err = capfd.readouterr()
     printed = re.findall(r"^step (\d+): .* images/s", out, re.M)
-    assert printed == ["2", "3", "4", "6"]  # every second, and the last of each epoch
+    assert printed == ["2", "4", "6"]  # although the epochs end at 3 and 6
     assert "step/s" not in err

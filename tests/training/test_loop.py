@@ -1,15 +1,17 @@
-"""Settings that only save time or memory do not change the weights; non-finite steps change nothing."""
+"""What changes no weight: settings of time and memory, non-finite steps; and what --val_freq decides."""
 
 import pytest
 import torch
 
 from tests.harness.faults import Fault, injected
-from tests.harness.training_runs import SHORT, assert_weights_close, records, train_short
+from tests.harness.training_runs import SHORT, assert_weights_close, last_checkpoint, records, train_short
 from vae.interop.checkpoint_file import load_checkpoint
 from vae.system.errors import EXIT_NON_FINITE, DataError, NonFiniteError
 from vae.training.run import train
 
 # --- settings that do not change the weights ------------------------------------------------------------
+
+QUICK = {"init": "default", "num_epochs": 5, "keep_checkpoints": 10}
 
 
 def test_accumulation_equals_a_larger_batch(tiny, tmp_path):
@@ -100,3 +102,26 @@ def test_a_folder_of_files_that_are_no_images_is_not_a_question_of_the_batch(tin
     (tmp_path / "fake" / "a.png").write_text("hello")
     with pytest.raises(DataError, match="none of the 1 images that were tried can be used"):
         train({**tiny, **SHORT, "data_path": str(tmp_path / "fake")})
+
+
+def test_epochs_that_are_validated_and_saved(tiny, tmp_path):
+    assert train({**tiny, **QUICK, "val_freq": 2, "checkpoint_freq": 3}) == 0
+    assert [record["epoch"] for record in records(tmp_path / "run", "validation")] == [0, 2, 4, 5]
+    names = {path.name for path in (tmp_path / "run").glob("*.pt")}
+    assert names == {f"checkpoint_epoch_{epoch}.pt" for epoch in (3, 5)}
+
+
+def test_best_checkpoint_is_among_the_validated(tiny, tmp_path):
+    assert train({**tiny, **QUICK, "val_freq": 2, "num_epochs": 3}) == 0
+    history = last_checkpoint(tmp_path / "run")["history"]
+    by_epoch = {record["epoch"]: record["psnr"] for record in records(tmp_path / "run", "validation")}
+    best = max((2, 3), key=by_epoch.__getitem__)
+    assert history["best_checkpoint"] == f"checkpoint_epoch_{best}.pt"
+    assert history["best_checkpoint_psnr"] == by_epoch[best]
+
+
+def test_last_epoch_of_every_stage_is_validated(tiny, tmp_path):
+    given = {**tiny, "init": "default", "progressive": "32:1:4,16:2:4", "val_freq": 10}
+    assert train(given) == 0
+    found = [(record["epoch"], record["image_size"]) for record in records(tmp_path / "run", "validation")]
+    assert found == [(0, 32), (1, 32), (1, 16), (3, 16)]

@@ -4,12 +4,7 @@ from typing import Any
 
 import pytest
 
-from tests.harness.training_runs import (
-    SHORT,
-    assert_same_result,
-    assert_weights_close,
-    last_checkpoint,
-)
+from tests.harness.training_runs import SHORT, assert_same_result, assert_weights_close, last_checkpoint
 from vae.system.errors import UserError
 from vae.training.run import train
 

@@ -4,9 +4,7 @@ import copy
 from pathlib import Path
 
 import pytest
-import torch
 
-import vae.step
 from tests.harness.out_of_memory import run_out_of_memory
 from tests.harness.training_runs import SHORT, assert_weights_close, records, train_short
 from vae.config.options import RECOMPUTE
@@ -14,8 +12,6 @@ from vae.model.autoencoder import AutoencoderKL
 from vae.model.recompute import set_recompute
 from vae.system.errors import UserError
 from vae.training.run import train
-
-ADVERSARIAL = {"adversarial_weight": 0.5, "disc_start": 1, "disc_channels": 8, "disc_layers": 2}
 
 
 def out_of_memory_lines(printed: str) -> list[str]:
@@ -35,24 +31,6 @@ def test_other_errors_of_the_device_are_not_retried(tiny, monkeypatch):
     with pytest.raises(RuntimeError, match="illegal memory access"):
         train({**tiny, **SHORT})
     assert sizes == [4]
-
-
-@pytest.mark.slow
-def test_out_of_memory_in_the_discriminator_repeats_the_step(tiny, tmp_path, monkeypatch):
-    expected = train_short(tiny, tmp_path / "expected", **ADVERSARIAL)
-    compute, calls = vae.step.discriminator_gradients, []
-
-    def fails_once(*arguments):
-        calls.append(1)
-        sums = compute(*arguments)  # memory runs out after its gradients are computed
-        if len(calls) == 2:
-            raise torch.OutOfMemoryError("injected")
-        return sums
-
-    monkeypatch.setattr(vae.step, "discriminator_gradients", fails_once)
-    found = train_short(tiny, tmp_path / "found", **ADVERSARIAL)
-    assert len(calls) == 4
-    assert_weights_close(found, expected)
 
 
 def recompute_level(network: AutoencoderKL) -> str:

@@ -27,7 +27,7 @@ def web(root, monkeypatch):
 
 @pytest.fixture
 def given(tiny, tmp_path):
-    values = {**tiny, "batch_size": 4, "num_epochs": 2, "cache_dir": str(tmp_path / "cache")}
+    values = {**tiny, "batch_size": 4, "num_epochs": 2, "log_freq": 1, "cache_dir": str(tmp_path / "cache")}
     del values["val_split"]
     return values
 
@@ -58,13 +58,7 @@ def test_remote_run_is_the_local_one_and_keeps_no_secret(given, web, root, tmp_p
 
 @pytest.mark.slow
 def test_store_that_fails_ends_a_run_that_is_saved_and_resumes(given, web, tmp_path):
-    given = {
-        **given,
-        "data_path": web.url(),
-        "cache_gib": 0.0,
-        "max_val_images": 1,
-        "num_workers": "1",
-    }
+    given = {**given, "data_path": web.url(), "cache_gib": 0.0, "max_val_images": 1, "num_workers": "1"}
     whole, parts = (str(tmp_path / name) for name in ("whole", "parts"))
     assert train({**given, "output_dir": whole}) == 0
     # 14 images are tested before training, and 4 are read in each step

@@ -15,8 +15,9 @@ from tests.harness.steps import before_steps
 from tests.harness.training_runs import ONE_PROCESS, SHORT, assert_same, loop_of, records
 from vae.interop.checkpoint_file import load_checkpoint
 from vae.system.errors import EXIT_NON_FINITE, EXIT_SAVED_RESUMABLE, NonFiniteError
+from vae.training.checkpoints import store
 from vae.training.checkpoints.store import load_newest
-from vae.training.recovery import rollback
+from vae.training.command import Command
 from vae.training.recovery.rollback import Rollback
 from vae.training.recovery.stability import NOT_FINITE
 from vae.training.run import train
@@ -168,7 +169,7 @@ def test_stop_signal_among_skipped_steps_saves_and_prunes_nothing(given, tmp_pat
 def test_weights_that_are_not_finite_go_back_at_once(given, tmp_path, monkeypatch):
     read = []
     monkeypatch.setattr(
-        rollback, "load_checkpoint", lambda path: read.append(path.name) or load_checkpoint(path)
+        store, "load_checkpoint", lambda path: read.append(path.name) or load_checkpoint(path)
     )
     with injected(Fault("scale_weights", "step", nth=9, value=math.inf)):
         assert train(given) == 0
@@ -233,7 +234,7 @@ def test_all_processes_go_back_together(given, tmp_path):
 def test_rollback_restores_everything_that_training_changed(given):
     """With the parts of a run: three steps, a save, a step that is undone."""
     given |= {"adversarial_weight": 0.5, "disc_start": 1, "disc_channels": 8, "disc_layers": 1}
-    run = prepare_run(given, ONE_PROCESS)
+    run = prepare_run(Command(given), ONE_PROCESS)
     loop, state = loop_of(run), run.state
 
     def content() -> dict[str, Any]:

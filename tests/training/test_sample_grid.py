@@ -17,11 +17,12 @@ from vae.training.validation import sample_grid as module
 from vae.training.validation.sample_grid import (
     ERROR_GAIN,
     GAP,
+    MAX_SAMPLE_IMAGES,
     MIN_TILE,
     TEXT_HEIGHT,
+    load_sample_images,
     sample_grid,
 )
-from vae.training.validation.sample_images import MAX_SAMPLE_IMAGES, load_sample_images
 
 WHITE = 255
 

@@ -12,6 +12,7 @@ from tests.harness.training_runs import train_short
 from vae.config.flags import command_words, parse_flags
 from vae.config.options import Config, all_options
 from vae.system.errors import UserError
+from vae.training.command import Command
 from vae.training.setup import machine_of, resolve_options
 
 CPU = torch.device("cpu")
@@ -25,7 +26,7 @@ def saved(words: list[str], path: Path) -> dict:
 
 def resolved(words: list[str]) -> Config:
     """The options of a command, without the names of the files and profiles that they came from."""
-    config = resolve_options(parse_flags(words), *machine_of(CPU)).config
+    config = resolve_options(Command(parse_flags(words)), *machine_of(CPU)).config
     return replace(config, run=replace(config.run, config=None, profile=None))
 
 

@@ -33,12 +33,7 @@ def test_no_labels_one_label_and_names_of_images_are_no_slices(labels):
 
 def test_worst_label_is_named():
     record = slice_record({"sky": 30.0, "text\n": 20.0})
-    assert record == {
-        "slices": 2,
-        "slice_mean_psnr": 25.0,
-        "slice_worst_psnr": 20.0,
-        "worst_slice": "text\n",
-    }
+    assert record == {"slices": 2, "slice_mean_psnr": 25.0, "slice_worst_psnr": 20.0, "worst_slice": "text\n"}
     assert slice_text(record) == r" | worst of 2 labels: text\n, 20.00 dB"
 
 

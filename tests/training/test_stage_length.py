@@ -130,16 +130,6 @@ def test_new_stage_of_a_resumed_run_is_measured(tiny, tmp_path, fast_measurement
     assert second["num_epochs"] == 2
 
 
-@pytest.mark.parametrize(("flag", "value"), [("num_epochs", 1), ("max_steps", 2)])
-def test_given_length_replaces_that_of_the_profile(image_folder, tmp_path, monkeypatch, flag, value):
-    monkeypatch.setattr(stage_length, "measure_step", None)
-    given = {**SMALL, "profile": "demo", "data_path": str(image_folder), "output_dir": str(tmp_path / "run")}
-    assert train({**given, flag: value}) == 0
-    saved = json.loads((tmp_path / "run" / "config.json").read_text())
-    assert saved["train_minutes"] is None
-    assert saved["num_epochs"] == (1 if flag == "num_epochs" else 30)
-
-
 def test_profile_is_named_as_the_source(image_folder, tmp_path, capsys, fast_measurement, monkeypatch):
     monkeypatch.setattr(stage_length, "measure_step", lambda *_: 20.0)  # as on a very slow machine
     given = {**SMALL, "profile": "demo", "data_path": str(image_folder), "output_dir": str(tmp_path / "run")}

@@ -10,6 +10,7 @@ from tests.harness.toy_networks import relative_difference
 from tests.harness.training_runs import ONE_PROCESS, SHORT, loop_of, train_short
 from vae.interop.checkpoint_content import CheckpointContent
 from vae.interop.checkpoint_file import load_checkpoint
+from vae.training.command import Command
 from vae.training.loop import StageEnd
 from vae.training.setup import prepare_run
 
@@ -28,7 +29,7 @@ def test_ema_weights_follow_the_formula(tiny, tmp_path):
 
 def test_ema_weights_have_no_graph_after_training_steps(tiny):
     """An EMA update that autograd records would keep a graph that grows with every step."""
-    run = prepare_run({**tiny, **SHORT}, ONE_PROCESS)
+    run = prepare_run(Command({**tiny, **SHORT}), ONE_PROCESS)
     state, loop = run.state, loop_of(run)
     before = {name: value.clone() for name, value in state.ema.state_dict().items()}
     with run.loader(loop.stepper.schedule, loop.alive) as loader:

@@ -1,17 +1,36 @@
-"""The lines that a run prints about its device, its validations and its result."""
+"""The lines that a run prints about its device, its start, its validations and its result."""
 
+import os
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 
 from tests.harness.training_runs import records
-from vae.config.options import SpeedConfig
+from vae.config.options import DataConfig, LossConfig, ModelConfig, SpeedConfig
+from vae.config.recipes import RECIPES
+from vae.sampling.streams import StreamOrder
+from vae.shards.shard_images import ShardImages
+from vae.shards.store import StoreFile
 from vae.system.host import GIB
 from vae.training.distributed import Distributed
-from vae.training.records.summary import device_line
+from vae.training.records.summary import (
+    PROBLEMS_PAGE,
+    busy_line,
+    cache_warning,
+    device_line,
+    late_discriminator_note,
+    verdict_line,
+    warm_start_warning,
+)
 from vae.training.run import train
+
+BICUBIC = "8x bicubic", 22.26
+REMEDY = "lower --learning_rate (now 0.1), or train for more epochs"
+CPU = torch.device("cpu")
 
 
 @pytest.mark.parametrize(
@@ -60,3 +79,165 @@ def test_run_without_validation_images_is_not_validated(tiny, capsys):
     lines = printed_lines({**tiny, "val_split": 0.0, "max_steps": 1}, capsys)
     assert validations(tiny) == []
     assert not any("PSNR" in line for line in lines if not line.startswith("step "))
+
+
+def test_good_result_is_one_sentence_without_a_remedy():
+    line = verdict_line(30.82, BICUBIC, 25.32, REMEDY)
+    assert line == (
+        "result  the VAE (30.82 dB) is better than 8x bicubic (22.26 dB) and than at the start of the stage "
+        "(25.32 dB)"
+    )
+
+
+@pytest.mark.parametrize(
+    ("psnr", "start", "better", "not_better", "remedy"),
+    [
+        (24.00, 25.32, "8x bicubic", "at the start", REMEDY),
+        (21.00, 18.00, "at the start", "8x bicubic", "train for more epochs"),
+        (21.00, None, None, "8x bicubic", "train for more epochs"),
+        (25.324, 25.32, "8x bicubic", "at the start", ": train for more epochs"),  # nothing has changed
+        (float("nan"), 25.32, None, "8x bicubic (22.26 dB) or than at the start", REMEDY),
+        (22.264, 22.0, "at the start", "8x bicubic", "train for more epochs"),  # printed as equal
+    ],
+)
+def test_bad_result_names_its_remedy(psnr, start, better, not_better, remedy):
+    line = verdict_line(psnr, BICUBIC, start, REMEDY)
+    is_better, _, is_not = line.partition("not better than")
+    assert (f"better than {better}" in is_better) == (better is not None)
+    assert is_not.startswith(f" {not_better}")
+    assert remedy in is_not
+    assert line.endswith(f"({PROBLEMS_PAGE})")
+
+
+def test_adversarial_loss_may_lower_psnr():
+    assert "adversarial" in verdict_line(24.0, BICUBIC, 25.32, REMEDY, adversarial=True)
+    assert "adversarial" not in verdict_line(26.0, BICUBIC, 25.32, REMEDY, adversarial=True)
+
+
+@pytest.mark.parametrize(
+    ("start", "warmup", "step", "last", "advised"),
+    [
+        (50_000, 0, 0, 60, "--disc_start 30 "),  # --profile new with a few photographs
+        (50_000, 0, 60, 84, "--disc_start 72 "),  # its second stage
+        (55, 5, 0, 60, "--disc_start 25 "),
+        (30, 0, 0, 60, None),
+    ],
+)
+def test_adversarial_loss_after_the_end_of_the_run_is_reported(start, warmup, step, last, advised):
+    loss = LossConfig(adversarial_weight=0.5, disc_start=start, disc_warmup=warmup)
+    note = late_discriminator_note(loss, step, last)
+    assert (note is None) == (advised is None)
+    if advised:
+        assert advised in note
+        assert f"(step {start + warmup})" in note
+    assert late_discriminator_note(replace(loss, adversarial_weight=0.0), step, last) is None
+
+
+@pytest.mark.slow
+def test_run_whose_adversarial_loss_never_begins(tiny, capsys):
+    lines = printed_lines(
+        {**tiny, "adversarial_weight": 0.5, "disc_start": 1000, "learning_rate": 0.0}, capsys
+    )
+    (note,) = [line for line in lines if line.startswith("note: this run ends at step")]
+    assert f"ends at step {validations(tiny)[-1]['step']}, " in note
+    (verdict,) = [line for line in lines if line.startswith("result  ")]
+    assert "adversarial" not in verdict
+
+
+def test_run_ends_with_the_verdict_and_labels_values_as_during_training(tiny, capsys):
+    assert train({**tiny, "init": "default", "learning_rate": 1e-3}) == 0
+    lines = capsys.readouterr().out.splitlines()
+    (start,) = [line for line in lines if line.startswith("start: ")]
+    (verdict,) = [line for line in lines if line.startswith("result  ")]
+    psnr = start.split("VAE PSNR ")[1].split()[0]
+    assert f"at the start of the stage ({psnr} dB)" in verdict
+    assert "2x bicubic" in start
+    assert "2x bicubic (" in verdict
+    assert any(line.startswith("2x bicubic ") for line in lines)
+    assert any(line.startswith("epoch 2: VAE PSNR") for line in lines)
+    assert any(line.startswith("epoch 2 (best) ") for line in lines)
+
+
+@pytest.mark.skipif(not hasattr(os, "getloadavg"), reason="Windows has no load average")
+def test_busy_machine_is_reported_with_a_remedy(monkeypatch):
+    cores = os.cpu_count()
+    monkeypatch.setattr(os, "getloadavg", lambda: (cores + 2.5, 0.0, 0.0))
+    line = busy_line(CPU, threads=2)
+    assert f"{cores + 2.5:.1f} on {cores} cores" in line
+    assert "OMP_NUM_THREADS=1" in line
+    assert "OMP_NUM_THREADS" not in busy_line(CPU, threads=1)
+    assert busy_line(torch.device("cuda", 0), threads=2) is None
+    monkeypatch.setattr(os, "getloadavg", lambda: (cores - 0.5, 9.0, 9.0))
+    assert busy_line(CPU, threads=2) is None
+    monkeypatch.delattr(os, "getloadavg")
+    assert busy_line(CPU, threads=2) is None
+
+
+@pytest.mark.parametrize(
+    ("channels", "groups", "remedy"), [((32, 64, 64, 64), 16, "--norm_groups 8"), ((3, 6), 3, "--channels")]
+)
+def test_norms_too_narrow_for_the_warm_start_are_reported(channels, groups, remedy):
+    warning = warm_start_warning(ModelConfig(channels=channels, norm_groups=groups))
+    assert f"--norm_groups {groups} " in warning
+    assert remedy in warning
+
+
+@pytest.mark.parametrize(
+    ("channels", "groups", "z", "filled", "remedy"),
+    [
+        ((32, 64, 64, 64), 8, 64, 48, "use wider --channels or --z_channels 48"),
+        ((32, 64, 64, 64, 64, 64), 8, 50, 48, "use --norm_groups 4, wider --channels or --z_channels 48"),
+    ],
+)
+def test_latents_that_the_widths_cannot_fill_are_reported(channels, groups, z, filled, remedy):
+    warning = warm_start_warning(ModelConfig(channels=channels, norm_groups=groups, z_channels=z))
+    assert f"--z_channels {z}: " in warning
+    assert f"fills {filled} latent channels" in warning
+    assert remedy in warning
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        ModelConfig(),
+        *(ModelConfig(channels=(128, 256, 512, 512, 512, 512), z_channels=z) for z in (4, 64, 96, 128)),
+        ModelConfig(channels=(32, 64), norm_groups=8, z_channels=16),  # all 12 numbers of a 2x2 block
+        ModelConfig(channels=(32, 64, 64, 64), norm_groups=8),
+        ModelConfig(channels=(8, 16), norm_groups=4, init="default"),
+        ModelConfig(channels=(8, 16), norm_groups=4, init_from="vae"),
+    ],
+)
+def test_other_shapes_and_starts_are_not(model):
+    assert warm_start_warning(model) is None
+
+
+def test_profiles_start_well():
+    for recipe in RECIPES.values():
+        shape = {name: recipe.values[name] for name in ("channels", "norm_groups") if name in recipe.values}
+        assert warm_start_warning(ModelConfig(**shape)) is None
+
+
+@pytest.mark.parametrize(
+    ("world_size", "local", "cache_gib", "expected"),
+    [
+        (1, 1, 50, ("--cache_gib 576", "--data_streams 16 --shuffle_shards 16")),  # 9 shards per stream
+        (1, 1, 330, ("--cache_gib 576", "with --shuffle_shards 128")),
+        (32, 8, 50, ("--cache_gib 144",)),  # four machines share the streams
+        (64, 8, 80, None),
+        (1, 1, 600, None),
+        (1, 1, 0, None),
+    ],
+)
+def test_cache_that_is_too_small_for_the_streams(world_size, local, cache_gib, expected):
+    shards = SimpleNamespace(bytes=np.full(1000, GIB))
+    images = object.__new__(ShardImages)
+    images.dataset = SimpleNamespace(
+        store=StoreFile("s3://bucket/dataset.json", "--data_path"), shards=shards
+    )
+    training_set = SimpleNamespace(images=images, order=StreamOrder([100] * 1000, 64, seed=0))
+    data = DataConfig(data_path="s3://bucket/dataset.json", cache_gib=cache_gib)
+    dist = Distributed(0, world_size, torch.device("cpu"), local)
+    warning = cache_warning(data, training_set, dist)
+    assert (warning is None) == (expected is None)
+    for token in expected or ():
+        assert token in warning

@@ -15,7 +15,7 @@ from vae.training.output.wandb_run import ID_NAME, WandbRun
 from vae.training.run import train
 
 FAKE = """
-import json, os
+import json, os, sys
 
 def write(**line):
     with open(os.environ["FAKE_WANDB_LOG"], "a") as file:
@@ -44,7 +44,7 @@ class Run:
 def init(**options):
     if os.environ.get("FAKE_WANDB_REFUSES"):
         raise RuntimeError("api_key not configured (no-tty)\\nmore lines")
-    write(call="init", **options)
+    write(call="init", argv=sys.argv, **options)
     return Run(options["id"])
 """
 
@@ -98,6 +98,15 @@ def test_resumed_run_continues_the_same_run(tiny, tmp_path, calls):
     assert (tmp_path / "run" / ID_NAME).read_text() == "a1b2\n"
     steps = [call["values"]["step"] for call in calls("log") if "train/loss" in call["values"]]
     assert steps == [1, 2, 3, 4]
+
+
+def test_the_command_line_that_is_uploaded_has_no_credentials(tmp_path, calls, monkeypatch):
+    given = ["train_vae.py", "--data_path", "https://bob:pa55word@host/dataset.json?sig=5ecret", "--wandb"]
+    monkeypatch.setattr(sys, "argv", given)
+    WandbRun(tmp_path / "run", "faces", {})
+    (start,) = calls("init")
+    assert start["argv"] == ["train_vae.py", "--data_path", "https://host/dataset.json", "--wandb"]
+    assert sys.argv == given
 
 
 def test_nothing_is_logged_without_the_flag(tiny, tmp_path, calls):

@@ -20,6 +20,7 @@ def base(image_folder, tmp_path) -> Path:
     """A JSON file of options: the defaults of a search."""
     path = tmp_path / "base.json"
     options = {"data_path": str(image_folder), "perceptual_weight": 0.0, "image_size": 32, "z_channels": 4}
+    options["num_epochs"] = 200  # of more than FULL_RATE_STEPS: the learning rate is 1e-4
     path.write_text(json.dumps(options))
     return path
 

@@ -51,11 +51,6 @@ def test_same_command_continues_and_finished_trials_stay(tune, capsys):
     assert all(len(starts_of(path)) == 1 for path in folder.glob("repeats/defaults_*"))
 
 
-def test_no_gain_is_said_plainly(tune, capsys):
-    tune({"weight_decay": [1e-5, 1e-4, 1e-3]}, "--trials", "3")
-    assert "NO GAIN" in capsys.readouterr().out
-
-
 @pytest.mark.slow
 def test_pruned_trials_stop_early_and_the_defaults_never(tune, monkeypatch):
     monkeypatch.setenv("STUB_SECONDS", "0.04")

@@ -11,7 +11,7 @@ from tests.harness.runs import ROOT
 from tests.harness.stub_trainer import STEPS, rows_of, start_search, starts_of
 from tests.harness.waiting import wait_until
 from vae.system.errors import UserError
-from vae.tuning.journal import JOURNAL_NAME, open_study
+from vae.tuning.study import JOURNAL_NAME, open_study
 
 SPACE = {"learning_rate": {"low": 1e-6, "high": 1e-1, "log": True}}
 posix = pytest.mark.skipif(sys.platform == "win32", reason="signals of POSIX")
@@ -101,7 +101,7 @@ def test_record_on_a_full_disk_leaves_nothing_behind(tmp_path):
     code = f"""
 import resource
 from pathlib import Path
-from vae.tuning.journal import JOURNAL_NAME, open_study
+from vae.tuning.study import JOURNAL_NAME, open_study
 folder = Path({str(tmp_path)!r})
 study = open_study(folder, ["psnr"])
 study.set_user_attr("before", 1)
@@ -144,7 +144,11 @@ def test_a_search_of_other_images_or_another_space_is_refused(tune, image_folder
     with pytest.raises(UserError, match="another --objective, psnr"):
         tune(SPACE, "--objective", "ssim")
     (tmp_path / "other").mkdir()
-    for index in range(3):
-        Image.new("RGB", (40, 40)).save(tmp_path / "other" / f"{index}.png")
-    with pytest.raises(UserError, match=r"another set of images: repeat its --data_path"):
-        tune(SPACE, "--data_path", str(tmp_path / "other"))
+    for count, refusal in (
+        (3, "--batch_size .* training images: lower it"),
+        (20, "another set of images: repeat its"),
+    ):
+        for index in range(count):
+            Image.new("RGB", (40, 40)).save(tmp_path / "other" / f"{index}.png")
+        with pytest.raises(UserError, match=refusal):
+            tune(SPACE, "--data_path", str(tmp_path / "other"))

@@ -4,11 +4,11 @@ import json
 
 import pytest
 
-from vae.config.options import Config, all_options, build
+from vae.config.options import all_options, build
 from vae.config.values import check
 from vae.system.errors import UserError
 from vae.tuning.presets import RECIPES, known_recipes, preset
-from vae.tuning.space import SEARCHABLE, Choices, Range, check_space, options_of, read_space, start_values
+from vae.tuning.space import SEARCHABLE, Choices, Range, check_space, options_of, read_space
 
 BAD = [
     ('{"learning_rat": [1, 2]}', ["learning_rat", "unknown", "learning_rate"]),
@@ -73,8 +73,9 @@ def test_space_is_read_with_its_types(tmp_path):
 
 
 def test_defaults_must_be_inside():
+    base = build({"learning_rate": 1e-4})
     with pytest.raises(UserError, match=r'"learning_rate" is 0.001 to 0.01.*0.0001.*widen'):
-        check_space({"learning_rate": Range(1e-3, 1e-2)}, Config(), ("psnr",), "space.json")
+        check_space({"learning_rate": Range(1e-3, 1e-2)}, base, ("psnr",), "space.json")
 
 
 @pytest.mark.parametrize(
@@ -99,7 +100,11 @@ def test_what_belongs_to_the_machine_is_never_searched():
         assert name not in SEARCHABLE
 
 
-BASES = [{}, {"perceptual_weight": 0.0}, {"adversarial_weight": 0.2, "learning_rate": 0.01, "ema_decay": 0.5}]
+BASES = [
+    {"learning_rate": 1e-4},
+    {"learning_rate": 1e-6, "perceptual_weight": 0.0},
+    {"learning_rate": 0.01, "adversarial_weight": 0.2, "ema_decay": 0.5},
+]
 
 
 @pytest.mark.parametrize("values", BASES)
@@ -122,12 +127,12 @@ def test_presets_contain_the_defaults_and_only_valid_values(name, values):
 
 
 def test_known_recipes_are_whole_trials_inside_of_the_space():
-    base = Config()
+    base = build({"learning_rate": 1e-4})
     space, _ = preset("full", base)
     recipes = known_recipes(space, base)
     assert set(recipes) == set(RECIPES)
     for params in recipes.values():
         assert set(params) == set(space)
         assert all(space[name].contains(value) for name, value in params.items())
-    assert recipes["ldm"]["learning_rate"] == start_values(base)["learning_rate"] == 1e-4
+    assert recipes["ldm"]["learning_rate"] == 1e-4
     assert known_recipes({"weight_decay": Range(0.0, 1.0)}, base) == {}  # no recipe says anything about it

@@ -8,7 +8,7 @@ uses this file too, before any package is installed.
 import re
 from dataclasses import dataclass
 
-from vae.checks.versions import release
+from vae.checks.packages import release
 
 # CUDA's major version -> first driver branch that runs all of its minor versions: NVIDIA's "CUDA
 # Compatibility", table of minor version compatibility
@@ -71,17 +71,11 @@ def runs_on(capability: tuple[int, int], arch_list: tuple[str, ...]) -> bool:
     """
     for arch in arch_list:
         match = re.fullmatch(r"(sm|compute)_(\d+)(\d)([a-z]?)", arch)
-        if not match:
-            continue
-        built = (int(match[2]), int(match[3]))
-        if match[4]:
-            runs = built == capability
-        elif match[1] == "sm":
-            runs = built[0] == capability[0] and built[1] <= capability[1]
-        else:
-            runs = built <= capability
-        if runs:
-            return True
+        if match:
+            built = (int(match[2]), int(match[3]))
+            is_general = not match[4] and (match[1] == "compute" or built[0] == capability[0])
+            if built == capability or (is_general and built < capability):
+                return True
     return False
 
 

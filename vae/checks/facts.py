@@ -28,12 +28,12 @@ class TorchFiles:
 
 
 @dataclass(frozen=True)
-class CudaDevice:
-    """A card as PyTorch reports it."""
+class Card:
+    """A card as PyTorch or nvidia-smi reports it."""
 
     name: str
-    capability: tuple[int, int]
-    memory_total: int
+    capability: tuple[int, int] | None = None
+    memory_mib: int | None = None
 
 
 @dataclass(frozen=True)
@@ -45,20 +45,10 @@ class LoadedTorch:
     vision_error: str | None = None
     arch_list: tuple[str, ...] = ()
     cuda_message: str | None = None  # PyTorch's message if CUDA cannot be used
-    devices: tuple[CudaDevice, ...] = ()
+    devices: tuple[Card, ...] = ()
     compute_error: str | None = None  # of a convolution and its gradient, on the card if there is one
     unfinished: str | None = None  # what was running when the process crashed or timed out
     ended: str | None = None  # how it ended in that case
-
-
-@dataclass(frozen=True)
-class SmiCard:
-    """A card as nvidia-smi reports it."""
-
-    index: int
-    name: str
-    memory_total_mib: int | None = None
-    capability: tuple[int, int] | None = None
 
 
 @dataclass(frozen=True)
@@ -68,7 +58,7 @@ class Smi:
     status: Literal["answered", "missing", "hanging", "failed"]
     message: str = ""
     driver: str | None = None
-    cards: tuple[SmiCard, ...] = ()
+    cards: tuple[Card, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -118,10 +108,10 @@ class Facts:
         return self.host.system == "Windows"
 
     @property
-    def cards(self) -> list[tuple[str, tuple[int, int] | None]]:
-        """Name and compute capability of every card, as PyTorch or else nvidia-smi reports them."""
-        return [(card.name, card.capability) for card in self.loaded.devices or self.smi.cards]
+    def cards(self) -> tuple[Card, ...]:
+        """Every card, as PyTorch or else nvidia-smi reports it."""
+        return self.loaded.devices or self.smi.cards
 
     @property
     def card_names(self) -> str:
-        return ", ".join(name for name, _ in self.cards)
+        return ", ".join(card.name for card in self.cards)

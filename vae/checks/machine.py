@@ -1,46 +1,38 @@
 """The facts about this machine: the operating system, packages, cards, and the folders of training."""
 
-import importlib.util
 import os
 import platform
-import re
 import shutil
 import sys
 import tempfile
-from dataclasses import replace
 from pathlib import Path
 
 from vae.checks import nvidia_smi, packages, torch_process
-from vae.checks.facts import Facts, Folder, HostFacts, LoadedTorch
+from vae.checks.facts import Facts, Folder, HostFacts
 from vae.config.options import Config
 from vae.system.addresses import is_remote, public_text
-from vae.system.files import nearest_existing, read_text
+from vae.system.child_process import ChildProcess
+from vae.system.files import nearest_existing
 from vae.system.host import free_memory, main_memory, usable_cores
 
 VGG_FILE = "vgg16-397923af.pth"  # torchvision's VGG16_Weights.IMAGENET1K_V1, the trunk of LPIPS
-TORCH_SECONDS = 300.0  # a first import from a cold disk under a virus scanner
+FINDMNT_SECONDS = 5.0  # a network drive that does not answer
 
 
 def gather(project: Path, output_dir: str, data_path: str | None) -> Facts:
-    """All facts; a child process imports PyTorch while this process gathers the rest.
+    """All facts.
 
     If `data_path` is None, the trainer's default is checked; that folder does not have to exist.
     """
     images = Config().data.data_path if data_path is None else data_path
-    child, loaded = None, LoadedTorch(installed=False)
-    if _is_installed("torch"):
-        try:
-            child = torch_process.start(project)
-        except OSError as error:
-            loaded = LoadedTorch(error=f"a second Python cannot be started: {error.strerror or error}")
     vgg = vgg_path()
-    facts = Facts(
+    return Facts(
         project=str(project),
         python=sys.executable,
         project_python=project_python(project),
         requirements=packages.gather_requirements(project),
         torch_files=packages.gather_torch_files(),
-        loaded=loaded,
+        loaded=torch_process.load(project),
         smi=nvidia_smi.query(),
         host=gather_host(),
         folders=(
@@ -50,17 +42,6 @@ def gather(project: Path, output_dir: str, data_path: str | None) -> Facts:
         vgg_path=str(vgg),
         vgg_bytes=vgg.stat().st_size if os.path.exists(vgg) else None,
     )
-    if child is None:
-        return facts
-    return replace(facts, loaded=torch_process.parse(child.finish(TORCH_SECONDS)))
-
-
-def _is_installed(package: str) -> bool:
-    """Whether a package can be found, without importing it."""
-    try:
-        return importlib.util.find_spec(package) is not None
-    except (ImportError, ValueError):
-        return False
 
 
 def project_python(project: Path) -> str | None:
@@ -123,26 +104,11 @@ def _file_system(path: Path) -> str | None:
         drive, remote = path.resolve().drive, 4  # DRIVE_REMOTE
         is_share = drive.startswith("\\\\") or ctypes.windll.kernel32.GetDriveTypeW(f"{drive}\\") == remote
         return "network" if is_share else "local"
-    try:
-        mounts = read_text("/proc/mounts")
-    except (OSError, ValueError):
+    try:  # a part of util-linux; macOS and small images of Linux have none
+        process = ChildProcess(["findmnt", "--noheadings", "--output", "FSTYPE", "--target", str(path)])
+    except OSError:
         return None
-    return kind_of_mount(mounts, str(path.resolve()))
-
-
-def kind_of_mount(mounts: str, path: str) -> str | None:
-    """The file system of `path`, from the text of /proc/mounts: the longest mount point that contains it."""
-    best, kind = "", None
-    for line in mounts.splitlines():
-        words = line.split(" ")
-        if len(words) < 3:
-            continue
-        # blanks, tabs and backslashes in a name are written as octal numbers
-        point = re.sub(r"\\([0-7]{3})", lambda m: chr(int(m[1], 8)), words[1])
-        contains = path == point or path.startswith(point.rstrip("/") + "/")
-        if contains and len(point) >= len(best):
-            best, kind = point, words[2]
-    return kind
+    return next(reversed(process.finish(FINDMNT_SECONDS).out.split()), None)  # the last mount covers others
 
 
 def vgg_path() -> Path:

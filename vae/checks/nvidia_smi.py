@@ -5,7 +5,7 @@ import os
 import re
 import shutil
 
-from vae.checks.facts import Smi, SmiCard
+from vae.checks.facts import Card, Smi
 from vae.system.child_process import ChildProcess
 
 # Names of `nvidia-smi --help-query-gpu`. Every driver that runs a supported PyTorch (525 or newer) has them.
@@ -46,13 +46,9 @@ def parse(code: int, out: str, err: str) -> Smi:
     return Smi("failed", message or f"it ended with code {code}")
 
 
-def _card(row: list[str]) -> SmiCard:
+def _card(row: list[str]) -> Card:
     """A row of the output; values such as [N/A], [Not Supported] or [Unknown Error] become None."""
-    index, name, _, total, capability = row
-    version = re.fullmatch(r"(\d+)\.(\d+)", capability)
-    return SmiCard(
-        index=int(index),
-        name=name,
-        memory_total_mib=int(total) if total.isdigit() else None,
-        capability=(int(version[1]), int(version[2])) if version else None,
-    )
+    _, name, _, total, version = row
+    match = re.fullmatch(r"(\d+)\.(\d+)", version)
+    capability = (int(match[1]), int(match[2])) if match else None
+    return Card(name, capability, int(total) if total.isdigit() else None)

@@ -1,6 +1,7 @@
-"""Which packages are installed, read from their files without importing them."""
+"""Which packages are installed, read from their files, and versions compared as pip does."""
 
 import importlib.metadata
+import platform
 import re
 import sys
 from pathlib import Path
@@ -8,21 +9,16 @@ from pathlib import Path
 from vae.checks.facts import Requirement, TorchFiles
 from vae.system.files import read_text
 
-_LINE = re.compile(r"([A-Za-z0-9._-]+)\s*([^;]*)(?:; python_version (<|>=) \"(\d+)\.(\d+)\")?")
+_LINE = re.compile(r"([A-Za-z0-9._-]+)\s*([^;]*)(?:; python_version (.+))?")
+_CLAUSE = re.compile(r"(==|!=|>=|<)\s*\"?([^,;\s)\"]+)")
 
 
 def read_requirements(project: Path) -> list[tuple[str, str]]:
     """(package, specifier) of every line of requirements.txt that applies to this version of Python."""
     text = read_text(project / "requirements.txt")
     lines = (line.split("#")[0].strip() for line in text.splitlines())
-    return [(match[1], match[2]) for match in map(_LINE.fullmatch, lines) if match and _applies(match)]
-
-
-def _applies(line: re.Match[str]) -> bool:
-    if line[3] is None:
-        return True
-    is_older = sys.version_info[:2] < (int(line[4]), int(line[5]))
-    return is_older if line[3] == "<" else not is_older
+    matches = [match for match in map(_LINE.fullmatch, lines) if match]
+    return [(m[1], m[2]) for m in matches if satisfies(platform.python_version(), m[3] or "")]
 
 
 def gather_requirements(project: Path) -> tuple[Requirement, ...]:
@@ -59,3 +55,30 @@ def _version_file(package: str) -> dict[str, str]:
             continue
         return dict(re.findall(r"^(\w+)(?:\s*:[^=]+)?\s*=\s*['\"]([^'\"]+)['\"]", text, re.MULTILINE))
     return {}
+
+
+def release(version: str) -> tuple[int, ...]:
+    """The numbers of a version: (2, 15, 0) for 2.15.0a1+cu132."""
+    match = re.match(r"\d+(?:\.\d+)*", version)
+    return tuple(int(part) for part in match[0].split(".")) if match else ()
+
+
+def build(version: str) -> str:
+    """The build of a version: cu132 for 2.15.0+cu132, "" if it has none."""
+    return version.partition("+")[2]
+
+
+def satisfies(version: str, specifier: str) -> bool:
+    """Whether `version` matches `specifier`, of clauses as in requirements.txt (">=2.10,!=2.13.0+cpu")."""
+    return all(_matches(version, sign, wanted) for sign, wanted in _CLAUSE.findall(specifier))
+
+
+def _matches(version: str, sign: str, wanted: str) -> bool:
+    ours, theirs = ((*release(text), 0, 0, 0, 0)[:5] for text in (version, wanted))
+    if sign in (">=", "<"):
+        return (ours >= theirs) == (sign == ">=")
+    if wanted.endswith(".*"):
+        equal = ours[: len(release(wanted))] == release(wanted)
+    else:  # 2.13.0+cpu is one build of 2.13.0
+        equal = ours == theirs and build(wanted) in ("", build(version))
+    return equal == (sign == "==")

@@ -30,7 +30,7 @@ def same_pair(facts: Facts) -> str:
 def suggested(facts: Facts) -> str | None:
     """The build that the set-up installs here by default; None if the driver must be updated first."""
     branch = cuda_builds.driver_branch(facts.smi.driver) if facts.smi.driver else None
-    newest = max((capability for _, capability in facts.cards if capability), default=None)
+    newest = max((card.capability for card in facts.cards if card.capability), default=None)
     if branch is None and facts.loaded.devices:
         # No nvidia-smi, as in some containers: the driver is at least what the installed build needs.
         branch = cuda_builds.needed_branch(facts.torch_files.cuda, newest)

@@ -45,11 +45,8 @@ def as_text(checks: list[Result]) -> str:
     for group, title in GROUPS.items():
         lines += ["", title]
         for check in checks:
-            if check.group == group and check.status != SKIP:
-                lines += _lines(check)
-        lines += _skipped([c for c in checks if c.group == group and c.status == SKIP])
-    lines += ["", summary(checks)]
-    return "\n".join(lines)
+            lines += _lines(check) if check.group == group else []
+    return "\n".join([*lines, "", summary(checks)])
 
 
 def summary(checks: list[Result]) -> str:
@@ -72,26 +69,9 @@ def _to_do(checks: list[Result]) -> list[str]:
 
 
 def _lines(check: Result) -> list[str]:
-    lines = _wrapped(check.status, f"{check.title:<{TITLE_WIDTH}}", check.found)
-    if check.status in (WARN, FAIL):
-        lines += [f"{'':<8}expected: {check.expected}"] if check.expected else []
-        lines += [f"{'':<8}remedy:   {check.remedy}"] if check.remedy else []  # one line, to be copied
+    start = f"  {WORDS[check.status]:<4}  {check.title:<{TITLE_WIDTH}} "
+    first, *rest = textwrap.wrap(public_line(check.found), WIDTH - len(start), break_on_hyphens=False) or [""]
+    lines = [start + first, *(" " * len(start) + line for line in rest)]
+    lines += [f"{'':<8}expected: {check.expected}"] if check.expected else []
+    lines += [f"{'':<8}remedy:   {check.remedy}"] if check.remedy else []  # one line, to be copied
     return lines
-
-
-def _skipped(checks: list[Result]) -> list[str]:
-    """One line per reason with the titles of the checks that were skipped for it."""
-    titles: dict[str, list[str]] = {}
-    for check in checks:
-        titles.setdefault(check.found, []).append(check.title)
-    lines = []
-    for reason, skipped in titles.items():
-        lines += _wrapped(SKIP, "", f"{', '.join(skipped)}: {reason}")
-    return lines
-
-
-def _wrapped(status: str, title: str, text: str) -> list[str]:
-    start = f"  {WORDS[status]:<4}  {title} " if title else f"  {WORDS[status]:<4}  "
-    indent = 8 + (len(title) + 1 if title else 0)
-    first, *rest = textwrap.wrap(public_line(text), WIDTH - indent, break_on_hyphens=False) or [""]
-    return [start + first, *(" " * indent + line for line in rest)]

@@ -14,14 +14,17 @@ from typing import Any, NamedTuple
 from vae.checks import cuda_builds, remedies
 from vae.checks.facts import Facts
 from vae.checks.machine import VGG_FILE
-from vae.checks.versions import build, satisfies
+from vae.checks.packages import build, satisfies
 from vae.config.options import Config
 from vae.config.recipes import RECIPES
 from vae.system.addresses import is_remote
 from vae.system.console import fetch_command
 from vae.system.host import GIB, MIB, decoding_processes
 
-PASS, WARN, FAIL, SKIP = "pass", "warn", "fail", "skip"
+PASS = "pass"
+WARN = "warn"
+FAIL = "fail"
+SKIP = "skip"
 Cases = Iterator[tuple[Any, ...]]
 
 # Everything works without these, only slower; without simplejpeg, damage inside JPEGs is not detected.
@@ -135,14 +138,11 @@ def _build(facts: Facts) -> Cases:
     yield files.hip or not facts.cards, PASS, text
     expected = f"a CUDA build for the {facts.card_names}"
     yield not files.cuda, FAIL, text, remedies.suitable_build(facts), expected
-    runs = [not capability or cuda_builds.runs_on(capability, arch_list) for _, capability in facts.cards]
+    runs = [not card.capability or cuda_builds.runs_on(card.capability, arch_list) for card in facts.cards]
     yield not arch_list or all(runs), PASS, text
-    unsupported = [
-        f"{name} (sm_{c[0]}{c[1]})"
-        for (name, c), fine in zip(facts.cards, runs, strict=True)
-        if c and not fine
-    ]
-    text += f" has no code for {', '.join(unsupported)}: only {' '.join(arch_list)}"
+    others = [card for card, fine in zip(facts.cards, runs, strict=True) if not fine]
+    names = [f"{card.name} (sm_{''.join(map(str, card.capability or ()))})" for card in others]
+    text += f" has no code for {', '.join(names)}: only {' '.join(arch_list)}"
     numbers = ",".join(str(index) for index, supported in enumerate(runs) if supported)
     yield runs[0], WARN, text, remedies.show_cards(facts, numbers), expected  # training uses the first card
     yield True, FAIL, text, remedies.suitable_build(facts), expected
@@ -175,7 +175,9 @@ def _compiler(facts: Facts) -> Cases:
 
 
 def _present(facts: Facts) -> Cases:
-    smi, devices, update = facts.smi, facts.loaded.devices, remedies.update_driver(facts)
+    smi = facts.smi
+    devices = facts.loaded.devices
+    update = remedies.update_driver(facts)
     message = f"nvidia-smi: {smi.message}"
     yield smi.status == "answered" and smi.cards, PASS, facts.card_names
     restart = f"restart the machine; if that does not help: {update}"
@@ -193,7 +195,7 @@ def _present(facts: Facts) -> Cases:
 def _driver(facts: Facts) -> Cases:
     """The driver must be new enough for PyTorch's CUDA version and for the card."""
     cuda, driver = facts.torch_files.cuda, facts.smi.driver or ""
-    capability = next((capability for _, capability in facts.cards if capability), None)
+    capability = next((card.capability for card in facts.cards if card.capability), None)
     needed, branch = cuda_builds.needed_branch(cuda, capability), cuda_builds.driver_branch(driver)
     yield not driver, SKIP, "the driver version is unknown"
     yield branch is None or branch >= needed, PASS, driver
@@ -209,7 +211,7 @@ def _driver(facts: Facts) -> Cases:
 def _usable(facts: Facts) -> Cases:
     loaded = facts.loaded
     yield not loaded.installed or loaded.error, SKIP, "PyTorch does not load"
-    sizes = "; ".join(f"{card.name}, {card.memory_total / GIB:.1f} GiB" for card in loaded.devices)
+    sizes = "; ".join(f"{card.name}, {(card.memory_mib or 0) / 1024:.1f} GiB" for card in loaded.devices)
     yield loaded.devices, PASS, sizes
     hung = loaded.unfinished == "looking for cards"
     yield hung, FAIL, f"looking for cards: {loaded.ended}", "restart the machine"
@@ -225,11 +227,12 @@ def _usable(facts: Facts) -> Cases:
 
 def _computes(facts: Facts) -> Cases:
     """What the files and the driver's version do not show: libraries that are missing, a card that hangs."""
-    loaded, ended, error = facts.loaded, facts.loaded.ended or "", facts.loaded.compute_error
+    loaded = facts.loaded
+    ended, error = loaded.ended or "", loaded.compute_error or ""
     yield not loaded.installed or loaded.error, SKIP, "PyTorch does not load"
     yield loaded.unfinished == "computing", FAIL, ended, remedies.of_error(facts, ended)
     yield loaded.unfinished, SKIP, f"not reached: the process ended while {loaded.unfinished} ({ended})"
-    yield error, FAIL, error, remedies.of_error(facts, error or "")
+    yield error, FAIL, error, remedies.of_error(facts, error)
     yield True, PASS, "on the card" if loaded.devices else "on the CPU"
 
 
@@ -241,38 +244,38 @@ def workers(facts: Facts) -> int:
     return decoding_processes(facts.host.cores_usable, facts.on_windows)
 
 
-def batch_bytes(profile: str | None = None) -> int:
-    """Bytes of one batch of uint8 images, for a profile or for the defaults."""
+def _prefetched(facts: Facts, profile: str | None = None) -> int:
+    """Bytes of the uint8 batches that the decoding processes prepare ahead, by a profile or the defaults."""
     values = RECIPES[profile].values if profile else {}
     size = values.get("image_size", Config().data.image_size)
-    return values.get("batch_size", Config().run.batch_size) * 3 * size * size
+    batch = values.get("batch_size", Config().run.batch_size)
+    return batch * 3 * size * size * Config().data.prefetch_factor * workers(facts)
 
 
-def _prefetched(facts: Facts, profile: str | None = None) -> int:
-    """Bytes of the batches that the decoding processes prepare ahead."""
-    return batch_bytes(profile) * Config().data.prefetch_factor * workers(facts)
+def _amount(available: int, needed: int, least: int, text: str, remedy: str, expected: str) -> Cases:
+    """Enough bytes for the whole purpose, or at least for a smaller one."""
+    yield available >= needed, PASS, text
+    yield True, WARN if available >= least else FAIL, text, remedy, expected
 
 
 def _memory(facts: Facts) -> Cases:
-    host = facts.host
+    free, total = facts.host.memory_free, facts.host.memory_total
     needed = _prefetched(facts, "standard") + PROCESS_BYTES * (1 + workers(facts))
-    text = f"{host.memory_free / GIB:.1f} of {host.memory_total / GIB:.1f} GiB can be used"
-    yield host.memory_free >= needed, PASS, text
-    status = WARN if host.memory_free >= 2 * PROCESS_BYTES else FAIL
+    text = f"{free / GIB:.1f} of {total / GIB:.1f} GiB can be used"
     expected = f"{needed / GIB:.1f} GiB for profile standard with {workers(facts)} decoding processes"
-    yield True, status, text, "end other programs, or train with --num_workers 1", expected
+    remedy = "end other programs, or train with --num_workers 1"
+    yield from _amount(free, needed, 2 * PROCESS_BYTES, text, remedy, expected)
 
 
 def _shm(facts: Facts) -> Cases:
     """If /dev/shm is full, decoding dies of a bus error."""
-    shared, standard, default = facts.host.shared_memory, _prefetched(facts, "standard"), _prefetched(facts)
+    shared = facts.host.shared_memory
+    standard, default = _prefetched(facts, "standard"), _prefetched(facts)
     yield facts.host.system != "Linux", SKIP, "only Linux passes batches through it"
     text = "missing" if shared is None else f"{shared / GIB:.2f} GiB"
-    yield (shared or 0) >= standard, PASS, text
-    status = WARN if (shared or 0) >= default else FAIL
     enlarge = f"docker run --shm-size={max(1, -(-standard // GIB))}g, or train with --num_workers 0"
     expected = f"{standard / GIB:.1f} GiB for profile standard, {default / MIB:.0f} MiB by default"
-    yield True, status, text, enlarge, expected
+    yield from _amount(shared or 0, standard, default, text, enlarge, expected)
 
 
 def _folder(index: int, facts: Facts) -> Cases:
@@ -303,11 +306,9 @@ def synced_by(path: str, *, windows: bool) -> str | None:
 def _space(facts: Facts) -> Cases:
     free, needed = facts.folders[0].free, CHECKPOINT_BYTES * CHECKPOINTS
     yield free is None, SKIP, "unknown"
-    text = f"{(free or 0) / GIB:.1f} GiB"
-    yield (free or 0) >= needed, PASS, text
-    status = WARN if (free or 0) >= 2 * CHECKPOINT_BYTES else FAIL
     expected = f"{needed / GIB:.1f} GiB: {CHECKPOINTS} checkpoints of {CHECKPOINT_BYTES / GIB:.2f} GiB"
-    yield True, status, text, "use another folder: --output_dir DIR", expected
+    text, remedy = f"{(free or 0) / GIB:.1f} GiB", "use another folder: --output_dir DIR"
+    yield from _amount(free or 0, needed, 2 * CHECKPOINT_BYTES, text, remedy, expected)
 
 
 def _vgg(facts: Facts) -> Cases:

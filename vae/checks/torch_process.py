@@ -1,28 +1,38 @@
 """Imports PyTorch and computes with it in a child process, so that a crash or hang is a result of the check.
 
-`start` starts the process and `parse` turns its output into facts. `main` runs inside it. Whenever it learns
-something or begins something, it prints one line: all facts so far, as JSON. The last complete line counts.
+`main` runs inside it and prints one line of JSON, with all facts so far, for each new one. The last complete
+line counts.
 """
 
+import importlib.util
 import json
 import os
 import sys
 import warnings
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from vae.checks.facts import CudaDevice, LoadedTorch
+from vae.checks.facts import Card, LoadedTorch
 from vae.system.child_process import ChildProcess, FinishedProcess
 from vae.system.files import parse_json
+from vae.system.host import MIB
 
 FACTS = '{"facts": '  # how our lines begin; libraries may print other lines
+TIMEOUT_SECONDS = 300.0  # a first import from a cold disk under a virus scanner
 
 
-def start(project: Path) -> ChildProcess:
-    """Start the process; raises OSError if it cannot start."""
+def load(project: Path) -> LoadedTorch:
+    """What PyTorch reports and computes in a process of its own."""
+    if importlib.util.find_spec("torch") is None:
+        return LoadedTorch(installed=False)
     code = "import sys; sys.path.insert(0, sys.argv[1]); from vae.checks.torch_process import main; main()"
     command = [sys.executable, "-X", "utf8", "-c", code, str(project)]
-    return ChildProcess(command, env={**os.environ, "PYTHONIOENCODING": "utf-8"}, cwd=str(project))
+    try:
+        process = ChildProcess(command, env={**os.environ, "PYTHONIOENCODING": "utf-8"}, cwd=str(project))
+    except OSError as error:
+        return LoadedTorch(error=f"a second Python cannot be started: {error.strerror or error}")
+    return parse(process.finish(TIMEOUT_SECONDS))
 
 
 def parse(process: FinishedProcess) -> LoadedTorch:
@@ -37,7 +47,7 @@ def parse(process: FinishedProcess) -> LoadedTorch:
     devices = facts.pop("devices", [])
     return LoadedTorch(
         arch_list=tuple(facts.pop("arch_list", ())),
-        devices=tuple(CudaDevice(name, (major, minor), total) for name, (major, minor), total in devices),
+        devices=tuple(Card(name, tuple(capability), mib) for name, capability, mib in devices),
         ended=_how_it_ended(process) if facts["unfinished"] else None,
         **facts,
     )
@@ -55,24 +65,37 @@ def _how_it_ended(process: FinishedProcess) -> str:
 
 
 def main() -> None:
-    """Print what PyTorch reports and computes."""
-    reporter = _Reporter()
-    if _import_torch(reporter):
-        _look_for_cards(reporter)
-        _compute(reporter)
-    reporter.add(unfinished=None)
+    """Print all facts so far whenever there is a new one."""
+    facts: dict[str, Any] = {}
+    for new in _facts():
+        facts |= new
+        print(FACTS + json.dumps(facts) + "}", flush=True)
 
 
-class _Reporter:
-    """Collects facts; prints all of them whenever one is added."""
-
-    def __init__(self) -> None:
-        self._facts: dict[str, Any] = {}
-
-    def add(self, **facts: object) -> None:
-        """`unfinished` names what is going to run next, so that a crash can be attributed."""
-        self._facts |= facts
-        print(FACTS + json.dumps(self._facts) + "}", flush=True)
+def _facts() -> Iterator[dict[str, Any]]:
+    """What PyTorch reports and computes; `unfinished` is what runs next, and what a crash belongs to."""
+    # A damaged installation raises anything: ImportError, OSError, RuntimeError. So do CUDA and compilers.
+    yield {"unfinished": "loading torch"}
+    try:
+        import torch
+    except Exception as error:
+        yield {"error": _short(error), "unfinished": None}
+        return
+    arch_list = torch.cuda.get_arch_list() if torch.version.cuda else []
+    yield {"arch_list": arch_list, "unfinished": "loading torchvision"}
+    try:
+        import torchvision  # noqa: F401
+    except Exception as error:
+        yield {"vision_error": _short(error)}
+    if torch.version.cuda or torch.version.hip:
+        yield {"unfinished": "looking for cards"}
+        yield _cards()
+    yield {"unfinished": "computing"}
+    try:
+        _compute()
+    except Exception as error:
+        yield {"compute_error": _short(error)}
+    yield {"unfinished": None}
 
 
 def _short(error: BaseException) -> str:
@@ -81,31 +104,10 @@ def _short(error: BaseException) -> str:
     return f"{type(error).__name__}: {lines[0] if lines else 'no message'}"[:300]
 
 
-# A damaged installation raises anything: ImportError, OSError, RuntimeError. So do CUDA, cuDNN and compilers.
-
-
-def _import_torch(reporter: _Reporter) -> bool:
-    reporter.add(unfinished="loading torch")
-    try:
-        import torch
-    except Exception as error:
-        reporter.add(error=_short(error))
-        return False
-    arch_list = torch.cuda.get_arch_list() if torch.version.cuda else []
-    reporter.add(arch_list=arch_list, unfinished="loading torchvision")
-    try:
-        import torchvision  # noqa: F401
-    except Exception as error:
-        reporter.add(vision_error=_short(error))
-    return True
-
-
-def _look_for_cards(reporter: _Reporter) -> None:
+def _cards() -> dict[str, Any]:
+    """The cards, or why there is none."""
     import torch
 
-    if torch.version.cuda is None and torch.version.hip is None:
-        return
-    reporter.add(unfinished="looking for cards")
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         available = torch.cuda.is_available()
@@ -115,26 +117,20 @@ def _look_for_cards(reporter: _Reporter) -> None:
             torch.cuda.init()
         except Exception as error:
             message = _short(error)
-        reporter.add(cuda_message=message)
-        return
+        return {"cuda_message": message}
     cards = [torch.cuda.get_device_properties(index) for index in range(torch.cuda.device_count())]
-    devices = [(card.name, (card.major, card.minor), card.total_memory) for card in cards]
-    reporter.add(devices=devices)
+    return {"devices": [(card.name, (card.major, card.minor), card.total_memory // MIB) for card in cards]}
 
 
-def _compute(reporter: _Reporter) -> None:
+def _compute() -> None:
     """A convolution and its gradient, whose values are known: 9 weights of 1 in each of 8 channels."""
-    reporter.add(unfinished="computing")
-    try:
-        import torch
+    import torch
 
-        device = "cuda" if torch.cuda.is_available() else "cpu"
-        images = torch.ones(1, 8, 8, 8, device=device, requires_grad=True)
-        weight = torch.ones(8, 8, 3, 3, device=device)
-        torch.nn.functional.conv2d(images, weight, padding=1).sum().backward()
-        assert images.grad is not None
-        largest = images.grad.max().item()
-        if largest != 72:
-            raise ArithmeticError(f"the gradient of a convolution is {largest:g}, not 72")
-    except Exception as error:
-        reporter.add(compute_error=_short(error))
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    images = torch.ones(1, 8, 8, 8, device=device, requires_grad=True)
+    weight = torch.ones(8, 8, 3, 3, device=device)
+    torch.nn.functional.conv2d(images, weight, padding=1).sum().backward()
+    assert images.grad is not None
+    largest = images.grad.max().item()
+    if largest != 72:
+        raise ArithmeticError(f"the gradient of a convolution is {largest:g}, not 72")

@@ -34,7 +34,8 @@ class EvaluateConfig:
 
     vae: tuple[str, ...] = option(
         MISSING,
-        "one or more VAEs: checkpoints of train_vae.py, diffusers folders or .safetensors files",
+        "one or more VAEs: checkpoints of train_vae.py, diffusers folders, .safetensors files, or "
+        "OWNER/REPO[:PATH] of the Hugging Face hub",
         metavar="PATH",
     )
     data_path: tuple[str, ...] = option(
@@ -64,9 +65,7 @@ class EvaluateConfig:
         "write name, SHA-256 and metrics of the checkpoint with the best PSNR to promoted.json in --watch",
     )
     sizes: tuple[int, ...] = option(
-        (256,),
-        "sides of the square crops to measure, px; 0: whole images",
-        metavar="PX",
+        (256,), "sides of the square crops to measure, px; 0: whole images", metavar="PX"
     )
     protocol: str = option(
         "ours",
@@ -81,9 +80,7 @@ class EvaluateConfig:
         choices=("resize", "center"),
     )
     posterior: str = option(
-        "mode",
-        "what to decode: the mode of the encoder's posterior or a sample",
-        choices=("mode", "sample"),
+        "mode", "what to decode: the mode of the encoder's posterior or a sample", choices=("mode", "sample")
     )
     seed: int = option(0, "random seed of --posterior sample", metavar="N", at_least=0, at_most=2**31)
     max_images: int = option(
@@ -99,8 +96,7 @@ class EvaluateConfig:
         None, "file with ImageNet weights of --perceptual_net, instead of the download", metavar="FILE"
     )
     rfid: bool = option(
-        False,
-        "also measure rFID; needs torchmetrics, torch-fidelity and 91 MB of Inception weights",
+        False, "also measure rFID; needs torchmetrics, torch-fidelity and 91 MB of Inception weights"
     )
     inception_weights: str | None = option(
         None, "file with torch-fidelity's Inception weights, instead of the download", metavar="FILE"
@@ -241,9 +237,7 @@ def _check_watch(config: EvaluateConfig, given: dict[str, Any]) -> None:
 def _check_together(config: EvaluateConfig) -> None:
     for size in config.sizes:
         if size != WHOLE and size < MIN_SIZE:
-            raise UserError(
-                f"--sizes {size} is too small: the minimum is {MIN_SIZE}; 0 measures whole images"
-            )
+            raise UserError(f"--sizes {size} is below {MIN_SIZE}: raise it; 0 measures whole images")
     for name in ("sizes", "vae"):
         values = getattr(config, name)
         twice = next((value for value in values if values.count(value) > 1), None)
@@ -263,14 +257,10 @@ def _check_together(config: EvaluateConfig) -> None:
             f"{len(config.vae)} --vae, at least one of them above 0"
         )
     if WHOLE in config.sizes and config.batch_size > 1:
-        raise UserError(
-            f"--batch_size {config.batch_size} cannot be used with --sizes 0, because whole images differ "
-            "in size: use --batch_size 1, or other --sizes"
-        )
+        raise UserError(f"--batch_size {config.batch_size} needs images of one size: use 1, or no --sizes 0")
     if config.perceptual_weights is not None and config.perceptual_net in ("random", "none"):
         raise UserError(
-            f"--perceptual_weights has no effect with --perceptual_net {config.perceptual_net}: remove one "
-            "of them"
+            f"--perceptual_weights has no effect with --perceptual_net {config.perceptual_net}: remove one"
         )
     if config.inception_weights is not None and not config.rfid:
         raise UserError("--inception_weights has no effect without --rfid: add --rfid, or remove it")

@@ -23,7 +23,10 @@ class ExportConfig:
     """What export_vae.py reads and writes, and how it changes the weights."""
 
     vae: tuple[str, ...] = option(
-        MISSING, "checkpoint, diffusers folder or .safetensors file; several are averaged", metavar="PATH"
+        MISSING,
+        "checkpoint, diffusers folder, .safetensors file or OWNER/REPO[:PATH] of the Hugging Face hub; "
+        "several are averaged",
+        metavar="PATH",
     )
     output: str = option(
         MISSING,
@@ -60,9 +63,7 @@ class ExportConfig:
     )
     data_path: str | None = option(None, "images for measuring the latents and testing fp16", metavar="DIR")
     image_size: int | None = option(
-        None,
-        "side of the centre crops of those images, in px",
-        unset="the training size of the VAE, or 256",
+        None, "side of the centre crops of those images, in px", unset="the training size of the VAE, or 256"
     )
     num_images: int = option(256, "maximum number of those images, spread over all; 0: all", at_least=0)
     scaling_factor: float | None = option(
@@ -86,6 +87,17 @@ class ExportConfig:
         "video VAE Wan 2.1 or Qwen-Image, a folder or .safetensors file: write it with its names and the "
         "trained network in it; for single images only",
         metavar="PATH",
+    )
+    push_to: str | None = option(
+        None,
+        "also upload the result to this repository of the Hugging Face hub, with a model card made from the "
+        "run: its settings, figures and newest samples; a new repository is private",
+        metavar="OWNER/REPO",
+    )
+    license: str | None = option(
+        None,
+        "license in the metadata and in the model card, such as apache-2.0 or other",
+        metavar="NAME",
     )
     device: str = device_option("to encode the images on")
     kernels: str = kernels_option()
@@ -117,29 +129,21 @@ def parse_export_flags(argv: list[str]) -> ExportConfig:
 
 def _check_together(config: ExportConfig) -> None:
     if config.image_size is not None and config.image_size < MIN_IMAGE_SIZE:
-        raise UserError(
-            f"--image_size {config.image_size} is too small: give a multiple of the VAE's downsampling "
-            "factor, such as 256"
-        )
+        raise UserError(f"--image_size {config.image_size} is too small: give for example 256")
     several = len(config.vae) > 1
     if config.average_by == "score" and not several:
         raise UserError("--average_by score needs several VAEs: list them all after one --vae")
     if config.average_by == "soup" and not (several and config.held_out):
         raise UserError(
-            "--average_by soup needs several VAEs after --vae, and --held_out with images that none of them "
-            "was trained on: give both"
+            "--average_by soup needs several --vae, and --held_out with images new to all: give both"
         )
     if config.held_out is not None and (config.average_by == "uniform" or config.scores is not None):
-        raise UserError(
-            "--held_out has no effect without --average_by score or soup, or with --scores: remove one of "
-            "them"
-        )
+        raise UserError("--held_out belongs to --average_by score or soup without --scores: leave it out")
     if config.scores is not None and config.average_by != "score":
         raise UserError("--scores needs --average_by score: add it, or omit --scores")
     if config.scores is not None and len(config.scores) != len(config.vae):
         raise UserError(
-            f"--scores has {counted(len(config.scores), 'value')} for {len(config.vae)} --vae: "
-            "give one for each"
+            f"--scores has {counted(len(config.scores), 'value')} for {len(config.vae)} --vae: give one each"
         )
     if config.shift_factor is not None and config.scaling_factor is None:
         raise UserError("--shift_factor needs --scaling_factor: give both, or omit both")
@@ -149,5 +153,12 @@ def _check_together(config: ExportConfig) -> None:
         raise UserError("--fold_scaling needs --data_path: the latents of those images are measured")
     if config.fold_scaling and config.scaling_factor is not None:
         raise UserError("--fold_scaling determines the scaling: omit --scaling_factor")
+    if config.push_to is not None and not config.license:
+        raise UserError(
+            f"--push_to {config.push_to} needs --license: give that of the VAE, such as apache-2.0 or other; "
+            "a VAE that was trained from another one may have to keep its license"
+        )
+    if config.push_to is not None and config.into is not None:
+        raise UserError("--push_to has no model card for a file of --into: omit it, and use hf upload")
     if config.per_channel and not config.fold_scaling:
         raise UserError("--per_channel needs --fold_scaling: add it, or omit --per_channel")

@@ -8,20 +8,14 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from vae.config.options import (
-    CONTRACT,
-    ActionConfig,
-    all_options,
-    section_title,
-    sections,
-)
+from vae.config.options import CONTRACT, ActionConfig, all_options, section_title, sections
 from vae.config.parser import OneLineParser
 from vae.config.resolve import BATCHES, LENGTHS
 from vae.config.values import base_type, check, from_json, is_list, nearest
 from vae.system import files
 from vae.system.errors import UserError
 
-# What --help of train_vae.py shows; --help_all and docs/flags.md have the other flags too.
+# What --help of train_vae.py shows; docs/flags.md has the others, --help_all both.
 _COMMON = """
 list_profiles plan
 channels z_channels init_from
@@ -128,12 +122,7 @@ def parse_section(section: type, prog: str, description: str, epilog: str, argv:
 
 
 def parse_values(
-    section: type,
-    prog: str,
-    description: str,
-    epilog: str,
-    argv: list[str],
-    details: Collection[str] = (),
+    section: type, prog: str, description: str, epilog: str, argv: list[str], details: Collection[str] = ()
 ) -> dict[str, Any]:
     """The values of the flags that were given; an option with the default MISSING is required.
 

@@ -24,7 +24,8 @@ class InferConfig:
 
     vae: str = option(
         MISSING,
-        "VAE: a checkpoint of train_vae.py, a diffusers folder or a .safetensors file",
+        "VAE: a checkpoint of train_vae.py, a diffusers folder, a .safetensors file, or OWNER/REPO[:PATH] of "
+        "the Hugging Face hub",
         metavar="PATH",
     )
     mode: str = option(
@@ -34,9 +35,7 @@ class InferConfig:
         choices=MODES,
     )
     input: tuple[str, ...] = option(
-        MISSING,
-        "files and folders (with subfolders) of images or latents (.safetensors)",
-        metavar="PATH",
+        MISSING, "files and folders (with subfolders) of images or latents (.safetensors)", metavar="PATH"
     )
     output_dir: str = option(
         MISSING,
@@ -62,11 +61,13 @@ class InferConfig:
     seed: int = option(
         0, "variations: random seed of the samples", metavar="N", at_least=0, at_most=2**63 - 1
     )
-    tile: bool | None = option(
-        None,
-        "compute layer by layer over tiles, with features in host memory, and show progress within an image; "
-        "same result up to rounding",
-        unset="images above one megapixel on a CPU, and images that do not fit into memory",
+    tiles: str = option(
+        "auto",
+        "for large images; exact: layer by layer over tiles, with features in host memory: the same result "
+        "up to rounding; blended: overlapping tiles one by one, approximate, memory of one tile; off: "
+        "whole images; auto: exact above one megapixel on a CPU and if the whole image does not fit into "
+        "memory, blended if that does not fit either",
+        choices=("auto", "exact", "blended", "off"),
     )
     tile_size: int = option(
         512, "side of the tiles in px; smaller tiles need less memory", metavar="PX", at_least=32
@@ -106,9 +107,7 @@ def parse_infer_flags(argv: list[str]) -> InferConfig:
     given = {word.split("=")[0] for word in argv}
     for name, mode in _MODE_OF.items():
         if f"--{name}" in given and config.mode != mode:
-            raise UserError(
-                f"--{name} has an effect only with --mode {mode}, not with --mode {config.mode}: remove it"
-            )
-    if "--tile_size" in given and config.tile is False:
-        raise UserError(f"--tile_size {config.tile_size} has no effect with --no-tile: remove one of them")
+            raise UserError(f"--{name} has an effect only with --mode {mode}, not {config.mode}: remove it")
+    if "--tile_size" in given and config.tiles == "off":
+        raise UserError(f"--tile_size {config.tile_size} has no effect with --tiles off: remove one of them")
     return config

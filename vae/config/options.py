@@ -14,6 +14,7 @@ NO_JITTER = (0.0, 0.0, 0.0, 0.0)  # --color_jitter of brightness, contrast, satu
 MAX_CHANNELS = 2**16  # of a layer: a hundred times the widest in use, and no tensor overflows its count
 MIN_VIEW = 16  # px of a smaller image of --equivariance_weight: LPIPS halves it four times
 MIN_IMAGE_SIZE = 11  # px: the SSIM window (Wang et al. 2004); every validation measures SSIM
+TINY_WIDTH = 64  # channels of every level of --decoder tiny, as in taesd
 # Recompute levels, from the fastest to the one that needs least memory: each names what backward recomputes.
 RECOMPUTE = ("none", "activations", "top_level", "blocks", "blocks_encoder", "all")
 
@@ -55,8 +56,8 @@ def term_weight(
 ) -> Any:
     """The weight of a term of the training loss: NAME_weight is that of `vae/losses/NAME.py`.
 
-    `term` is "image", "latent" or "view", as in `LossTerms`. With weight 0 the term is not computed, unless
-    `always`. `statistics`: it needs those of the latents (vae/losses/latent_statistics.py).
+    `term` is "image", "latent", "view" or "teacher", as in `LossTerms`. With weight 0 the term is not
+    computed, unless `always`. `statistics`: it needs those of the latents (vae/losses/latent_statistics.py).
     """
     metadata = option(default, help, at_least=0).metadata
     facts = {"term": term, "always": always, "statistics": statistics}
@@ -105,8 +106,8 @@ def cache_dir_option() -> Any:
     """--cache_dir of every script that reads a dataset of shards."""
     return option(
         None,
-        "folder on this machine for shards of remote datasets, in its subfolder vae-trainer-shards; if it is "
-        "given, also for those on a shared disk",
+        "folder on this machine for shards of remote datasets (in vae-trainer-shards); if given, also for "
+        "those on a shared disk",
         metavar="DIR",
         unset="vae-trainer in the user's cache folder, for remote datasets only",
         inherited=False,
@@ -149,8 +150,8 @@ class ModelConfig:
 
     family: str = option(
         "kl",
-        "layers of the network; kl: those of AutoencoderKL; wan: the ones that act on a single image in the "
-        "video VAEs Wan 2.1 and Qwen-Image, only with --init_from, which sets it",
+        "layers of the network; kl: those of AutoencoderKL; wan: those of Wan 2.1 and Qwen-Image that act on "
+        "a single image, set by --init_from",
         choices=("kl", "wan"),
     )
     channels: tuple[int, ...] = option(
@@ -161,6 +162,14 @@ class ModelConfig:
     )
     layers_per_block: int = option(
         2, "residual blocks per encoder level; each decoder level has one more", at_least=1, at_most=100
+    )
+    decoder: str | None = option(
+        None,
+        "another kind of decoder; tiny: that of taesd, 1.2 M parameters, for previews; it needs --init_from "
+        "and --train_part decoder (docs/export.md)",
+        choices=("tiny",),
+        unset="the layers of the encoder",
+        searched=False,
     )
     decoder_channels: tuple[int, ...] | None = option(
         None,
@@ -177,6 +186,12 @@ class ModelConfig:
         at_most=100,
     )
     mid_attention: bool = option(True, "attention in the middle of encoder and decoder")
+    padding: str = option(
+        "zeros",
+        "padding of the 3x3 convolutions that keep the size; reflect: as in EQ-VAE's releases, slower; no "
+        "file of others contains it, so give it with --init_from",
+        choices=("zeros", "reflect"),
+    )
     z_channels: int = option(16, "latent channels", at_least=1, at_most=MAX_CHANNELS)
     norm_groups: int = option(
         32, "groups of every GroupNorm; must divide every value of --channels", at_least=1
@@ -195,7 +210,8 @@ class ModelConfig:
     )
     init_from: str | None = option(
         None,
-        "start from an existing VAE: a checkpoint, diffusers folder or .safetensors file",
+        "start from an existing VAE: a checkpoint, diffusers folder, .safetensors file, or OWNER/REPO[:PATH] "
+        "of the Hugging Face hub",
         metavar="PATH",
         inherited=False,
         scope="machine",
@@ -203,8 +219,15 @@ class ModelConfig:
     )
 
     @property
+    def widest(self) -> int:
+        """The channels of the widest level, for the learning rate: a tiny decoder's, or the encoder's."""
+        return max(self.up_channels if self.decoder else self.channels)
+
+    @property
     def up_channels(self) -> tuple[int, ...]:
         """The channels of the decoder's levels, from the image to the latents."""
+        if self.decoder == "tiny":
+            return (TINY_WIDTH,) * len(self.channels)
         return self.decoder_channels or self.channels
 
     @property
@@ -227,9 +250,7 @@ class DataConfig:
         scope="machine",
     )
     fold: int | None = option(
-        None,
-        "fold of the manifest that validates, instead of its split; the others train",
-        at_least=0,
+        None, "fold of the manifest that validates, instead of its split; the others train", at_least=0
     )
     val_path: str | None = option(
         None,
@@ -325,7 +346,7 @@ class DataConfig:
     max_pixels: int = max_pixels_option("reject")
     max_bad_fraction: float = option(
         0.05,
-        "stop if more than this fraction of the training images is unusable; one is accepted, except with 0",
+        "fraction of unusable training images above which a run stops; one is accepted, except with 0",
         at_least=0,
         at_most=1,
     )
@@ -354,7 +375,7 @@ class LossConfig:
     perceptual_net: str = option(
         "vgg",
         "LPIPS network; random: vgg with random weights, without a download: try --perceptual_weight 3; "
-        "dinov2-s: tokens of DINOv2 ViT-S/14 instead of LPIPS (Apache-2.0, 84 MiB)",
+        "dinov2-s: tokens of DINOv2 ViT-S/14 instead of LPIPS (84 MiB)",
         choices=("vgg", "alex", "squeeze", "random", "dinov2-s"),
         searched=False,
     )
@@ -366,9 +387,7 @@ class LossConfig:
         searched=False,
     )
     ssim_weight: float = term_weight(
-        0.0,
-        "weight of 1 - SSIM over three scales; without LPIPS try 0.3",
-        "image",
+        0.0, "weight of 1 - SSIM over three scales; without LPIPS try 0.3", "image"
     )
     kl_weight: float = term_weight(
         1e-6,
@@ -386,52 +405,48 @@ class LossConfig:
     )
     variance_target: float = option(
         0.25,
-        "target of --variance_weight: standard deviation of the posterior's noise, as a fraction of the "
-        "latents' standard deviation",
+        "target of --variance_weight: the posterior's noise, in standard deviations of the latents",
         at_least=0.001,
         at_most=1,
     )
-    equivariance_weight: float = term_weight(
+    teacher_weight: float = term_weight(
         0.0,
-        "weight of the losses of latents that are decoded at 1/2 and 1/4 of their size",
-        "view",
+        "weight of the distance to the images of the decoder of --init_from, if a decoder of another shape "
+        "replaces it",
+        "teacher",
+    )
+    equivariance_weight: float = term_weight(
+        0.0, "weight of the losses of latents that are decoded at 1/2 and 1/4 of their size", "view"
     )
     equivariance_turns: bool = option(
         False, "turn the latents of --equivariance_weight by 0, 90, 180 or 270 degrees, at random"
     )
     decoder_noise: tuple[float, ...] = option(
         (0.0,),
-        "largest noise added to the latents before the decoder, as a fraction of their standard deviation; "
-        "each image draws its own from 0 to this; of several values, each is for one stage, and the last one "
-        "also for later stages: 0.5 0 finishes without it",
+        "largest noise added to the latents before the decoder, in their standard deviations; each image "
+        "draws its own from 0 to this; several values: one for each stage, the last one also for later ones",
         at_least=0,
         at_most=10,
     )
     latent_mask: tuple[float, ...] = option(
         (0.0,),
         "fraction of the images of which 25, 50 or 75 percent of the latent positions are hidden from the "
-        "decoder; the paper uses 0.3; several values as for --decoder_noise",
+        "decoder; several values as for --decoder_noise",
         at_least=0,
         at_most=1,
     )
     adversarial_weight: float = option(0.0, "weight of the adversarial loss; 0: no discriminator", at_least=0)
     disc_start: int = option(
-        5000,
-        "optimizer step at which the discriminator and the adversarial loss start",
-        at_least=0,
+        5000, "optimizer step at which the discriminator and the adversarial loss start", at_least=0
     )
     disc_warmup: int = option(
-        0,
-        "optimizer steps by which the adversarial loss starts later than its discriminator",
-        at_least=0,
+        0, "optimizer steps by which the adversarial loss starts later than its discriminator", at_least=0
     )
     disc_ramp: int = option(
         1000, "optimizer steps over which the adversarial loss ramps up to its weight", at_least=0
     )
     disc_max_weight: float = option(
-        100.0,
-        "upper limit of the adaptive factor: reconstruction / adversarial gradient norm",
-        at_least=0,
+        100.0, "upper limit of the adaptive factor: reconstruction / adversarial gradient norm", at_least=0
     )
     disc_channels: int = option(
         64, "channels of the PatchGAN discriminator's first layer", at_least=1, at_most=MAX_CHANNELS
@@ -440,9 +455,7 @@ class LossConfig:
         3, "number of strided layers in the PatchGAN discriminator", at_least=1, at_most=100
     )
     disc_learning_rate: float = option(
-        1e-4,
-        "peak learning rate of the discriminator; its schedule begins at --disc_start",
-        at_least=0,
+        1e-4, "peak learning rate of the discriminator; its schedule begins at --disc_start", at_least=0
     )
 
 
@@ -492,8 +505,7 @@ class OptimConfig:
     )
     rollbacks: int = option(
         1,
-        "how often a stage that diverges goes back to a good checkpoint, with half the learning rate, before "
-        "exit code 76",
+        "how often a stage that diverges goes back, with half the learning rate, before exit code 76",
         at_least=0,
         searched=False,
     )
@@ -600,8 +612,8 @@ class RunConfig:
     batch_size: int = option(4, "images per device and optimizer step", at_least=1, searched=True)
     global_batch_size: int | None = option(
         None,
-        "images of all devices per optimizer step, with accumulation, instead of --batch_size; a run that "
-        "is resumed with another number of devices keeps it",
+        "images of all devices per optimizer step, with accumulation, instead of --batch_size; a resumed run "
+        "keeps it with any number of devices",
         at_least=1,
     )
     accumulation_steps: int = option(
@@ -658,23 +670,18 @@ class RunConfig:
     val_freq: int = option(
         1, "epochs between validations; the last epoch of a stage is always validated", at_least=1
     )
-    quick_val_images: int = option(
-        32,
-        "validation images of the quick validation",
-        at_least=1,
-    )
+    quick_val_images: int = option(32, "validation images of the quick validation", at_least=1)
     quick_val_steps: int = option(500, "optimizer steps between quick validations; 0: none", at_least=0)
     regression_psnr: float = option(
         1.0,
-        "dB below its best at which the PSNR of a quick validation causes a warning and a validation",
+        "dB below its best PSNR at which a quick validation causes a warning and a validation",
         metavar="DB",
         at_least=0,
     )
     log_freq: int = option(10, "optimizer steps between log records", at_least=1, scope="machine")
     hourly_cost: float = option(
         0.0,
-        "price of an hour of all machines of this run: records then have the cost so far and of 1,000 "
-        "images; 0: none",
+        "price of an hour of all machines, for the cost of the run and of 1,000 images in records; 0: none",
         metavar="PRICE",
         at_least=0,
         inherited=False,

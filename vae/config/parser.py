@@ -76,11 +76,15 @@ class OneLineParser(argparse.ArgumentParser):
 def _needless_value(flag: str, value: str) -> str:
     opposite = flag.replace("--no-", "--") if flag.startswith("--no-") else flag.replace("--", "--no-", 1)
     remedy = f"write {opposite}" if value.lower() in _NO else f"leave out {value}"
+    if flag == "--mixed_precision" and value.lower() not in _NO:
+        remedy += "; bf16 is used where it is native, else fp16 (--use_bf16: bf16 or an error)"
     return f"{flag} {value}: this flag has no value: {remedy}"
 
 
 def _without_commas(value: str, is_list: bool) -> str:
     """The remedy for numbers with commas: values of a list, or a decimal comma."""
+    if not is_list and (match := re.fullmatch(r"(\d+)x\1|(\d{2,}), ?\2", value)):
+        return f": write {match[1] or match[2]}"  # crops are square
     if not re.fullmatch(r"-?\d+(, ?\d+)+", value):
         return ""
     if is_list:

@@ -47,6 +47,14 @@ def _rows_dir_option() -> Any:
     )
 
 
+def _join_option() -> Any:
+    return option(
+        None,
+        "Parquet, CSV or JSON lines files with more metadata: a file, a folder, a pattern or an address",
+        metavar="FILES",
+    )
+
+
 @dataclass(frozen=True, kw_only=True)
 class RulesConfig:
     """Options of every mode that accepts or rejects images: its rules, and its processes."""
@@ -78,11 +86,7 @@ class SelectConfig:
         metavar="EXPRESSION",
         unset="all",
     )
-    join: str | None = option(
-        None,
-        "Parquet, CSV or JSON lines files with more metadata: a file, a folder, a pattern or an address",
-        metavar="FILES",
-    )
+    join: str | None = _join_option()
     join_on: str = option(
         "key", "column of --join that images have too: key, url, sha256, name or another", metavar="NAME"
     )
@@ -182,8 +186,7 @@ class ShardConfig(SelectConfig, ReadingConfig):
         metavar="FILE",
     )
     near_duplicates: bool = option(
-        True,
-        "keep images that look alike in one subset, and refuse a manifest whose split separates them",
+        True, "keep images that look alike in one subset, and refuse a manifest whose split separates them"
     )
 
 
@@ -200,9 +203,6 @@ class IndexConfig(SelectConfig, RulesConfig):
     )
     output_dir: str = _output_dir_option()
     part: str | None = _part_option()
-    formats: tuple[str, ...] | None = option(
-        None, "keep only images of these formats, such as jpeg png webp", metavar="NAME", unset="all"
-    )
     image_key: str | None = option(
         None,
         "extension of the images, such as jpg or rgb.png, if samples have several",
@@ -239,40 +239,33 @@ class SplitConfig:
 
     input_dir: str = option(MISSING, "folder with a manifest, or the manifest itself", metavar="DIR")
     val_split: float | None = option(
-        None,
-        "share of the validation set",
-        metavar="SHARE",
-        unset=f"{PREVIOUS}0.1, or 0 with --num_folds",
+        None, "share of the validation set", metavar="SHARE", unset=f"{PREVIOUS}0.1, or 0 with --num_folds"
     )
     num_folds: int | None = option(
-        None,
-        "folds that the other images are divided into",
-        metavar="K",
-        unset=f"{PREVIOUS}no folds",
+        None, "folds that the other images are divided into", metavar="K", unset=f"{PREVIOUS}no folds"
     )
     group_by: str | None = option(
         None,
         "images to keep together: near_duplicates, manifest (the groups in it), folder:N "
-        "(the N outermost folders) or a column of --features",
+        "(the N outermost folders) or a column of --join",
         metavar="RULE",
         unset=f"{PREVIOUS}manifest if it has groups, otherwise near_duplicates",
     )
     label_by: str | None = option(
         None,
-        "label to balance by: manifest, folder:N or a column of --features",
+        "label to balance by: manifest, folder:N or a column of --join",
         metavar="RULE",
         unset=f"{PREVIOUS}manifest",
     )
-    features: str | None = option(None, "CSV file with the columns id, filepath and others", metavar="FILE")
-    labels: str | None = option(None, "CSV file with id and a label, or one-hot columns", metavar="FILE")
-    seed: int | None = option(
-        None,
-        "another seed gives another split",
-        metavar="N",
-        unset=f"{PREVIOUS}0",
-        at_least=0,
+    join: str | None = _join_option()
+    join_on: str = option(
+        "path",
+        "column of --join with the path of each image below the prepared or the original folder",
+        metavar="NAME",
     )
-    num_workers: str = option("auto", "processes; auto: one per usable core", metavar="N")
+    seed: int | None = option(
+        None, "another seed gives another split", metavar="N", unset=f"{PREVIOUS}0", at_least=0
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -288,7 +281,6 @@ class DemoConfig:
     count: int = option(64, "number of images", metavar="N", at_least=1)
     target_size: int = option(256, "side of the images", metavar="PX", at_least=8)
     seed: int = option(0, "another seed draws other images", metavar="N", at_least=0)
-    format: str = option("png", "file format; jpeg: quality 95, 4:4:4", choices=("png", "jpeg"))
     num_workers: str = option(
         "auto", "drawing processes; auto: usable cores minus 2, between 1 and 12", metavar="N"
     )
@@ -359,9 +351,7 @@ def _refuse_unknown_flags(mode: str | None, given: set[str]) -> None:
         if not (owners := _owners(flag)):
             raise UsageError(_unknown_flag(mode, flag))
         if mode is not None and mode not in owners:
-            raise UsageError(
-                f"{flag} belongs to --mode {' and '.join(owners)}, not to --mode {mode}: leave it out"
-            )
+            raise UsageError(f"{flag} belongs to --mode {' and '.join(owners)}, not {mode}: leave it out")
 
 
 def _unknown_flag(mode: str | None, flag: str) -> str:
@@ -396,14 +386,12 @@ def _check_together(config: PrepareConfig, given: set[str]) -> None:
             if value is not None and value <= 0:
                 raise UsageError(f"--{name} {value} is not a limit: give a number above 0")
     if isinstance(config, PreprocessConfig) and "--quality" in given and config.format == "png":
-        raise UsageError(
-            f"--quality {config.quality} has no effect with --format png, which is lossless: leave it out"
-        )
+        raise UsageError(f"--quality {config.quality} has no effect with --format png: leave it out")
     if part := getattr(config, "part", None):
         _check_part(part, getattr(config, "limit", None))
     if isinstance(config, ShardConfig | IndexConfig) and not 0 <= config.val_split < 1:
         raise UsageError(f"--val_split {config.val_split} is not a share: give 0 to below 1, such as 0.05")
-    if isinstance(config, SelectConfig) and "--join_on" in given and not config.join:
+    if isinstance(config, SelectConfig | SplitConfig) and "--join_on" in given and not config.join:
         raise UsageError(f"--join_on {config.join_on} has no effect without --join: add it, or leave it out")
     if isinstance(config, ValidateConfig):
         _check_validate(config)
@@ -416,21 +404,17 @@ def _check_validate(config: ValidateConfig) -> None:
         raise UsageError("--undo_quarantine needs --quarantine_dir: give the folder to empty")
     if config.quarantine_dir and config.limit is not None and not config.undo_quarantine:
         raise UsageError(
-            f"--quarantine_dir with --limit {config.limit} would leave the other files unchecked: "
-            "leave one of the two out"
+            f"--quarantine_dir with --limit {config.limit} leaves files unchecked: leave one out"
         )
     if config.part and not config.rows_dir:
-        raise UsageError(
-            f"--part {config.part} needs --rows_dir, a folder for the results of all parts: add it"
-        )
+        raise UsageError(f"--part {config.part} needs --rows_dir, for the results of all parts: add it")
 
 
 def _check_part(part: str, limit: int | None) -> None:
     number, _, count = part.partition("/")
     if not (number.isdecimal() and count.isdecimal() and int(number) < int(count) <= MAX_PARTS):
         raise UsageError(
-            f"--part {part} is no part: give 0/N to N-1/N, for example 0/16 to 15/16; N is at most "
-            f"{MAX_PARTS}"
+            f"--part {part} is no part: give 0/N to N-1/N, such as 15/16, with N up to {MAX_PARTS}"
         )
     if limit is not None:
         raise UsageError(f"--limit {limit} has no meaning with --part: leave one of the two out")

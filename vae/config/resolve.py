@@ -22,7 +22,7 @@ PER_COMMAND = frozenset(names_where("inherited", False))
 LENGTHS = ("num_epochs", "max_steps", "progressive")
 BATCHES = ("batch_size", "progressive")  # that --global_batch_size would contradict
 SHAPE = tuple(item.name for item in fields(ModelConfig) if item.name not in ("init", "init_from"))
-DECODER_SHAPE = ("decoder_channels", "decoder_layers_per_block")
+DECODER_SHAPE = ("decoder", "decoder_channels", "decoder_layers_per_block")
 _DISCRIMINATOR_SHAPE = ("disc_channels", "disc_layers")
 
 
@@ -99,20 +99,38 @@ def with_local_batch(config: Config, processes: int) -> Config:
 def check_encoder(config: Config, given: dict[str, Any]) -> None:
     """Raise UserError if a new run is to train the decoder of no VAE, or a family without initial weights."""
     if config.model.family != "kl" and not config.model.init_from:
-        raise UserError(
-            f"--family {config.model.family} needs trained weights: give their VAE with --init_from"
-        )
+        raise UserError(f"--family {config.model.family} needs trained weights: give a VAE with --init_from")
     if config.optim.train_part == "decoder" and not config.model.init_from:
         flag = "--train_part" if "train_part" in given else f"--profile {given['profile']}: --train_part"
         raise UserError(f"{flag} decoder needs a trained encoder: give its VAE with --init_from")
 
 
+def check_decoder(config: Config) -> None:
+    """Raise UserError if a tiny decoder is to be trained with latents that change."""
+    if config.model.decoder and config.optim.train_part != "decoder":
+        raise UserError(
+            f"--decoder {config.model.decoder} learns the latents of another VAE, which must not change: "
+            "add --train_part decoder, or use --profile decoder"
+        )
+
+
+def check_teacher(config: Config) -> None:
+    """Raise UserError if no decoder is replaced whose images --teacher_weight could read."""
+    model, weight = config.model, config.loss.teacher_weight
+    has_other = any(getattr(model, name) for name in DECODER_SHAPE)
+    if weight and not (has_other and model.init_from and config.optim.train_part == "decoder"):
+        raise UserError(
+            f"--teacher_weight {weight:g} has no teacher: it needs --init_from and a new decoder of another "
+            "shape, as with --profile small-decoder"
+        )
+
+
 def check_new_decoder(model: ModelConfig) -> None:
     """Raise UserError if a new decoder for the encoder of --init_from cannot begin as a linear codec."""
-    if model.family != "kl":
+    if model.family != "kl" and not model.decoder:
         raise UserError(
-            f"--decoder_channels {_typed(model.up_channels)} is not possible with --init_from, which has RMS "
-            "norms: remove --decoder_channels"
+            f"--init_from has RMS norms, so no new decoder of channels {_typed(model.up_channels)}: give a "
+            "file with a decoder, and no --decoder_channels"
         )
 
 
@@ -121,7 +139,10 @@ def check_same_model(given: dict[str, Any], checkpoint: dict[str, Any]) -> None:
     if given.get("init_from"):
         raise UserError("--init_from and --resume_from exclude each other: give only one of them")
     discriminator = _DISCRIMINATOR_SHAPE if checkpoint["adversarial_weight"] > 0 else ()
-    shape = {name: checkpoint[name] for name in (*SHAPE, *discriminator)}
+    names = (
+        name for name in (*SHAPE, *discriminator) if name in checkpoint
+    )  # not in that of an older version
+    shape = {name: checkpoint[name] for name in names}
     check_shape(given, shape, "--resume_from")
     for name in ("train_part", "optimizer"):  # each has other moments
         saved = checkpoint[name]
@@ -157,18 +178,13 @@ def check_together(config: Config) -> None:
         listed = " and ".join(f"--{name} 0" for name in weights)
         raise UserError(f"{listed} leave nothing to train: raise one of them")
     if loss.perceptual_net == "random" and loss.perceptual_weights:
-        raise UserError(
-            "--perceptual_weights has no effect with --perceptual_net random: remove one of these flags"
-        )
+        raise UserError("--perceptual_weights has no effect with --perceptual_net random: remove one")
     if loss.equivariance_turns and not loss.equivariance_weight:
         raise UserError("--equivariance_turns has no effect without --equivariance_weight: give both")
     for name in ("variance_weight", "latent_mask"):
         value = getattr(loss, name)
         if config.optim.train_part == "decoder" and any(value if isinstance(value, tuple) else (value,)):
-            raise UserError(
-                f"--{name} {_typed(value)} has no effect with --train_part decoder, which keeps the latents: "
-                f"remove --{name}"
-            )
+            raise UserError(f"--{name} {_typed(value)} has no effect with --train_part decoder: remove it")
 
 
 def check_augmentations(data: DataConfig) -> None:
@@ -185,7 +201,7 @@ def check_augmentations(data: DataConfig) -> None:
             )
         if data.crop != "resized" and limits != getattr(DataConfig(), name):
             raise UserError(
-                f"--{name} has no effect with --crop {data.crop}: add --crop resized, or remove it"
+                f"--{name} needs --crop resized (now --crop {data.crop}): remove it or change that"
             )
     if len(data.color_jitter) != 4:
         raise UserError(
@@ -203,8 +219,8 @@ def check_views(image_size: int, model: ModelConfig, loss: LossConfig) -> None:
     """Raise UserError if the crop or the latent is too small for a term."""
     if loss.equivariance_weight and image_size < 2 * MIN_VIEW:
         raise UserError(
-            f"--equivariance_weight decodes half the crop and needs at least {2 * MIN_VIEW} px, not "
-            f"{image_size}: raise --image_size or remove it"
+            f"--equivariance_weight needs {2 * MIN_VIEW} px, not {image_size}: raise --image_size or remove "
+            "--equivariance_weight"
         )
     positions = image_size // 2 ** (len(model.channels) - 1)
     if loss.equivariance_weight and positions < 2:
@@ -229,8 +245,8 @@ def check_discriminator(image_size: int, loss: LossConfig) -> None:
     least = 3 * 2**loss.disc_layers
     if image_size < least:
         raise UserError(
-            f"--disc_layers {loss.disc_layers} needs crops of at least {least} px, not {image_size}: "
-            "lower --disc_layers or raise --image_size"
+            f"--disc_layers {loss.disc_layers} needs {least} px, not {image_size}: lower --disc_layers or "
+            "raise --image_size"
         )
     widths = [loss.disc_channels * min(2**layer, 8) for layer in range(1, loss.disc_layers + 1)]
     if any(width % min(32, width) for width in widths):

@@ -37,12 +37,10 @@ def check(item: Field[Any], value: Any) -> None:
     """Raise UserError if `value` is not valid for the option."""
     limits = item.metadata
     if limits["writes"] and isinstance(value, str) and is_like_address(value):
-        raise UserError(
-            f"--{item.name} {value} is an address: give a path on this machine, and copy the results later"
-        )
+        raise UserError(f"--{item.name} {value} is an address: give a path on this machine")
     if value == "" or (is_list(item) and value is not None and "" in value):
         raise UserError(f"--{item.name} has no value: give one or remove the flag")
-    if limits["choices"] and value not in limits["choices"]:
+    if limits["choices"] and value is not None and value not in limits["choices"]:
         raise UserError(unknown_choice(f"--{item.name}", value, limits["choices"]))
     if limits["auto"]:
         if value == "auto":
@@ -70,9 +68,7 @@ def from_json(item: Field[Any], value: Any) -> Any:
         if isinstance(item.default, tuple) and len(item.default) == 1 and not isinstance(value, list):
             value = [value]
         if not isinstance(value, list) or not value:
-            raise UserError(
-                f'"{item.name}" in the JSON file must be a list of numbers, not {json.dumps(value)}'
-            )
+            raise UserError(f'"{item.name}" in the JSON file must be a list, not {json.dumps(value)}')
         return [_scalar_from_json(item, part) for part in value]
     return _scalar_from_json(item, value)
 
@@ -112,7 +108,8 @@ def most_similar(name: str, known: typing.Iterable[str]) -> str | None:
     ours = name_here(bare)
     if ours is not None and name[: len(name) - len(bare)] + ours in known:
         return name[: len(name) - len(bare)] + ours
-    close = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+    # Below 0.75, most suggestions for flags of other trainers were wrong: num_epochs for num_processes.
+    close = difflib.get_close_matches(name, known, n=1, cutoff=0.75)
     return close[0] if close else None
 
 

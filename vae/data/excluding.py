@@ -35,18 +35,18 @@ def find_excluded(
     parts = images.spans() if isinstance(images, MixtureImages) else [(images, 0, len(images))]
     for part, first, count in parts:
         if isinstance(part, ShardImages):
-            found = _in_shards(part, keys, rank, world_size)
+            matches = _in_shards(part, keys, rank, world_size)
         else:
             assert isinstance(part, FolderImages)
-            found = _in_files(part, keys, manifest, rank, world_size)
-        for own, matched in found:
+            matches = _in_files(part, keys, manifest, rank, world_size)
+        for own, matched in matches:
             indices.append(own[own < count] + first)
             numbers.append(matched[own < count])
     return np.unique(np.concatenate(indices)), np.unique(np.concatenate(numbers))
 
 
 def _in_shards(images: ShardImages, keys: ExcludeList, rank: int, world_size: int) -> Found:
-    """Of names such as 00000.tar/cat.jpg, only the indexes of their shards are read.
+    """Search shards: for names such as 00000.tar/cat.jpg, only the indexes of their shards are read.
 
     Other names are urls and sources in the metadata; those of a remote store are not read.
     """
@@ -96,8 +96,8 @@ def _in_files(
         yield _matches(own, keys.numbers(np.array(digests, f"S{KEY_DIGITS}")))
         for column in ("url", "source"):
             texts = (row.get(column) for row in rows)
-            found = [keys.names.get(text, -1) if isinstance(text, str) else -1 for text in texts]
-            yield _matches(own, np.array(found, np.int64))
+            numbers = [keys.names.get(text, -1) if isinstance(text, str) else -1 for text in texts]
+            yield _matches(own, np.array(numbers, np.int64))
     elif len(keys.hashes):
         own = np.arange(rank, len(images), world_size)
         paths = [os.path.join(images.root, name) for name in images.names[rank::world_size]]

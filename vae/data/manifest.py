@@ -152,8 +152,7 @@ def _partition_by_fold(
     known = sorted({row.fold for row in rows if row.fold is not None})
     if not known:
         raise UserError(
-            f"--fold {fold}: the manifest {path} has no folds: create them with "
-            "prepare_data.py --mode split --num_folds 5"
+            f"--fold {fold}: {path} has no folds: create them with prepare_data.py --mode split --num_folds 5"
         )
     if fold not in known:
         raise UserError(f"--fold {fold}: the manifest {path} has folds {known[0]} to {known[-1]}")
@@ -197,8 +196,7 @@ def check_files(path: str | os.PathLike[str], names: Sequence[str]) -> None:
         name = row["path"]
         if name in hashed and _sha256(os.path.join(root, name)) != row["sha256"]:
             raise DataError(
-                f"--data_path {path}: {name} has changed since it was listed: "
-                "run prepare_data.py --mode preprocess again"
+                f"--data_path {path}: {name} has changed: run prepare_data.py --mode preprocess again"
             )
 
 

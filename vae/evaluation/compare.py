@@ -17,22 +17,23 @@ from vae.config.evaluate_flags import WHOLE, EvaluateConfig
 from vae.data.exclude_list import hash_of_list
 from vae.device import DTYPES, is_out_of_memory, pick_device, precision_support, warn_of_slow_bf16
 from vae.evaluation.artefacts import equivariance, grid_artefacts
-from vae.evaluation.codecs import CODECS, bits_per_pixel
-from vae.evaluation.curves import CURVES_NAME, branches, read_curves
+from vae.evaluation.command import COMMAND, RESULTS_NAME
 from vae.evaluation.diffusability import diffusability
-from vae.evaluation.ensemble import ensemble
 from vae.evaluation.image_set import ImageSet, find_images
 from vae.evaluation.learned_metrics import find_perceptual, find_rfid
 from vae.evaluation.measure import (
+    CODECS,
     Metrics,
     Reconstruct,
     VaeCodec,
     bicubic_reconstruction,
+    bits_per_pixel,
     classic_codec,
+    ensemble,
     measure,
 )
-from vae.evaluation.precheck import COMMAND, RESULTS_NAME, check_command
 from vae.evaluation.protocols import rules_of
+from vae.evaluation.report.charts import CURVES_NAME, branches, read_curves
 from vae.evaluation.report.page import write_report
 from vae.evaluation.results import PER_IMAGE, Protocol, Results, VaeResult, as_json
 from vae.evaluation.samples import choose, write_originals, write_samples
@@ -40,6 +41,7 @@ from vae.evaluation.summary import terminal_text, write_per_image_csv, write_res
 from vae.evaluation.velocity import MIN_IMAGES
 from vae.images.pixels import as_float, as_uint8
 from vae.interop.vae_files import LoadedVae, load_vae
+from vae.losses.perceptual import RANDOM_NOTE
 from vae.ops.kernel_check import choose_kernels
 from vae.progress import track
 from vae.system import console
@@ -50,7 +52,7 @@ from vae.system.folder_marker import claim_folder
 
 
 @dataclass
-class Row:
+class Candidate:
     """One VAE, baseline or classic codec, and its result so far."""
 
     result: VaeResult
@@ -59,7 +61,6 @@ class Row:
 
 def compare(config: EvaluateConfig) -> Results:
     """Measure the VAEs, and print and write the results."""
-    check_command(config)
     output_dir = Path(config.output_dir)
     metrics, net, missing = open_metrics(config)
     device = metrics.device
@@ -90,9 +91,7 @@ def compare(config: EvaluateConfig) -> Results:
     write_json(output_dir / RESULTS_NAME, as_json(results, output_dir), indent=1)
     console.info(terminal_text(results))
     if net == "random":
-        console.warning(
-            "--perceptual_net random: LPIPS values of random weights cannot be compared with others"
-        )
+        console.warning(RANDOM_NOTE)
     console.info(f"\nresults are in {console.printable(config.output_dir)}")
     return results
 
@@ -137,7 +136,7 @@ def short_names(paths: Sequence[str], flag: str = "--vae") -> list[str]:
     return names
 
 
-def _load_rows(config: EvaluateConfig, device: torch.device) -> list[Row]:
+def _load_rows(config: EvaluateConfig, device: torch.device) -> list[Candidate]:
     """The VAEs, then what they are compared with."""
     rows, latent_shapes = [], []
     for path, name in zip(config.vae, short_names(config.vae), strict=True):
@@ -155,7 +154,7 @@ def _load_rows(config: EvaluateConfig, device: torch.device) -> list[Row]:
             curves=curves,
             config={**loaded.file.shape, **{key: value for key, value in facts.items() if value is not None}},
         )
-        rows.append(Row(result, loaded))
+        rows.append(Candidate(result, loaded))
         latent_shapes.append((loaded.autoencoder.config.z_channels, loaded.autoencoder.downsampling))
     if config.ensemble:
         rows.append(_ensemble_row(config, rows, device))
@@ -166,7 +165,7 @@ def _load_rows(config: EvaluateConfig, device: torch.device) -> list[Row]:
     )
 
 
-def _ensemble_row(config: EvaluateConfig, rows: list[Row], device: torch.device) -> Row:
+def _ensemble_row(config: EvaluateConfig, rows: list[Candidate], device: torch.device) -> Candidate:
     """The mean of the reconstructions of all VAEs."""
     vaes = [row.source for row in rows if isinstance(row.source, LoadedVae)]
     weights = config.ensemble_weights or (1.0,) * len(vaes)
@@ -174,20 +173,20 @@ def _ensemble_row(config: EvaluateConfig, rows: list[Row], device: torch.device)
     facts = {"weights": " ".join(f"{weight / sum(weights):.3g}" for weight in weights)}
     members = sum(weight > 0 for weight in weights)
     result = VaeResult(name=f"ensemble of {members}", path="", kind="ensemble", config=facts)
-    return Row(result, ensemble(vaes, weights, device, DTYPES[config.dtype], seed))
+    return Candidate(result, ensemble(vaes, weights, device, DTYPES[config.dtype], seed))
 
 
-def _bicubic_rows(factors: list[int]) -> list[Row]:
+def _bicubic_rows(factors: list[int]) -> list[Candidate]:
     """The bicubic baseline, once for each downsampling factor."""
     rows = []
     for factor in sorted(set(factors)):
         facts = {"reduction": f"{factor}x by area average, enlarged bicubically"}
         result = VaeResult(name=f"bicubic {factor}x", path="", kind="baseline", config=facts)
-        rows.append(Row(result, bicubic_reconstruction(factor)))
+        rows.append(Candidate(result, bicubic_reconstruction(factor)))
     return rows
 
 
-def _codec_rows(latent_shapes: list[tuple[int, int]]) -> list[Row]:
+def _codec_rows(latent_shapes: list[tuple[int, int]]) -> list[Candidate]:
     """JPEG and WebP, once for each latent size in bytes; a latent shape is (channels, downsampling)."""
     shapes: dict[float, tuple[int, int]] = {}
     for shape in latent_shapes:
@@ -197,16 +196,12 @@ def _codec_rows(latent_shapes: list[tuple[int, int]]) -> list[Row]:
         for name in CODECS:
             facts = {"bits_per_pixel": bits, "latents": f"{shape[0]} channels, {shape[1]}x downsampling"}
             result = VaeResult(name=f"{name} {bits:g} bit/px", path="", kind="codec", config=facts)
-            rows.append(Row(result, classic_codec(name, *shape)))
+            rows.append(Candidate(result, classic_codec(name, *shape)))
     return rows
 
 
 def _measure_row(
-    config: EvaluateConfig,
-    row: Row,
-    image_set: ImageSet,
-    sizes: tuple[int, ...],
-    metrics: Metrics,
+    config: EvaluateConfig, row: Candidate, image_set: ImageSet, sizes: tuple[int, ...], metrics: Metrics
 ) -> None:
     result = row.result
     with on_device(config, row, metrics.device) as codec:
@@ -233,7 +228,7 @@ def _measure_row(
 
 
 @contextmanager
-def on_device(config: EvaluateConfig, row: Row, device: torch.device) -> Iterator[Reconstruct]:
+def on_device(config: EvaluateConfig, row: Candidate, device: torch.device) -> Iterator[Reconstruct]:
     """The row's reconstruction function; the VAE's weights are on the device until the end."""
     if not isinstance(row.source, LoadedVae):
         yield row.source
@@ -253,7 +248,7 @@ def on_device(config: EvaluateConfig, row: Row, device: torch.device) -> Iterato
 
 
 def _write_sample_files(
-    config: EvaluateConfig, rows: list[Row], image_set: ImageSet, device: torch.device, folder: Path
+    config: EvaluateConfig, rows: list[Candidate], image_set: ImageSet, device: torch.device, folder: Path
 ) -> None:
     """Choose the sample images, and write their reconstructions by every row."""
     networks = [row.result.sizes[-1] for row in rows if isinstance(row.source, LoadedVae)]

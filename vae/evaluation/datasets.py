@@ -4,8 +4,8 @@ from dataclasses import replace
 from pathlib import Path, PurePath
 
 from vae.config.evaluate_flags import EvaluateConfig
+from vae.evaluation.command import COMMAND, RESULTS_NAME, check_command, weighted_paths
 from vae.evaluation.compare import compare, short_names
-from vae.evaluation.precheck import COMMAND, RESULTS_NAME, check_command, weighted_paths
 from vae.evaluation.report.tables import quality_tables
 from vae.evaluation.results import PER_IMAGE, Results, SizeResult, VaeResult, as_json
 from vae.evaluation.summary import aligned, write_results_csv
@@ -22,15 +22,16 @@ def compare_all(config: EvaluateConfig) -> Results:
     datasets = weighted_paths(config)
     if len(datasets) == 1:
         return compare(replace(config, data_path=(datasets[0][0],)))
-    check_command(config)
     names = short_names([_folder(path) for path, _ in datasets], "--data_path")
     claim_folder(Path(config.output_dir), COMMAND)
-    found: dict[str, Results] = {}
+    compared: dict[str, Results] = {}
     for name, (path, _) in zip(names, datasets, strict=True):
         console.info(f"\n{console.printable(name)}")
         folder = Path(config.output_dir) / name.replace("/", "_")
-        found[name] = compare(replace(config, data_path=(path,), output_dir=str(folder)))
-    results = _joined(found, [weight for _, weight in datasets])
+        single = replace(config, data_path=(path,), output_dir=str(folder))
+        check_command(single)
+        compared[name] = compare(single)
+    results = _joined(compared, [weight for _, weight in datasets])
     folder = Path(config.output_dir)
     write_results_csv(results, folder / "results.csv")
     write_json(folder / RESULTS_NAME, as_json(results, folder), indent=1)
@@ -46,24 +47,32 @@ def _folder(path: str) -> str:
     return str(shown.parent if shown.name == "dataset.json" else shown)
 
 
-def _joined(found: dict[str, Results], weights: list[float]) -> Results:
+def _joined(compared: dict[str, Results], weights: list[float]) -> Results:
     """A row for each dataset and VAE, then the mean of each VAE over the datasets."""
-    first, *_ = found.values()
+    first, *_ = compared.values()
     rows = [
         replace(vae, name=f"{name}: {vae.name}", curves=[], samples=[])
-        for name, results in found.items()
+        for name, results in compared.items()
         for vae in results.vaes
     ]
-    for same in zip(*(results.vaes for results in found.values()), strict=True):
-        sizes = [_mean(list(one), weights) for one in zip(*(vae.sizes for vae in same), strict=True)]
+    for same in zip(*(results.vaes for results in compared.values()), strict=True):
+        sizes = [
+            _mean(list(sizes_of), weights) for sizes_of in zip(*(vae.sizes for vae in same), strict=True)
+        ]
         rows.append(VaeResult(f"{MEAN}: {same[0].name}", same[0].path, same[0].kind, sizes))
-    missing = {f"{name}: {what}": why for name, one in found.items() for what, why in one.missing.items()}
+    missing = {
+        f"{name}: {what}": why for name, results in compared.items() for what, why in results.missing.items()
+    }
     protocol = replace(
         first.protocol,
-        data_path=" ".join(results.protocol.data_path for results in found.values()),
-        images=sum(results.protocol.images for results in found.values()),
+        data_path=" ".join(results.protocol.data_path for results in compared.values()),
+        images=sum(results.protocol.images for results in compared.values()),
     )
-    unusable = {f"{name}: {image}": why for name, one in found.items() for image, why in one.unusable.items()}
+    unusable = {
+        f"{name}: {image}": why
+        for name, results in compared.items()
+        for image, why in results.unusable.items()
+    }
     return Results(protocol, first.environment, rows, missing, unusable)
 
 

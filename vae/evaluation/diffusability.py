@@ -11,18 +11,23 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from vae.evaluation.sample_distance import (
+from vae.evaluation.velocity import (
+    MAX_CROP,
     NEIGHBORS,
     coverage,
     distance_of_features,
+    held_out_loss,
     image_features,
+    is_held_out,
+    middle,
     samples_of,
     thumbnails,
+    trained_networks,
 )
-from vae.evaluation.velocity import MAX_CROP, held_out_loss, is_held_out, middle, trained_networks
 from vae.images.pixels import to_float
 from vae.images.psnr import MAX_PSNR_DB, psnr
 from vae.inference.codec import decode_latents, encode_images
+from vae.losses.latent_statistics import MIN_STD_SHARE
 from vae.model.autoencoder import AutoencoderKL
 from vae.ops.noise import keyed_normal
 
@@ -30,7 +35,6 @@ MAX_SIDE = 32  # positions that are kept: the latents of all images are in memor
 MAX_DECODED = 64  # images of the noise curve
 MAX_SAMPLES = 1000  # of a network; the distance of 400 varies by a tenth
 DECODED_AT_ONCE = 32 * 128**2  # pixels of samples
-MIN_STD_SHARE = 1e-3  # of the strongest channel: one with less is dead
 # Of the channels. In benchmarks/results/diffusability, VAEs below it (2.2 to 4.3 of 16 channels) had a low
 # velocity loss and bad samples or reconstructions; the next one (6.8) had the best samples.
 MIN_RANK_SHARE = 1 / 3
@@ -44,10 +48,7 @@ COVERAGE = "coverage"
 # Between the 0.98 of other crops of photographs and the 0.26 of 20 of them that are repeated (400 crops).
 MIN_COVERAGE = 0.5
 SPREAD_OF = {VELOCITY: VELOCITY_SPREAD, DISTANCE: DISTANCE_SPREAD}
-ENDS = {
-    VELOCITY: "easier to model",
-    DISTANCE: "decoded from samples to textures nearer to the real ones",
-}
+ENDS = {VELOCITY: "easier to model", DISTANCE: "decoded from samples to textures nearer to the real ones"}
 VELOCITY_SEEDS = 3
 TAUS = (0.05, 0.1, 0.2, 0.4, 0.8)  # of a latent's standard deviation
 
@@ -153,11 +154,11 @@ def _measures_of_networks(
 
     def compared(sampled: Tensor) -> tuple[float, float]:
         """Distance and coverage of the decoded images."""
-        found = []
+        parts = []
         for part in sampled.split(at_once):
             decoded = decode(part).clamp(-1, 1).cpu()
-            found.append((image_features(decoded), thumbnails(decoded)))
-        of_samples, small_samples = map(torch.cat, zip(*found, strict=True))
+            parts.append((image_features(decoded), thumbnails(decoded)))
+        of_samples, small_samples = map(torch.cat, zip(*parts, strict=True))
         covered = coverage(small_samples, small) if len(small) > NEIGHBORS else math.nan
         return distance_of_features(of_samples, features), covered
 
@@ -166,8 +167,8 @@ def _measures_of_networks(
     pairs = [compared(samples_of(*pair)) for pair in zip(networks, noises, strict=True)]
     distances, covered = zip(*pairs, strict=True)
     losses = [held_out_loss(network, latents) for network in networks]
-    found = torch.tensor([losses, distances], dtype=torch.float64)
-    values = torch.stack([found.mean(1), found.std(1)], dim=1).flatten().tolist()
+    table = torch.tensor([losses, distances], dtype=torch.float64)
+    values = torch.stack([table.mean(1), table.std(1)], dim=1).flatten().tolist()
     names = (VELOCITY, VELOCITY_SPREAD, DISTANCE, DISTANCE_SPREAD)
     measures: dict[str, float | None] = dict(zip(names, values, strict=True))
     measures[COVERAGE] = math.fsum(covered) / len(covered)
@@ -176,7 +177,9 @@ def _measures_of_networks(
 
 def lowest(key: str, vaes: Mapping[str, Measures]) -> tuple[list[str], bool]:
     """The two VAEs with the lowest VELOCITY or DISTANCE, and whether they differ by more than the seeds."""
-    ordered = sorted((value, name) for name, found in vaes.items() if (value := found.get(key)) is not None)
+    ordered = sorted(
+        (value, name) for name, measures in vaes.items() if (value := measures.get(key)) is not None
+    )
     if len(ordered) < 2:
         return [name for _, name in ordered], False
     (low, best), (high, second) = ordered[:2]

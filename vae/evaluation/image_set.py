@@ -119,7 +119,7 @@ def _without_excluded(source: Images, chosen: Sequence[int], config: EvaluateCon
     left = np.setdiff1d(chosen, indices).tolist()
     if not left:
         raise DataError(
-            f"--exclude {config.exclude} has all {len(chosen)} images of --data_path {config.path}"
+            f"--exclude {config.exclude} has all {len(chosen)} images of --data_path: leave it out"
         )
     console.info(f"exclude {len(chosen) - len(left)} images are left out{unmatched_text(keys, matched)}")
     return left

@@ -5,11 +5,11 @@ Shapes: B latents of C channels, h x w.
 
 import torch
 
-from vae.evaluation.diffusability import MIN_STD_SHARE
 from vae.evaluation.results import LatentFacts
 from vae.evaluation.sums import Sums
 from vae.interop.latent_statistics import MIN_VARIANCE, LatentSums
 from vae.losses.kl import kl_divergence
+from vae.losses.latent_statistics import MIN_STD_SHARE
 from vae.model.autoencoder import AutoencoderKL, Posterior
 
 # A channel is dead if the variance of the posterior's mean is less than 1 % of the variance of samples (the
@@ -94,7 +94,7 @@ def noise_facts(sums: Sums) -> dict[str, float]:
 
 
 def channel_facts(sums: Sums) -> tuple[torch.Tensor, torch.Tensor]:
-    """Of each channel (C,), fp64: standard deviation of the means, and mean of log sigma."""
+    """Standard deviation of the means, and mean of log sigma, of each channel: (C,) in fp64."""
     means = torch.tensor([value / count for _, (value, count) in sorted(sums.items())], dtype=torch.float64)
     mean, square, log_sigma = means.view(3, -1)
     return (square - mean.square()).clamp(min=MIN_VARIANCE).sqrt(), log_sigma

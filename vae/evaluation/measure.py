@@ -1,18 +1,20 @@
-"""Measure the reconstructions of every image at one size, by a VAE, the bicubic baseline or a classic codec.
+"""Measure the reconstructions of every image at one size, by one VAE or several, bicubic, JPEG or WebP.
 
 Shapes: B images of H x W px, Z latent channels, h x w latent pixels.
 """
 
+import io
 import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
+from PIL import Image
+from torchvision.transforms.functional import pil_to_tensor, to_pil_image
 
 from vae.evaluation.baselines import bicubic_baseline
-from vae.evaluation.codecs import latent_bytes, through_codec
 from vae.evaluation.image_set import ImageSet
 from vae.evaluation.latents import LatentMeter
 from vae.evaluation.learned_metrics import ReconstructionFid
@@ -23,6 +25,7 @@ from vae.images.pixels import as_float, as_uint8, to_float, to_uint8
 from vae.images.psnr import MAX_PSNR_DB
 from vae.inference.codec import decode_latents, encode_images
 from vae.inference.padding import crop_back, pad_to_multiple
+from vae.interop.vae_files import LoadedVae
 from vae.losses.perceptual import PerceptualLoss
 from vae.model.autoencoder import AutoencoderKL, Posterior
 from vae.ops.noise import keyed_normal
@@ -32,6 +35,41 @@ from vae.progress import Progress
 # image, or None if an image cannot be reconstructed; all uint8, or floats in about [-1, 1]
 Reconstruct = Callable[[torch.Tensor, range], list[torch.Tensor | None]]
 _Result = TypeVar("_Result")
+
+# Pillow's names and options; both store colour at half resolution
+CODECS: dict[str, dict[str, Any]] = {"JPEG": {"optimize": True}, "WebP": {"method": 4}}
+QUALITIES = (1, 95)  # above 95, Pillow's JPEG files only grow
+
+
+def bits_per_pixel(channels: int, downsampling: int) -> float:
+    """Bits per image pixel of a latent stored in 8 bit per value."""
+    return 8 * channels / downsampling**2
+
+
+def latent_bytes(height: int, width: int, channels: int, downsampling: int) -> int:
+    """Bytes of the latent of an H x W image, stored in 8 bit per value."""
+    return channels * -(-height // downsampling) * -(-width // downsampling)
+
+
+def through_codec(image: torch.Tensor, codec: str, budget: int) -> torch.Tensor | None:
+    """The image at the best quality whose file has at most `budget` bytes; None if there is none."""
+    pil_image = to_pil_image(image)
+    low, high = QUALITIES
+    best = None
+    while low <= high:  # a better quality needs more bytes
+        middle = (low + high) // 2
+        content = _encode(pil_image, codec, middle)
+        if len(content) <= budget:
+            best, low = content, middle + 1
+        else:
+            high = middle - 1
+    return None if best is None else pil_to_tensor(Image.open(io.BytesIO(best)).convert("RGB"))
+
+
+def _encode(pil_image: Image.Image, codec: str, quality: int) -> bytes:
+    buffer = io.BytesIO()
+    pil_image.save(buffer, format=codec, quality=quality, **CODECS[codec])
+    return buffer.getvalue()
 
 
 @dataclass(frozen=True)
@@ -67,7 +105,9 @@ class VaeCodec:
 
     def __init__(self, model: AutoencoderKL, dtype: torch.dtype, sample_seed: int | None):
         """`sample_seed` and the image's index are the key of decoded samples; None decodes the mode."""
-        self.model, self.dtype, self.sample_seed = model, dtype, sample_seed
+        self.model = model
+        self.dtype = dtype
+        self.sample_seed = sample_seed
         self.device = next(model.parameters()).device
         self.start()
 
@@ -177,3 +217,31 @@ def measure(
     distance = metrics.rfid.take() if metrics.rfid is not None else None
     means["rfid"] = distance if complete else None
     return SizeResult(size, means, per_image)
+
+
+def ensemble(
+    vaes: Sequence[LoadedVae],
+    weights: Sequence[float],
+    device: torch.device,
+    dtype: torch.dtype,
+    sample_seed: int | None,
+) -> Reconstruct:
+    """The mean of the 8-bit reconstructions, rounded to 8 bit; all VAEs stay on the device."""
+    shares = [weight / sum(weights) for weight in weights]
+    codecs: list[VaeCodec] = []  # built once: the first call of each is slower
+
+    def reconstruct(images: torch.Tensor, indices: range) -> list[torch.Tensor | None]:
+        models = [vae.autoencoder.to(device).to(memory_format=torch.channels_last) for vae in vaes]
+        if not codecs:
+            codecs.extend(VaeCodec(model, dtype, sample_seed) for model in models)
+        means: list[torch.Tensor | None] = [torch.zeros_like(image, dtype=torch.float32) for image in images]
+        for codec, share in zip(codecs, shares, strict=True):
+            for number, recon in enumerate(codec(images, indices)):
+                mean = means[number]
+                if recon is None or mean is None:
+                    means[number] = None
+                else:
+                    means[number] = mean + share * as_uint8(recon).cpu()
+        return [None if mean is None else mean.round().to(torch.uint8) for mean in means]
+
+    return reconstruct

@@ -33,11 +33,7 @@ def choose(results: list[SizeResult], count: int) -> list[Chosen]:
     scores = [mean_psnr([result.per_image[name]["psnr"] for result in results]) for name in names]
     order = sorted(range(len(names)), key=lambda index: scores[index])
     middle = max(0, (len(order) - count) // 2)
-    parts = {
-        "worst": order[:count],
-        "best": order[::-1][:count],
-        "typical": order[middle : middle + count],
-    }
+    parts = {"worst": order[:count], "best": order[::-1][:count], "typical": order[middle : middle + count]}
     chosen: dict[int, str] = {}
     for why, indices in parts.items():
         for index in indices:

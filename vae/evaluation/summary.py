@@ -1,6 +1,7 @@
 """Results as text for the terminal and as CSV files."""
 
 from pathlib import Path
+from statistics import fmean, stdev
 
 from vae.evaluation.diffusability import COVERAGE, RANK, coverage_warning, rank_warning, verdicts
 from vae.evaluation.report.latent_tables import (
@@ -14,13 +15,15 @@ from vae.evaluation.report.tables import (
     Cell,
     Table,
     quality_tables,
+    result_at,
     speed_tables,
 )
 from vae.evaluation.results import METRICS, PER_IMAGE, Results
-from vae.system.console import printable
+from vae.system.console import counted, printable
 from vae.system.files import write_csv_rows
 
 SPEED = ("encode_images_per_s", "decode_images_per_s", "encode_peak_bytes", "decode_peak_bytes")
+MIN_STANDARD_ERRORS = 2.0  # of the mean difference over images, below which it may be chance (5 %)
 MAX_NAMED = 10  # unusable images in the terminal; results.json contains all
 
 
@@ -31,14 +34,14 @@ def terminal_text(results: Results) -> str:
         f"protocol {protocol.name}: {protocol.images} images from {printable(protocol.data_path)}; "
         f"{protocol.crop}; posterior "
         f"{protocol.posterior}; {protocol.rounding}; {protocol.dtype} on {protocol.device}, "
-        f"batch size {protocol.batch_size}",
+        f"batch size {protocol.batch_size}"
     ]
     tables = [*quality_tables(results), *speed_tables(results), latent_table(results)]
     tables += [diffusability_table(results), equivariance_table(results), grid_table(results)]
     for table in tables:
         if table is not None:
             lines += ["", *aligned(table)]
-    lines += diffusion_lines(results)
+    lines += ["", *quality_lines(results), *diffusion_lines(results)]
     if results.missing:
         lines += ["", *(f"missing: {name}: {why}" for name, why in results.missing.items())]
     if results.unusable:
@@ -48,6 +51,36 @@ def terminal_text(results: Results) -> str:
         if len(results.unusable) > MAX_NAMED:
             lines.append("  (results.json lists all)")
     return "\n".join(lines)
+
+
+def quality_lines(results: Results) -> list[str]:
+    """For each measure of images, which VAE is best at the last size, and whether the images tell."""
+    size = results.protocol.sizes[-1]
+    found = {vae.name: result for vae in results.vaes if vae.is_network and (result := result_at(vae, size))}
+    lines = []
+    for metric in PER_IMAGE:
+        sign = 1 if METRICS[metric].better == "higher" else -1
+        means = {name: sign * mean for name, at in found.items() if (mean := at.metrics[metric]) is not None}
+        if len(means) < 2:
+            continue
+        best, second = sorted(means, key=lambda name: -means[name])[:2]
+        values, others = (
+            {
+                key: value
+                for key, row in found[name].per_image.items()
+                if (value := row.get(metric)) is not None
+            }
+            for name in (best, second)
+        )
+        gains = [sign * (values[key] - others[key]) for key in values if key in others]
+        won = f"on {sum(gain > 0 for gain in gains)} of {counted(len(gains), 'image')}"
+        shown = f"{METRICS[metric].title}: {printable(best)}"
+        if len(gains) < 2 or fmean(gains) < MIN_STANDARD_ERRORS * stdev(gains) / len(gains) ** 0.5:
+            lines.append(f"{shown} and {printable(second)} cannot be told apart; the first is better {won}")
+        else:
+            by = f"{fmean(gains):.{METRICS[metric].decimals}f}"
+            lines.append(f"{shown} is best, by {by} before {printable(second)}, and better {won}")
+    return lines
 
 
 def diffusion_lines(results: Results) -> list[str]:

@@ -10,10 +10,11 @@ import torch
 
 from vae.config.evaluate_flags import EvaluateConfig
 from vae.data.exclude_list import hash_of_list
-from vae.evaluation.compare import Row, on_device, open_metrics
+from vae.evaluation.compare import Candidate, on_device, open_metrics
 from vae.evaluation.image_set import ImageSet, find_images
 from vae.evaluation.measure import Metrics, measure
 from vae.evaluation.results import VaeResult
+from vae.interop.checkpoint_archive import read_archive
 from vae.interop.promoted import PROMOTED_NAME, read_promoted
 from vae.interop.safetensors_file import stored_metadata
 from vae.interop.vae_files import CHECKPOINT_KEY, load_vae
@@ -41,8 +42,9 @@ def watch(config: EvaluateConfig) -> int:
         console.info(f"not measured: {name}: {reason}")
     try:
         while True:
-            new = [path for path, version in _versions(folder).items() if seen.get(path) != version]
-            for path in new:
+            found = {path: _version(path) for path in folder.glob("checkpoint_*.pt")}
+            new = [path for path, version in found.items() if version and seen.get(path) != version]
+            for path in sorted(new, key=_saved_step):
                 _evaluate(config, path, seen, image_set, metrics)
             if not new and _is_finished(folder):
                 console.info(f"{folder}: the run is finished")
@@ -63,10 +65,12 @@ def _version(path: Path) -> _Version | None:
     return status.st_mtime_ns, status.st_size, status.st_ino
 
 
-def _versions(folder: Path) -> dict[Path, _Version]:
-    """The checkpoints in a folder, the oldest first."""
-    found = {path: version for path in folder.glob("checkpoint_*.pt") if (version := _version(path))}
-    return dict(sorted(found.items(), key=lambda item: item[1]))
+def _saved_step(path: Path) -> tuple[int, str]:
+    """The optimizer step in a checkpoint, read without its tensors, and its name; -1 if it is damaged."""
+    try:
+        return int(read_archive(path, with_tensors=False)["position"]["step"]), path.name
+    except (OSError, ValueError, KeyError, TypeError):  # _evaluate reports it
+        return -1, path.name
 
 
 def _is_finished(folder: Path) -> bool:
@@ -94,7 +98,7 @@ def _evaluate(
     if before is None or _version(path) != before:
         return
     seen[path] = before
-    row = Row(VaeResult(name=path.name, path=str(path), kind=loaded.kind), loaded)
+    row = Candidate(VaeResult(name=path.name, path=str(path), kind=loaded.kind), loaded)
     (size,) = config.sizes
     with torch.inference_mode(), on_device(config, row, metrics.device) as codec:
         means = measure(codec, image_set, size, config.batch_size, metrics, path.name).metrics

@@ -163,7 +163,7 @@ def check_jpeg(file: BinaryIO, flags: set[str]) -> int:
                 break
             if marker in (0x01, 0xD8):  # markers without a length
                 continue
-            if position + 2 > len(data):
+            if position + 3 > len(data):
                 raise BadImageError("truncated", "the file ends inside a header")
             (length,) = struct.unpack(">H", data[position : position + 2])
             if 0xC0 <= marker <= 0xCF and marker not in (0xC4, 0xC8, 0xCC):
@@ -177,6 +177,26 @@ def check_jpeg(file: BinaryIO, flags: set[str]) -> int:
         if len(data) > position and "mpo" not in flags:  # an MPO contains further images after the first
             flags.add("trailing_bytes")
         return position
+
+
+def plain_jpeg_size(data: bytes) -> tuple[int, int] | None:
+    """Width and height of a JPEG with one frame, without EXIF, XMP and further images; else None."""
+    position = 2
+    size = None
+    while data[position : position + 1] == b"\xff" and position + 10 <= len(data):
+        marker, length = struct.unpack_from(">BH", data, position + 1)
+        if marker == 0xDA:
+            return size
+        if marker == 0xE1 or (marker == 0xE2 and data.startswith(b"MPF", position + 4)):
+            return None
+        if 0xC0 <= marker <= 0xCF and marker not in (0xC4, 0xC8, 0xCC):
+            height, width, components = struct.unpack_from(">HHB", data, position + 5)
+            is_known = marker <= 0xC2 and components in (1, 3, 4) and length == 8 + 3 * components
+            if size is not None or not (is_known and width and height):
+                return None
+            size = width, height
+        position += 2 + length
+    return None
 
 
 def _check_coding(marker: int, bits: int) -> None:

@@ -1,4 +1,4 @@
-"""Encode, decode and reconstruct images of any size, in any dtype, whole or in tiles.
+"""Encode, decode and reconstruct images of any size, in any dtype, whole, in exact or in blended tiles.
 
 Shapes: B images, H x W pixels of any size from 8 px on, f the downsampling, Z latent channels; the latent has
 h = ceil(H/f) rows and w = ceil(W/f) columns. Results are on the device of the input, in fp32 or wider; the
@@ -9,8 +9,9 @@ from collections.abc import Callable, Sequence
 
 import torch
 
+from vae.inference.blended import latents_per_tile, run_blended
 from vae.inference.padding import crop_back, pad_to_multiple
-from vae.inference.tiled import decode_in_tiles, encode_in_tiles
+from vae.inference.tiled import run_in_tiles
 from vae.model.autoencoder import AutoencoderKL, Posterior
 from vae.system.host import GIB, free_memory
 
@@ -22,19 +23,30 @@ _TILED = {"encode": 2.0, "decode": 3.0}
 
 
 def check_main_memory(
-    model: AutoencoderKL, operation: str, pixels: int, dtype: torch.dtype, tile: int | None
+    model: AutoencoderKL,
+    operation: str,
+    pixels: int,
+    dtype: torch.dtype,
+    tile: int | None,
+    blended: bool = False,
 ) -> None:
     """Raise MemoryError if an operation on that many pixels needs more main memory than is free.
 
     `operation` is "encode" or "decode". Without this check, Linux ends the process without a message. Memory
     of a GPU needs no check: PyTorch reports it.
     """
-    if tile is None and next(model.parameters()).device.type != "cpu":
+    is_whole = tile is None or blended  # each blended tile is computed as a whole image
+    if is_whole and next(model.parameters()).device.type != "cpu":
         return
-    factor = (_WHOLE if tile is None else _TILED)[operation]
-    if tile is None and operation == "encode" and model.config.layers_per_block > 1:
+    if tile is not None and blended:
+        side = latents_per_tile(tile, model.downsampling) * model.downsampling
+        pixels = min(pixels, side**2)
+    factor = (_WHOLE if is_whole else _TILED)[operation]
+    if is_whole and operation == "encode" and model.config.layers_per_block > 1:
         factor += 1
     config = model.config
+    if operation == "decode" and config.decoder == "tiny":  # three maps; its tiles have 3 channels
+        factor = 3.0 if is_whole else 0.0
     width = (config.channels if operation == "encode" else config.up_channels)[0]
     needed, free = int(factor * pixels * width * dtype.itemsize), free_memory()
     if needed > free:
@@ -52,20 +64,23 @@ def encode_images(
     *,
     dtype: torch.dtype = torch.float32,
     tile: int | None = None,
+    blended: bool = False,
     on_step: Callable[[int, int], None] = _ignore_progress,
 ) -> Posterior:
     """Posterior (B, Z, h, w) of images (B, 3, H, W) in [-1, 1], padded to multiples of f.
 
-    `tile` is the side of the tiles in px; None computes the whole image at once. `on_step(done, total)` is
-    called after each tile, with FLOPs. Raises MemoryError if the main memory is too small.
+    `tile` is the side of the tiles in px; None computes the whole image at once. `blended` tiles are
+    approximate, and need memory for one of them only. `on_step(done, total)` is called after each tile, with
+    FLOPs or numbers of tiles. Raises MemoryError if the main memory is too small.
     """
     padded = pad_to_multiple(images, model.downsampling)
-    check_main_memory(model, "encode", padded[:, 0].numel(), dtype, tile)
+    check_main_memory(model, "encode", padded[:, 0].numel(), dtype, tile, blended)
     device = next(model.parameters()).device
     if tile is None:
         posterior = model.encode(_to_network(padded, device, dtype))
     else:
-        posterior = Posterior.from_moments(encode_in_tiles(model, padded, dtype, tile, on_step))
+        run = run_blended if blended else run_in_tiles
+        posterior = Posterior.from_moments(run(model, "encode", padded, dtype, tile, on_step))
     return Posterior(posterior.mean.to(images.device), posterior.logvar.to(images.device))
 
 
@@ -77,19 +92,21 @@ def decode_latents(
     *,
     dtype: torch.dtype = torch.float32,
     tile: int | None = None,
+    blended: bool = False,
     on_step: Callable[[int, int], None] = _ignore_progress,
 ) -> torch.Tensor:
     """Images (B, 3, H, W) in about [-1, 1], not clamped, from the encoder's latents (B, Z, h, w).
 
-    `size` is the (H, W) before padding; None returns all (h f, w f) pixels. For `tile` and `on_step`, see
-    `encode_images`. Raises MemoryError if the main memory is too small.
+    `size` is the (H, W) before padding; None returns all (h f, w f) pixels. For `tile`, `blended` and
+    `on_step`, see `encode_images`. Raises MemoryError if the main memory is too small.
     """
-    check_main_memory(model, "decode", latents[:, 0].numel() * model.downsampling**2, dtype, tile)
+    check_main_memory(model, "decode", latents[:, 0].numel() * model.downsampling**2, dtype, tile, blended)
     device = next(model.parameters()).device
     if tile is None:
         images = model.decode(_to_network(latents, device, dtype))
     else:
-        images = decode_in_tiles(model, latents, dtype, tile, on_step)
+        run = run_blended if blended else run_in_tiles
+        images = run(model, "decode", latents, dtype, tile, on_step)
     images = images if size is None else crop_back(images, size)
     return images.to(latents.device, images.dtype if images.dtype == torch.float64 else torch.float32)
 

@@ -53,9 +53,17 @@ def _attempt(session: Session, task: Task) -> str | None:
         problem = f"does not fit into memory on {session.device.type}{needed}"
     else:
         return None
-    if session.use_tiles():
+    tiles = session.less_memory()
+    if tiles == "exact":
+        session.tiles = tiles
         console.info(f"{task.name} {problem}: computes in tiles from here on")
         return _attempt(session, task)
+    if tiles == "blended":
+        console.warning(f"{task.name} {problem}: computes it in blended tiles, which are approximate")
+        before, session.tiles = session.tiles, tiles
+        reason = _attempt(session, task)
+        session.tiles = before  # the next images may fit
+        return reason
     return f"out_of_memory: {problem}: {_smaller_setting(session)}"
 
 
@@ -73,8 +81,8 @@ def _unusable_name(task: Task) -> str | None:
 
 def _smaller_setting(session: Session) -> str:
     """The remedy if a command has run out of memory."""
-    if session.config.tile is False:
-        return "remove --no-tile"
+    if session.config.tiles in ("off", "exact"):
+        return f"remove --tiles {session.config.tiles}"
     return "lower --tile_size" if session.device.type == "cuda" else "add --dtype bf16, or shrink the image"
 
 

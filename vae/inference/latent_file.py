@@ -35,7 +35,7 @@ class BadLatentsError(Exception):
 class LatentSource:
     """The encoder that made the latents, as recorded in their files."""
 
-    fingerprint: str
+    fingerprint: str  # "" of a file with only a decoder: any encoder may have made the latents
     z_channels: int
     downsampling: int
     scaling_factor: float | None
@@ -111,7 +111,7 @@ def load_latents(path: Path, source: LatentSource, any_vae: bool = False) -> Lat
             "damaged", f"truncated, or not a safetensors file ({text}): encode again"
         ) from None
     theirs = metadata.get("encoder_fingerprint", "")
-    if theirs != source.fingerprint and not any_vae:
+    if source.fingerprint not in ("", theirs) and not any_vae:
         raise BadLatentsError(
             "latents_of_another_vae",
             f"made by encoder {theirs[:_SHOWN_DIGITS]}, but --vae is {source.fingerprint[:_SHOWN_DIGITS]}: "

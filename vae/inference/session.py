@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -26,6 +27,7 @@ from vae.interop.vae_files import load_vae
 from vae.model.autoencoder import AutoencoderKL
 from vae.ops.kernel_check import choose_kernels
 from vae.progress import Progress
+from vae.system import console
 
 MAX_WHOLE_PIXELS = 2**20  # on a CPU, where tiles cost no time: above, they need less memory and show progress
 
@@ -38,32 +40,34 @@ class Session:
     model: AutoencoderKL
     source: LatentSource
     dtype: torch.dtype
-    always_in_tiles: bool = False
+    tiles: str = "auto"  # the --tiles of the next images
+    used: str = "off"  # the --tiles of the image before
 
     @property
     def device(self) -> torch.device:
         return next(self.model.parameters()).device
 
-    def tile(self, pixels: int) -> int | None:
-        """The side of the tiles for an image of so many pixels, or None to compute it as a whole."""
-        in_tiles = self.config.tile
-        if in_tiles is None:
-            in_tiles = self.always_in_tiles or (self.device.type == "cpu" and pixels > MAX_WHOLE_PIXELS)
-        return self.config.tile_size if in_tiles else None
+    def tiling(self, pixels: int) -> dict[str, Any]:
+        """How an image of so many pixels is computed: `tile` and `blended` of vae.inference.codec."""
+        self.used = self.tiles
+        if self.tiles == "auto":
+            self.used = "exact" if self.device.type == "cpu" and pixels > MAX_WHOLE_PIXELS else "off"
+        tile = None if self.used == "off" else self.config.tile_size
+        return {"tile": tile, "blended": self.used == "blended"}
 
-    def use_tiles(self) -> bool:
-        """Use tiles for every image from now on; False if that changes nothing."""
-        if self.config.tile is not None or self.always_in_tiles:
-            return False
-        self.always_in_tiles = True
-        return True
+    def less_memory(self) -> str | None:
+        """With --tiles auto, what needs less memory than the last image did; None if there is nothing."""
+        if self.config.tiles != "auto":
+            return None
+        return {"off": "exact", "exact": "blended"}.get(self.used)
 
     @property
     def headline(self) -> str:
         """One line about the VAE and the settings."""
         config = self.model.config
         names = {dtype: name for name, dtype in DTYPES.items()}
-        tiles = f", tiles of {self.config.tile_size} px" if self.config.tile else ""
+        kind = self.config.tiles
+        tiles = f", {kind} tiles of {self.config.tile_size} px" if kind in ("exact", "blended") else ""
         return (
             f"{self.config.vae}: {config.z_channels} latent channels, "
             f"{self.model.downsampling}x downsampling; {names[self.dtype]} on {self.device.type}{tiles}"
@@ -71,19 +75,20 @@ class Session:
 
     def encode(self, images: torch.Tensor) -> Latents:
         """Latents of images (1, 3, H, W) in [-1, 1]; MemoryError if what follows does not fit either."""
-        tile = self.tile(images[:, 0].numel())
+        pixels = images[:, 0].numel()
+        tiling = self.tiling(pixels)
         if self.config.mode != "encode":
-            check_main_memory(self.model, "decode", images[:, 0].numel(), self.dtype, tile)
+            check_main_memory(self.model, "decode", pixels, self.dtype, **tiling)
         with _tile_progress("encode") as on_step:
-            posterior = encode_images(self.model, images, dtype=self.dtype, tile=tile, on_step=on_step)
+            posterior = encode_images(self.model, images, dtype=self.dtype, on_step=on_step, **tiling)
         self._check_finite(posterior.mean)
         return Latents(posterior, (images.shape[2], images.shape[3]))
 
     def decode(self, latents: torch.Tensor, size: tuple[int, int]) -> np.ndarray:
         """uint8 (H, W, 3) pixels of latents (1, Z, h, w)."""
+        tiling = self.tiling(size[0] * size[1])
         with _tile_progress("decode") as on_step:
-            tile = self.tile(size[0] * size[1])
-            images = decode_latents(self.model, latents, size, dtype=self.dtype, tile=tile, on_step=on_step)
+            images = decode_latents(self.model, latents, size, dtype=self.dtype, on_step=on_step, **tiling)
         self._check_finite(images)
         return to_uint8(images[0]).permute(1, 2, 0).cpu().numpy()
 
@@ -102,10 +107,13 @@ class Session:
 def open_session(config: InferConfig) -> Session:
     """Load --vae onto --device. Raises UserError if the device or the VAE is not available."""
     device = pick_device(config.device)
-    loaded = load_vae(Path(config.vae), flag="--vae", weights=config.weights)
+    needs = {"encode": ("encoder",), "decode": ("decoder",)}.get(config.mode, ("encoder", "decoder"))
+    loaded = load_vae(Path(config.vae), flag="--vae", weights=config.weights, needs=needs)
     model = loaded.autoencoder
+    if not loaded.has_encoder:
+        console.warning(f"--vae {config.vae} has no encoder: whether it made the latents is not checked")
     source = LatentSource(
-        encoder_fingerprint(model),
+        encoder_fingerprint(model) if loaded.has_encoder else "",
         model.config.z_channels,
         model.downsampling,
         loaded.scaling_factor,
@@ -116,18 +124,18 @@ def open_session(config: InferConfig) -> Session:
     torch.backends.cudnn.allow_tf32 = False  # --dtype fp32 means fp32, not TF32
     dtype = _dtype(config.dtype, device, loaded.file.force_upcast)
     choose_kernels(config.kernels, device, [dtype])
-    return Session(config, model, source, dtype)
+    return Session(config, model, source, dtype, config.tiles)
 
 
 @contextmanager
 def _tile_progress(description: str) -> Iterator[Callable[[int, int], None]]:
-    """Progress within an image, in FLOPs, below that of the files; it appears with the first tile."""
+    """Progress within an image, in percent, below that of the files; it appears with the first tile."""
     bars: list[Progress] = []
     with ExitStack() as stack:
 
         def on_step(done: int, total: int) -> None:
             if not bars:
-                progress = Progress(description, total, "FLOP", keep=False, scaled=True)
+                progress = Progress(description, total, "%", keep=False)
                 bars.append(stack.enter_context(progress))
             bars[0].update(done - bars[0].done)
 

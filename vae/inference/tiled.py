@@ -19,8 +19,9 @@ from torch import nn
 
 from vae.inference.feature_map import FeatureMap, Moments
 from vae.model.autoencoder import AutoencoderKL, MidBlock
-from vae.model.layers import Attention, Conv2d, Downsample, NormSiLU, ResnetBlock, Upsample
+from vae.model.layers import Attention, Conv2d, Downsample, GroupNorm, NormSiLU, ResnetBlock, Upsample
 from vae.model.rms_norm import RMSNormSiLU
+from vae.model.tiny import RADIUS, TinyDecoder
 from vae.ops.fused_conv import end_dtype
 from vae.ops.norm import normalize
 
@@ -32,18 +33,23 @@ QUERIES = 512  # of attention at a time: 0.44 GiB of fp32 scores for an image of
 class Pass:
     """One layer over all tiles, with an optional norm-SiLU before it, from and to trunk or branch."""
 
-    layer: Conv2d | Downsample | Upsample
+    layer: Conv2d | Downsample | Upsample | TinyDecoder
     norm: NormSiLU | RMSNormSiLU | None = None
     from_branch: bool = False  # reads the branch, and adds the trunk to its result
     to_branch: bool = False  # writes the branch, and leaves the trunk unchanged
     shortcut: Conv2d | None = None  # 1x1 convolution of the trunk before it is added
     is_end: bool = False  # of encoder or decoder: computed as in vae.ops.fused_conv.norm_silu_conv
 
+    @property
+    def enlarges(self) -> int:
+        """The output's side divided by the input's, if it is not smaller."""
+        if isinstance(self.layer, TinyDecoder):
+            return self.layer.scale
+        return 2 if isinstance(self.layer, Upsample) else 1
+
     def side(self, side: int) -> int:
         """The output's side for an input's side."""
-        if isinstance(self.layer, Upsample):
-            return 2 * side
-        return side // 2 if isinstance(self.layer, Downsample) else side
+        return side // 2 if isinstance(self.layer, Downsample) else side * self.enlarges
 
     def window(self, start: int, stop: int, side: int) -> tuple[int, int, int]:
         """The input rows (or columns) that output rows start..stop need, for an input of `side` rows.
@@ -52,17 +58,20 @@ class Pass:
         from these rows. At the image's border the layer pads, as it does for a whole image. Its padding at
         any other edge affects only extra border rows, which are cut off.
         """
-        if isinstance(self.layer, Upsample):  # nearest-neighbor, then 3x3: needs one more row on each side
-            first = max(start // 2 - 1, 0)
-            return first, min((stop + 1) // 2 + 1, side), start - 2 * first
         if isinstance(self.layer, Downsample):  # 3x3 with stride 2: output row i reads rows 2i to 2i + 2
             return 2 * start, min(2 * stop + 2, side), 0
-        border = self.layer.kernel_size[0] // 2
-        first = max(start - border, 0)
-        return first, min(stop + border, side), start - first
+        if isinstance(self.layer, Conv2d):
+            border = self.layer.kernel_size[0] // 2
+        else:  # nearest-neighbor, then 3x3, needs one more row on each side
+            border = RADIUS if isinstance(self.layer, TinyDecoder) else 1
+        factor = self.enlarges
+        first = max(start // factor - border, 0)
+        return first, min(-(-stop // factor) + border, side), start - factor * first
 
     def flops(self, pixels: int) -> int:
         """Floating-point operations for `pixels` pixels of the result of one image."""
+        if isinstance(self.layer, TinyDecoder):
+            return self.layer.flops(pixels)
         weights = _weights(self.layer) + (0 if self.shortcut is None else _weights(self.shortcut))
         if isinstance(self.layer, Upsample):  # 2x2 instead of 3x3 weights per pixel: vae/ops/resample.py
             weights = weights * 4 // 9
@@ -80,10 +89,16 @@ class Attend:
         per_query = 2 * _weights(self.module) + 4 * pixels * self.module.to_q.out_features
         return (pixels if queries is None else queries) * per_query
 
-    def run(self, x: torch.Tensor, count: Callable[[int], None]) -> torch.Tensor:
-        """The module's result for x (B, C, H, W); calls `count` with the FLOPs of each block of queries."""
+    def run(
+        self, x: torch.Tensor, count: Callable[[int], None], normalized: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """The module's result for x (B, C, H, W); calls `count` with the FLOPs of each block of queries.
+
+        `normalized` is x after the norm of the module; None: computed here.
+        """
         batch, channels, height, width = x.shape
-        tokens = self.module.group_norm(x).permute(0, 2, 3, 1).reshape(batch, 1, -1, channels)
+        normalized = self.module.group_norm(x) if normalized is None else normalized
+        tokens = normalized.permute(0, 2, 3, 1).reshape(batch, 1, -1, channels)
         key, value = self.module.to_k(tokens), self.module.to_v(tokens)
         h = torch.empty_like(tokens)  # (B, 1, N, C), with one head
         for block_tokens, block_h in zip(tokens.split(QUERIES, dim=2), h.split(QUERIES, dim=2), strict=True):
@@ -116,6 +131,8 @@ def encoder_plan(model: AutoencoderKL) -> Plan:
 def decoder_plan(model: AutoencoderKL) -> Plan:
     """The decoder from latents to images (B, 3, H, W), layer by layer."""
     decoder = model.decoder
+    if isinstance(decoder, TinyDecoder):
+        return [Pass(decoder)]
     plan: Plan = [] if model.post_quant_conv is None else [Pass(model.post_quant_conv)]
     plan += [Pass(decoder.conv_in), *_middle(decoder.mid_block)]
     for level in decoder.up_blocks:
@@ -139,6 +156,11 @@ def _blocks(resnets: Iterable[ResnetBlock]) -> Plan:
 
 
 @torch.no_grad()
+def plan_of(model: AutoencoderKL, operation: str) -> Plan:
+    """The plan to "encode" or to "decode"."""
+    return encoder_plan(model) if operation == "encode" else decoder_plan(model)
+
+
 def run_plan(
     plan: Plan,
     values: torch.Tensor,
@@ -196,7 +218,7 @@ def _make_tile(
     h = source.read((top, bottom), (left, right), device)
     dtype = h.dtype
     if step.norm is not None:
-        h = _norm_silu(h, step.norm, source.moments, end_dtype(h) if step.is_end else dtype)
+        h = norm_silu(h, step.norm, source.moments, end_dtype(h) if step.is_end else dtype)
     h = step.layer(h).to(dtype)
     h = h[:, :, row : row + rows[1] - rows[0], column : column + columns[1] - columns[0]]
     if not step.from_branch:
@@ -205,7 +227,7 @@ def _make_tile(
     return h + (x if step.shortcut is None else step.shortcut(x))
 
 
-def _norm_silu(
+def norm_silu(
     h: torch.Tensor, norm: NormSiLU | RMSNormSiLU, moments: Moments | None, dtype: torch.dtype
 ) -> torch.Tensor:
     """Norm and SiLU of a tile, in place on one copy, in the dtype of the statistics of the whole feature map.
@@ -214,15 +236,19 @@ def _norm_silu(
     """
     if isinstance(norm, RMSNormSiLU):
         return normalize(h, h.new_empty(0), norm.norm(dtype))
-    assert moments is not None, "the previous pass accumulates the statistics of a norm"
+    return F.silu(group_normalized(h, norm, moments), inplace=True).to(dtype)
+
+
+def group_normalized(h: torch.Tensor, norm: GroupNorm, moments: Moments | None) -> torch.Tensor:
+    """`norm` of h with the statistics of the whole feature map, in their dtype."""
+    assert moments is not None, "they are accumulated before a norm needs them"
     per_group = norm.num_channels // norm.num_groups
     mean, rstd = (
         value.repeat_interleave(per_group, dim=1)[:, :, None, None]  # (B, G) -> (B, C, 1, 1)
         for value in moments.statistics(norm.eps, h)
     )
     normalized = h - mean  # (B, C, rows, columns) in the dtype of the statistics
-    normalized.mul_(rstd * norm.weight[:, None, None]).add_(norm.bias[:, None, None])
-    return F.silu(normalized, inplace=True).to(dtype)
+    return normalized.mul_(rstd * norm.weight[:, None, None]).add_(norm.bias[:, None, None])
 
 
 def _tiles(height: int, width: int, tile: int) -> Iterator[tuple[Range, Range]]:
@@ -242,35 +268,18 @@ def count_flops(plan: Plan, height: int, width: int) -> int:
     return total
 
 
-def encode_in_tiles(
+def run_in_tiles(
     model: AutoencoderKL,
-    images: torch.Tensor,
-    dtype: torch.dtype,
-    tile: int,
-    on_step: Callable[[int, int], None],
-) -> torch.Tensor:
-    """Moments (B, 2Z, H/f, W/f) on the host, for images (B, 3, H, W) whose sides are multiples of f."""
-    return _run(model, encoder_plan(model), images, dtype, tile, on_step)
-
-
-def decode_in_tiles(
-    model: AutoencoderKL,
-    latents: torch.Tensor,
-    dtype: torch.dtype,
-    tile: int,
-    on_step: Callable[[int, int], None],
-) -> torch.Tensor:
-    """Images (B, 3, h f, w f) on the host, for latents (B, Z, h, w)."""
-    return _run(model, decoder_plan(model), latents, dtype, tile, on_step)
-
-
-def _run(
-    model: AutoencoderKL,
-    plan: Plan,
+    operation: str,
     values: torch.Tensor,
     dtype: torch.dtype,
     tile: int,
     on_step: Callable[[int, int], None],
 ) -> torch.Tensor:
+    """Encode images (B, 3, H, W), whose sides are multiples of f, or decode latents (B, Z, h, w).
+
+    On the host; "encode" returns moments (B, 2Z, H/f, W/f), "decode" images (B, 3, h f, w f).
+    """
     device = next(model.parameters()).device
+    plan = plan_of(model, operation)
     return run_plan(plan, values, device=device, dtype=dtype, tile=tile, on_step=on_step)

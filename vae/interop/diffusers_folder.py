@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from vae.config.options import ModelConfig
-from vae.interop.families import FAMILIES, check_class, class_of
+from vae.interop.families import FAMILIES, PADDING_KEY, check_class, class_of
 from vae.interop.latent_statistics import LatentConstants
 from vae.interop.safetensors_file import write_safetensors
 from vae.interop.vae_path import WEIGHTS_NAME
@@ -44,6 +44,8 @@ def diffusers_config(
         "sample_size": sample_size,
     }
     shape |= FAMILIES[name].config(model)
+    if model.padding != "zeros":
+        shape[PADDING_KEY] = model.padding
     if model.latent_norm:  # it replaces scaling and shift
         return shape
     return shape | {

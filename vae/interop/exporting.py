@@ -4,6 +4,7 @@ import json
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -21,6 +22,7 @@ from vae.interop.diffusers_folder import (
 from vae.interop.families import comfyui_problem, latents_config
 from vae.interop.folding import fold, folding_for, with_quant_conv
 from vae.interop.half_precision import LargestActivation, largest_activation
+from vae.interop.hub import upload
 from vae.interop.latent_statistics import (
     LatentConstants,
     LatentStatistics,
@@ -29,10 +31,13 @@ from vae.interop.latent_statistics import (
     is_unmeasured,
     set_latent_norm,
 )
+from vae.interop.model_card import card_files, run_of
 from vae.interop.modelspec import COMPVIS, modelspec
 from vae.interop.precheck import check_command
 from vae.interop.safetensors_file import stored_weights, write_safetensors
+from vae.interop.tiny_files import write_tiny
 from vae.interop.vae_files import CONFIG_KEY, START_KEY, LoadedVae, load_vae
+from vae.interop.vae_path import WEIGHTS_NAME
 from vae.interop.video_file import write_into
 from vae.model.autoencoder import AutoencoderKL
 from vae.ops.kernel_check import choose_kernels
@@ -61,6 +66,10 @@ def export(config: ExportConfig) -> None:
     loaded = combine(vaes, config) if len(vaes) > 1 else vaes[0]
     findings = _Findings(_given_scaling(loaded, config), encoder_trained=loaded.file.encoder_trained)
     model = loaded.autoencoder
+    unfit = ("fold_scaling", "into", "add_quant_conv", "scaling_factor")
+    if model.config.decoder and (flags := [name for name in unfit if getattr(config, name)]):
+        flag = f"--{flags[0]}"
+        raise UserError(f"{flag}: --vae {config.vae[0]} has a tiny decoder, which is written alone: omit it")
     needs_quant_conv = config.fold_scaling == CHANNELS and model.quant_conv is None
     if config.add_quant_conv or needs_quant_conv:
         model = with_quant_conv(model)
@@ -74,13 +83,38 @@ def export(config: ExportConfig) -> None:
     if config.into is not None:
         write_into(Path(config.into), output, model, config.dtype)
         return
-    if findings.scaling is None and model.bn is None and not config.is_single:
+    if findings.scaling is None and model.bn is None and not (config.is_single or model.config.decoder):
         raise _missing_scaling(config.vae[0])
-    _write(output, model, config, loaded, findings)
+    content = _write(output, model, config, loaded, findings)
+    if model.config.padding != "zeros" and not model.config.decoder:
+        console.warning(
+            f"--padding {model.config.padding}: other programs pad with zeros, so borders differ there; "
+            "docs/export.md has the lines that change it in diffusers"
+        )
     constants = ""
-    if findings.scaling is not None and model.bn is None:
+    if findings.scaling is not None and model.bn is None and not model.config.decoder:
         constants = ", scaling {:.5g}, shift {:.5g}".format(*findings.scaling)
     console.info(f"written: {output} ({config.dtype}{constants})")
+    if config.push_to is not None:
+        _push(config.push_to, output, model, config, content, loaded.file.step)
+
+
+def _push(
+    repo: str,
+    output: Path,
+    model: AutoencoderKL,
+    config: ExportConfig,
+    content: dict[str, Any],
+    step: int | None,
+) -> None:
+    """Upload what was written, and a model card; an average, or raw weights, are not what a run validated."""
+    assert config.license is not None
+    written = [output] if config.is_single else [output / WEIGHTS_NAME, output / "config.json"]
+    validated = len(config.vae) == 1 and config.weights == "ema"
+    run = run_of(Path(config.vae[0])) if validated else None
+    card = card_files(output.stem, config.license, model, content, run, step)
+    url = upload(repo, {**{path.name: path for path in written}, **card}, output)
+    console.info(f"uploaded: {', '.join([*(path.name for path in written), *card])} to {url}")
 
 
 def _missing_scaling(path: str) -> UserError:
@@ -168,12 +202,15 @@ def _fold(model: AutoencoderKL, statistics: LatentStatistics, config: ExportConf
 
 def _write(
     output: Path, model: AutoencoderKL, config: ExportConfig, loaded: LoadedVae, findings: _Findings
-) -> None:
+) -> dict[str, Any]:
+    """Write the file or folder; returns its config.json."""
     if findings.largest is not None:
         force_upcast = findings.largest.may_overflow_fp16
     else:
         force_upcast = loaded.file.force_upcast is not False  # True if nothing is known
     size = loaded.file.sample_size or config.image_size or DEFAULT_IMAGE_SIZE
+    if model.config.decoder:
+        return write_tiny(output, model, config.dtype, size, config.license, is_single=config.is_single)
     scaling, shift = findings.scaling or (1.0, 0.0)
     content = diffusers_config(model.config, size, scaling, shift, force_upcast) | latents_config(model.bn)
     constants = _channel_constants(loaded, config, findings)
@@ -187,17 +224,18 @@ def _write(
     weights = stored_weights(model, config.dtype)
     source = loaded.file.metadata
     if not config.is_single:
-        metadata |= modelspec(model, output, size, source)
+        metadata |= modelspec(model, output, size, source, license=config.license)
         save_diffusers_folder(output, weights, content, metadata)
-        return
+        return content
     if problem := comfyui_problem(model.config, findings.scaling):
         console.warning(f"ComfyUI {problem}")
-    metadata |= modelspec(model, output, size, source, implementation=COMPVIS)
+    metadata |= modelspec(model, output, size, source, implementation=COMPVIS, license=config.license)
     if findings.scaling is None:
         content = {k: v for k, v in content.items() if k not in ("scaling_factor", "shift_factor")}
     if model.config.family != "wan":
         weights = to_compvis(weights, quant_conv_inside=model.bn is not None)
     write_safetensors(output, weights, {**metadata, CONFIG_KEY: json.dumps(content)})
+    return content
 
 
 def _channel_constants(loaded: LoadedVae, config: ExportConfig, findings: _Findings) -> LatentConstants:

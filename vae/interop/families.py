@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 from vae.config.export_flags import PUBLISHED_SCALING
 from vae.config.options import ModelConfig
 from vae.model.autoencoder import FLUX2_EPS, LatentNorm
+from vae.model.tiny import BLOCKS
 from vae.system.errors import UserError
 
 # The latents of Wan 2.1 and Qwen-Image, from their config.json; official single files do not contain them.
@@ -17,6 +18,9 @@ WAN_STD = (
     *(2.8184, 1.4541, 2.3275, 2.6558, 1.2196, 1.7708, 2.6052, 2.0743),
     *(3.2687, 2.1526, 2.8652, 1.5579, 1.6382, 1.1253, 2.8251, 1.9160),
 )
+# In config.json, only of networks that pad by reflection; no class of diffusers reads it.
+PADDING_KEY = "padding_mode"
+TINY_CLASS = "AutoencoderTiny"
 OWN_CLASS = "VaeTrainerAutoencoder"  # of networks that no class of diffusers has; only this project reads it
 
 
@@ -52,12 +56,24 @@ def _flux2(model: ModelConfig) -> dict[str, Any]:
     return _kl(model) | own | {"batch_norm_eps": FLUX2_EPS, "patch_size": [2, 2]}
 
 
+def _tiny(model: ModelConfig) -> dict[str, Any]:
+    """A decoder alone: the encoder has its default shape, and no weights."""
+    widths, blocks = list(model.up_channels), [BLOCKS] * (len(model.channels) - 1)
+    return {
+        "decoder_block_out_channels": widths,
+        "encoder_block_out_channels": widths,
+        "latent_channels": model.z_channels,
+        "num_decoder_blocks": [*blocks, 1],
+        "num_encoder_blocks": [1, *blocks],
+    }
+
+
 def _own_decoder(model: ModelConfig) -> bool:
-    return bool(model.decoder_channels or model.decoder_layers_per_block)
+    return bool(model.decoder or model.decoder_channels or model.decoder_layers_per_block)
 
 
 def _no_network(_model: ModelConfig) -> bool:
-    """Of classes that are read only."""
+    """Of classes that no whole network is written as."""
     return False
 
 
@@ -67,12 +83,19 @@ FAMILIES = {
         lambda model: model.family == "kl" and not model.latent_norm and not _own_decoder(model), _kl
     ),
     "AutoencoderKLFlux2": Family(
-        lambda model: model.family == "kl" and model.latent_norm and not model.decoder_layers_per_block,
+        lambda model: (
+            model.family == "kl"
+            and model.latent_norm
+            and not (model.decoder or model.decoder_layers_per_block)
+        ),
         _flux2,
     ),
     "AsymmetricAutoencoderKL": Family(
         lambda model: (
-            model.family == "kl" and not model.latent_norm and model.use_quant_conv and model.mid_attention
+            model.family == "kl"
+            and not (model.latent_norm or model.decoder)
+            and model.use_quant_conv
+            and model.mid_attention
         ),
         lambda model: (
             _asymmetric(model)
@@ -86,6 +109,7 @@ FAMILIES = {
     ),
     "AutoencoderKLWan": Family(_no_network, _kl),
     "AutoencoderKLQwenImage": Family(_no_network, _kl),
+    TINY_CLASS: Family(_no_network, _tiny),  # written by vae.interop.tiny_files, without the encoder of ours
     OWN_CLASS: Family(lambda _model: True, _kl),
 }
 
@@ -98,8 +122,9 @@ def class_of(model: ModelConfig) -> str:
 def check_class(config: Any, where: str, source: str) -> dict[str, Any]:
     """The content of a config.json; UserError with the name `source` if it is for another class."""
     name = config.get("_class_name") if isinstance(config, dict) else type(config).__name__
-    if not isinstance(name, str) or name not in FAMILIES:
-        raise UserError(f"{where}: its {source} is for {name}, but only {', '.join(FAMILIES)} are supported")
+    readable = [family for family in FAMILIES if family != TINY_CLASS]
+    if not isinstance(name, str) or name not in readable:
+        raise UserError(f"{where}: its {source} is for {name}, but only {', '.join(readable)} are supported")
     if config.get("is_residual") is True or config.get("patch_size") in (2, [2]):
         raise UserError(
             f"{where}: its {source} is for Wan 2.2, which has other blocks: only Wan 2.1 is supported"

@@ -16,6 +16,8 @@ from vae.system.errors import UserError
 
 _MAX_GROUPS_SHOWN = 3
 _UP_BLOCK = re.compile(r"decoder\.up_blocks\.(\d{1,9})\.resnets\.(\d{1,9})\.conv1\.weight")
+# The parts of a network that files have without each other, by the beginnings of their names.
+PARTS = {"encoder": ("encoder.", "quant_conv."), "decoder": ("decoder.", "post_quant_conv.")}
 _MAX_CHARS, _MAX_PARTS = 256, 16  # of a parameter name
 
 
@@ -24,12 +26,13 @@ def config_from_shapes(weights: dict[str, torch.Tensor], where: str) -> dict[str
 
     The number of norm groups is missing, because it does not follow from any tensor.
     """
+    missing = missing_part(weights)
+    if missing == "encoder":
+        return _mirrored_encoder(weights, where)
     pattern = re.compile(rf"encoder\.down_blocks\.({BLOCK})\.resnets\.({BLOCK})\.conv1\.weight")
     down = map(pattern.fullmatch, weights)
     blocks = [(int(m[1]), int(m[2])) for m in down if m]
     if not blocks or "encoder.conv_out.weight" not in weights:
-        if any(name.startswith("decoder.") for name in weights) and not blocks:
-            raise UserError(f"{where} has no encoder: a decoder alone cannot be used here")
         some = ", ".join(sorted(weights)[:3])
         raise UserError(
             f"{where} does not have the parameter names of an AutoencoderKL (first names: {some})"
@@ -52,27 +55,62 @@ def config_from_shapes(weights: dict[str, torch.Tensor], where: str) -> dict[str
         if weights[name].dim() != 4 or 0 in weights[name].shape:
             raise UserError(f"{where} has another shape of {name}: it is not a convolution")
     channels = [weights[name].shape[0] for name in conv_names]
-    has_biases = any(name.endswith(".norm1.bias") for name in weights)
     return {
-        "family": "kl" if has_biases else "wan",
         "channels": channels,
         "layers_per_block": per_level,
         **_decoder_shape(weights, channels, per_level),
-        "mid_attention": any(".mid_block.attentions." in name for name in weights),
         "z_channels": weights["encoder.conv_out.weight"].shape[0] // 2,
-        "use_quant_conv": "quant_conv.weight" in weights,
+        **_layers(weights),
+    }
+
+
+def missing_part(weights: Collection[str]) -> str:
+    """The part of a VAE that a file has nothing of, "encoder" or "decoder"; "" if it has both or neither."""
+    missing = [part for part in PARTS if not any(name.startswith(f"{part}.") for name in weights)]
+    return missing[0] if len(missing) == 1 else ""
+
+
+def _layers(weights: dict[str, torch.Tensor]) -> dict[str, Any]:
+    """What any part of a network shows."""
+    has_biases = any(name.endswith(".norm1.bias") for name in weights)
+    return {
+        "family": "kl" if has_biases else "wan",
+        "mid_attention": any(".mid_block.attentions." in name for name in weights),
+        "use_quant_conv": any(name in weights for name in ("quant_conv.weight", "post_quant_conv.weight")),
         "latent_norm": "bn.running_mean" in weights,
+    }
+
+
+def _mirrored_encoder(weights: dict[str, torch.Tensor], where: str) -> dict[str, Any]:
+    """The shape of a network whose decoder this is, with an encoder of the same widths."""
+    blocks = {(int(m[1]), int(m[2])): name for name in weights if (m := _UP_BLOCK.fullmatch(name))}
+    levels = 1 + max((level for level, _ in blocks), default=-1)
+    firsts = [weights[blocks[level, 0]] for level in reversed(range(levels)) if (level, 0) in blocks]
+    conv_in = weights.get("decoder.conv_in.weight", torch.empty(0))
+    layers = len(blocks) // levels - 1 if levels else 0
+    if len(firsts) != levels or layers < 1 or any(value.dim() != 4 for value in (*firsts, conv_in)):
+        raise UserError(f"{where} has no encoder, and its decoder is not that of an AutoencoderKL")
+    return {
+        "channels": [value.shape[0] for value in firsts],
+        "layers_per_block": layers,
+        "decoder": None,
+        "decoder_channels": None,
+        "decoder_layers_per_block": None,
+        "z_channels": conv_in.shape[1],
+        **_layers(weights),
     }
 
 
 def _decoder_shape(weights: dict[str, torch.Tensor], channels: list[int], per_level: int) -> dict[str, Any]:
     """What differs from the encoder in the decoder's levels; nothing if they are not complete."""
+    if "decoder.layers.0.weight" in weights:
+        return {"decoder": "tiny", "decoder_channels": None, "decoder_layers_per_block": None}
     names = {name: _UP_BLOCK.fullmatch(name) for name in weights}
     blocks = {(int(m[1]), int(m[2])): weights[name] for name, m in names.items() if m}
     levels, rest = len(channels), len(blocks) % len(channels)
     own_layers = len(blocks) // levels - 1
     complete = set(itertools.product(range(levels), range(own_layers + 1)))
-    shape: dict[str, Any] = {"decoder_channels": None, "decoder_layers_per_block": None}
+    shape: dict[str, Any] = {"decoder": None, "decoder_channels": None, "decoder_layers_per_block": None}
     if rest or own_layers < 1 or blocks.keys() != complete:
         return shape
     if any(weight.dim() != 4 for weight in blocks.values()):
@@ -84,10 +122,14 @@ def _decoder_shape(weights: dict[str, torch.Tensor], channels: list[int], per_le
 
 
 def check_fit(config: ModelConfig, weights: dict[str, torch.Tensor], where: str) -> None:
-    """Raise UserError that groups missing, unknown and misshaped tensors; no network is allocated."""
+    """Raise UserError that groups missing, unknown and misshaped tensors; no network is allocated.
+
+    A file without anything of an encoder or of a decoder fits.
+    """
     with torch.device("meta"):
         own = AutoencoderKL(config).state_dict()
-    missing = sorted(own.keys() - weights.keys())
+    absent = PARTS.get(missing_part(weights), ())
+    missing = sorted(name for name in own.keys() - weights.keys() if not name.startswith(absent))
     unknown = sorted(weights.keys() - own.keys())
     unequal = sorted(
         name
@@ -109,7 +151,7 @@ def check_fit(config: ModelConfig, weights: dict[str, torch.Tensor], where: str)
 
 
 def load_weights(model: AutoencoderKL, weights: dict[str, torch.Tensor]) -> None:
-    """Copy weights that passed check_fit into `model`; without those of a decoder, it keeps its own."""
+    """Copy weights that passed check_fit into `model`; it keeps its own part if they have none."""
     own = model.state_dict()
     reshaped = {name: value.reshape(own[name].shape) for name, value in weights.items()}
     model.load_state_dict({**own, **reshaped})
@@ -143,8 +185,6 @@ def _likely_cause(
     unequal: list[str],
 ) -> str:
     """Why a file does not fit, if names or shapes show it, else ''."""
-    if not any(name.startswith("decoder.") for name in weights):
-        return "it contains only an encoder"
     if any("mid_block.attentions" in name for name in missing):
         return "one of its two middle blocks has no attention, which is another architecture"
     if any(re.search(r"\.attn\.|\.attentions\.[1-9]|_blocks\.\d+\.attentions", name) for name in unknown):

@@ -11,7 +11,7 @@ import dataclasses
 import torch
 
 from vae.interop.latent_statistics import LatentStatistics
-from vae.model.autoencoder import AutoencoderKL
+from vae.model.autoencoder import AutoencoderKL, Decoder
 from vae.system.errors import UserError
 
 
@@ -40,6 +40,7 @@ def fold(model: AutoencoderKL, multiply: torch.Tensor, add: torch.Tensor) -> Non
     assert has_quant_conv or not add.any(), "a shift cannot be folded without quant convolutions"
     z = len(multiply)
     last = model.encoder.conv_out if model.quant_conv is None else model.quant_conv
+    assert isinstance(model.decoder, Decoder)
     first = model.decoder.conv_in if model.post_quant_conv is None else model.post_quant_conv
     assert last.bias is not None
     assert first.bias is not None

@@ -44,8 +44,13 @@ def _call_layers(block: ResnetBlock, inputs: tuple[torch.Tensor], _output: objec
 
 
 @torch.no_grad()
-def largest_activation(model: AutoencoderKL, batches: Iterable[torch.Tensor]) -> LargestActivation:
-    """Largest activation while images (B, 3, H, W) in [-1, 1] are encoded and decoded in their dtype."""
+def largest_activation(
+    model: AutoencoderKL, batches: Iterable[torch.Tensor], decoder: torch.nn.Module | None = None
+) -> LargestActivation:
+    """Largest activation while images (B, 3, H, W) in [-1, 1] are encoded and decoded in their dtype.
+
+    `decoder`: decodes in place of the model's.
+    """
     largest = LargestActivation()
 
     def recording_hook(name: str) -> Callable[[torch.nn.Module, object, object], None]:
@@ -57,14 +62,14 @@ def largest_activation(model: AutoencoderKL, batches: Iterable[torch.Tensor]) ->
 
         return hook
 
-    handles = [
-        part.register_forward_hook(recording_hook(name)) for name, part in model.named_modules() if name
-    ]
-    blocks = (part for part in model.modules() if isinstance(part, ResnetBlock))
+    networks = [model] if decoder is None else [model, decoder]
+    parts = [(name, part) for network in networks for name, part in network.named_modules()]
+    handles = [part.register_forward_hook(recording_hook(name)) for name, part in parts if name]
+    blocks = (part for _, part in parts if isinstance(part, ResnetBlock))
     handles += [block.register_forward_hook(_call_layers) for block in blocks]
     try:
         for images in batches:
-            model.decode(model.encode(images).mode().to(images.dtype))
+            (decoder or model.decode)(model.encode(images).mode().to(images.dtype))
     finally:
         for handle in handles:
             handle.remove()

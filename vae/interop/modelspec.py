@@ -19,6 +19,7 @@ def modelspec(
     source: Mapping[str, str] | None = None,
     *,
     implementation: str = "diffusers",
+    license: str | None = None,
 ) -> dict[str, str]:
     """The keys of an export to `output`, trained at `sample_size` px; `source`: the metadata of its file."""
     values = {
@@ -31,4 +32,6 @@ def modelspec(
     for name in _INHERITED:
         if PREFIX + name in (source or {}):
             values[name] = (source or {})[PREFIX + name]
+    if license:
+        values["license"] = license
     return {PREFIX + name: value for name, value in values.items()}

@@ -8,12 +8,12 @@ from pathlib import Path
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
+from torch import nn
 
 from vae.config.export_flags import PUBLISHED_SCALING
 from vae.device import DTYPES
 from vae.interop.compvis_names import BLOCK, current_name, from_compvis, is_compvis
 from vae.interop.wan_names import from_wan, is_wan
-from vae.model.autoencoder import AutoencoderKL
 from vae.system.errors import UserError
 from vae.system.files import atomic_path, open_rewriting, parse_json, regular_path
 
@@ -108,7 +108,7 @@ def stored_metadata(path: Path) -> dict[str, str]:
         return {}
 
 
-def stored_weights(model: AutoencoderKL, dtype: str) -> dict[str, torch.Tensor]:
+def stored_weights(model: nn.Module, dtype: str) -> dict[str, torch.Tensor]:
     """Tensors of a model on the CPU in `dtype` (fp32, fp16 or bf16); integer tensors are unchanged.
 
     Raises UserError if a weight is too large for fp16.

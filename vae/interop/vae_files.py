@@ -7,11 +7,11 @@ from typing import Any
 
 import torch
 
-from vae.config.options import build
+from vae.config.options import ModelConfig, build
 from vae.interop.checkpoint_file import DamagedCheckpointError, ForeignFileError, load_checkpoint
 from vae.interop.diffusers_folder import parse_config, read_config
-from vae.interop.families import WAN_MEAN, WAN_STD
-from vae.interop.fitting import check_fit, config_from_shapes, load_weights
+from vae.interop.families import PADDING_KEY, WAN_MEAN, WAN_STD
+from vae.interop.fitting import PARTS, check_fit, config_from_shapes, load_weights, missing_part
 from vae.interop.safetensors_file import read_safetensors
 from vae.interop.vae_path import locate_vae, refused_pickle
 from vae.model.autoencoder import AutoencoderKL, widths_fit
@@ -23,9 +23,16 @@ START_KEY = "start"  # the hash in VaeFile.start
 CHECKPOINT_KEY = "checkpoint_sha256"  # of the checkpoint with the same weights
 RUN_KEY = "run"  # the id in the marker of the run's folder
 _MODEL_KEYS = (
-    *("family", "channels", "layers_per_block", "decoder_channels", "decoder_layers_per_block"),
-    *("mid_attention", "z_channels", "norm_groups", "use_quant_conv", "latent_norm"),
+    *("family", "channels", "layers_per_block", "decoder", "decoder_channels", "decoder_layers_per_block"),
+    *("mid_attention", "padding", "z_channels", "norm_groups", "use_quant_conv", "latent_norm"),
 )
+
+
+_USE_WITHOUT = {
+    "encoder": "it can only decode latents (infer_vae.py --mode decode); for all else, give the whole VAE",
+    "decoder": "it can only encode images (infer_vae.py --mode encode), or get a new decoder "
+    "(train_vae.py --profile decoder --init_from); for all else, give the whole VAE",
+}
 
 
 @dataclass
@@ -50,7 +57,15 @@ class VaeFile:
     @property
     def has_decoder(self) -> bool:
         """Whether the weights contain a decoder."""
-        return "decoder.conv_in.weight" in self.weights
+        return missing_part(self.weights) != "decoder"
+
+    def drop_other_decoder(self, model: ModelConfig) -> None:
+        """Remove the weights of the decoder if that of `model` has another shape."""
+        own = build(self.shape).model
+        shapes = ((shape.decoder, shape.up_channels, shape.up_layers) for shape in (own, model))
+        if len(set(shapes)) > 1:
+            dropped = PARTS["decoder"] if model.decoder else ("decoder.",)
+            self.weights = {n: value for n, value in self.weights.items() if not n.startswith(dropped)}
 
 
 @dataclass
@@ -59,6 +74,7 @@ class LoadedVae:
 
     autoencoder: AutoencoderKL
     file: VaeFile
+    has_encoder: bool = True
 
     def __repr__(self) -> str:
         z, f = self.autoencoder.config.z_channels, self.autoencoder.downsampling
@@ -79,13 +95,19 @@ class LoadedVae:
         return self.file.shift_factor
 
 
-def load_vae(path: Path, *, flag: str = "--vae", weights: str = "ema") -> LoadedVae:
+def load_vae(
+    path: Path, *, flag: str = "--vae", weights: str = "ema", needs: tuple[str, ...] = tuple(PARTS)
+) -> LoadedVae:
     """Load the VAE at `path` from any supported format.
 
-    `weights` applies to checkpoints: "ema", the weights that a run validates and exports, or "raw". Raises
+    `weights` applies to checkpoints: "ema", the weights that a run validates and exports, or "raw". `needs`:
+    a file may lack the other part of encoder and decoder, whose weights are then meaningless. Raises
     UserError that starts with `flag` and the path.
     """
     file = read_vae(path, flag=flag, weights=weights)
+    missing = missing_part(file.weights)
+    if missing in needs:
+        raise UserError(f"{flag} {path} has no {missing}: {_USE_WITHOUT[missing]}")
     config = build(file.shape).model
     groups = config.norm_groups
     if not widths_fit(config):
@@ -97,7 +119,7 @@ def load_vae(path: Path, *, flag: str = "--vae", weights: str = "ema") -> Loaded
     autoencoder = AutoencoderKL(config)
     load_weights(autoencoder, file.weights)
     file.weights = {}  # the network has its own copy
-    return LoadedVae(autoencoder.eval().requires_grad_(False), file)
+    return LoadedVae(autoencoder.eval().requires_grad_(False), file, has_encoder=missing != "encoder")
 
 
 def read_vae(path: Path, *, flag: str = "--init_from", weights: str = "ema") -> VaeFile:
@@ -124,7 +146,7 @@ def _read_checkpoint(path: Path, flag: str, weights: str) -> VaeFile:
     mean, std = _of_channels(content["latent_channels"] or {}, config["z_channels"], where)
     return VaeFile(
         kind="checkpoint",
-        shape={name: config[name] for name in _MODEL_KEYS},
+        shape={"decoder": None} | {name: config[name] for name in _MODEL_KEYS if name in config},
         weights=ema if ema is not None else content["model"],
         dtype=torch.float32,
         scaling_factor=scaling,
@@ -168,8 +190,12 @@ def _latent_norm(
     weights: dict[str, torch.Tensor], config: dict[str, Any], where: str
 ) -> dict[str, torch.Tensor]:
     """The latent norm of a file of Wan 2.1 or Qwen-Image; that of a new network if it is not known."""
-    conv = weights.get("decoder.conv_in.weight")
-    z = conv.shape[1] if conv is not None and conv.dim() == 4 else 0
+    decoding, encoding = (weights.get(f"{n}.weight") for n in ("decoder.conv_in", "encoder.conv_out"))
+    z = 0
+    if decoding is not None and decoding.dim() == 4:
+        z = decoding.shape[1]
+    elif encoding is not None:
+        z = len(encoding) // 2
     published = (WAN_MEAN, WAN_STD) if z == len(WAN_MEAN) else ((0.0,) * z, (1.0,) * z)
     found = []
     for name, default in zip(("latents_mean", "latents_std"), published, strict=True):
@@ -204,6 +230,10 @@ def _from_tensors(path: Path, where: str, found_config: dict[str, Any] | None) -
         if type(groups) is not int or groups < 1:
             raise UserError(f"{where}: norm_num_groups {groups} in config.json is not a positive integer")
         shape["norm_groups"] = groups
+    if PADDING_KEY in config:
+        if config[PADDING_KEY] not in ("zeros", "reflect"):
+            raise UserError(f"{where}: {PADDING_KEY} {config[PADDING_KEY]} is neither zeros nor reflect")
+        shape["padding"] = config[PADDING_KEY]
     scaling, shift = (_number(config, name, where) for name in ("scaling_factor", "shift_factor"))
     if found_config is None and tensors.published_scaling:
         scaling, shift = tensors.published_scaling

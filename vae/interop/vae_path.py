@@ -5,9 +5,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from vae.interop.hub import download, hub_name
 from vae.system.errors import UserError
 
 WEIGHTS_NAME = "diffusion_pytorch_model.safetensors"
+_HUB_NAMES = (WEIGHTS_NAME, "diffusion_pytorch_model.fp16.safetensors")
 PICKLES = (".ckpt", ".bin", ".pth", ".pkl", ".pickle")
 PICKLE_REMEDY = "which can run code when loaded: convert it to .safetensors first (docs/export.md shows how)"
 
@@ -22,8 +24,14 @@ class VaePath:
 
 
 def locate_vae(path: Path, flag: str) -> VaePath:
-    """The files of the VAE at `path`; UserError that starts with `flag` and the path if it is none."""
-    where = f"{flag} {path}"
+    """The files of the VAE at `path`; UserError that starts with `flag` and the path if it is none.
+
+    OWNER/REPO[:PATH] that does not exist here is downloaded from the Hugging Face hub.
+    """
+    on_hub = None if os.path.lexists(path) else hub_name(path)
+    where = f"{flag} {path.as_posix() if on_hub else path}"
+    if on_hub:
+        path = download(*on_hub, _HUB_NAMES, where)
     suffix = path.suffix.lower()
     if path.is_file() and suffix in PICKLES:
         raise refused_pickle(where)

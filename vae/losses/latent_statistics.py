@@ -18,7 +18,7 @@ from vae.ops.shapes import Latents
 MIN_STD_SHARE = 1e-3  # of the strongest channel: a dead channel is not enlarged
 
 
-class LatentStatistics(NamedTuple):
+class RunningStatistics(NamedTuple):
     """Mean and standard deviation of the posterior's mean in each channel, (Z, 1, 1) each."""
 
     mean: Tensor
@@ -38,7 +38,7 @@ def moments(mean: Latents) -> Tensor:
     return torch.stack([torch.ones_like(first), first, values.square().mean(2)], dim=1)
 
 
-def statistics_of(running: Tensor) -> LatentStatistics:
+def statistics_of(running: Tensor) -> RunningStatistics:
     """The statistics from running means of `moments` that began at 0, (3, Z); mean 0 and std 1 at first.
 
     The running mean of ones corrects the start from 0.
@@ -49,4 +49,4 @@ def statistics_of(running: Tensor) -> LatentStatistics:
     mean = total / weight
     std = (squares / weight - mean.square()).clamp(min=0).sqrt()
     std = torch.where(known, std.clamp(min=MIN_STD_SHARE * std.amax()), 1)
-    return LatentStatistics(mean[:, None, None], std[:, None, None])
+    return RunningStatistics(mean[:, None, None], std[:, None, None])

@@ -31,6 +31,7 @@ from vae.system.files import regular_path
 SHIFT = (-0.030, -0.088, -0.188)
 SCALE = (0.458, 0.448, 0.450)
 RANDOM_TRUNK_SEED = 20180611
+RANDOM_NOTE = "--perceptual_net random: LPIPS has random weights, its values cannot be compared with others"
 
 
 def build(loss: LossConfig, dtype: torch.dtype, device: torch.device | str) -> tuple[str, TermFunction]:

@@ -36,17 +36,19 @@ class LossTerms(NamedTuple):
     """All terms of a loss, by what they see."""
 
     image: tuple[Term, ...] = ()  # f(recon, images), (b, 3, H, W) in [-1, 1]: differentiated down to recon
-    # f(mean, logvar, pixels, statistics): the posterior, (b, Z, h, w); pixels of an image; LatentStatistics
+    # f(mean, logvar, pixels, statistics): the posterior, (b, Z, h, w); pixels of an image; RunningStatistics
     # of earlier steps, or None if no term needs them
     latent: tuple[Term, ...] = ()
     # f(x, unit, side, turns): views of latents, which are decoded, or of images (equivariance.py). The term
     # is the mean of the weighted image terms of its views.
     view: tuple[Term, ...] = ()
+    # f(recon, images of the teacher), if there is one: otherwise like an image term
+    teacher: tuple[Term, ...] = ()
 
     @property
     def all(self) -> tuple[Term, ...]:
         """The terms of every kind."""
-        return (*self.image, *self.latent, *self.view)
+        return (*self.image, *self.latent, *self.view, *self.teacher)
 
     def weighted_sum(self, means: dict[str, float]) -> float:
         """The loss from the mean of each term."""
@@ -63,11 +65,11 @@ def build_terms(loss: LossConfig, dtype: torch.dtype, device: torch.device | str
 
     Raises UserError if the weights of a network are missing.
     """
-    terms: dict[str, list[Term]] = {"image": [], "latent": [], "view": []}
+    terms: dict[str, list[Term]] = {kind: [] for kind in LossTerms._fields}
     for item in fields(loss):
         weight = getattr(loss, item.name)
         if "term" in item.metadata and (weight or item.metadata["always"]):
             name = item.name.removesuffix("_weight")
             label, function = import_module(f"vae.losses.{name}").build(loss, dtype, device)
             terms[item.metadata["term"]].append(Term(name, label, weight, function))
-    return LossTerms(tuple(terms["image"]), tuple(terms["latent"]), tuple(terms["view"]))
+    return LossTerms(**{kind: tuple(of_kind) for kind, of_kind in terms.items()})

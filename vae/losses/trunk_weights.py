@@ -32,6 +32,7 @@ SHA256 = {"dinov2_vits14_pretrain.pth": "b938bf1b"}  # first digits, of files wi
 TIMEOUT_SECONDS = 5  # of each address and each read: someone is waiting for the error
 CHUNK_BYTES = 1 << 18
 WITHOUT_LPIPS = "train without this network with --perceptual_weight 0"  # other scripts replace this phrase
+ALTERNATIVES = f"{WITHOUT_LPIPS}, pass the file with --perceptual_weights FILE"
 
 
 def find_trunk_weights(net: str, weights_path: str | os.PathLike[str] | None) -> Path:
@@ -41,13 +42,13 @@ def find_trunk_weights(net: str, weights_path: str | os.PathLike[str] | None) ->
     """
     given = None if weights_path is None else Path(weights_path).expanduser()
     if given is not None and not given.is_file():
-        raise UserError(f"--perceptual_weights {weights_path} is not a file: {_alternatives(net)}")
+        raise UserError(f"--perceptual_weights {weights_path} is not a file: {ALTERNATIVES}")
     try:
         return verified_weights(URLS[net], given)
     except OSError as error:
         fetch = fetch_command(URLS[net], given or cached_file(URLS[net]))
-        remedy = f"{_alternatives(net)}, or download them: {fetch}"
-        raise UserError(f"the weights of --perceptual_net {net} are not usable: {error}: {remedy}") from error
+        remedy = f"{ALTERNATIVES}, or download it: {fetch}"
+        raise UserError(f"--perceptual_net {net}: {error}: {remedy}") from error
 
 
 def load_trunk_weights(network: nn.Module, net: str, weights_path: str | os.PathLike[str] | None) -> None:
@@ -132,15 +133,7 @@ def matches_name(path: Path, name: str) -> bool:
 
 
 def _unusable(path: Path, net: str, reason: str) -> UserError:
-    return UserError(f"{path} {reason}: {_alternatives(net)}, or replace the file with {URLS[net]}")
-
-
-def _alternatives(net: str) -> str:
-    others = ", ".join(name for name in LPIPS_NETS if name != net)
-    return (
-        f"{WITHOUT_LPIPS}, pass the file with --perceptual_weights FILE, choose another network with "
-        f"--perceptual_net ({others}, or random, which needs no file)"
-    )
+    return UserError(f"{path} {reason}: {ALTERNATIVES}, or replace the file with {URLS[net]}")
 
 
 def download_failure(error: Exception) -> str:

@@ -9,7 +9,7 @@ from functools import partial
 import torch
 
 from vae.config.options import LossConfig
-from vae.losses.latent_statistics import LatentStatistics
+from vae.losses.latent_statistics import RunningStatistics
 from vae.losses.terms import TermFunction
 from vae.ops.library import accumulation_dtype
 from vae.ops.shapes import Latents, PerImage
@@ -24,7 +24,7 @@ def build(loss: LossConfig, dtype: torch.dtype, device: torch.device | str) -> t
 
 
 def variance_expansion(
-    mean: Latents, logvar: Latents, pixels: int, statistics: LatentStatistics, *, target: float
+    mean: Latents, logvar: Latents, pixels: int, statistics: RunningStatistics, *, target: float
 ) -> PerImage:
     """Mean of 1 / (ρ + δ) + ρ / (1 + δ)² over each latent, less its minimum; ρ = σ² / (target std)².
 

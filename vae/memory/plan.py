@@ -12,7 +12,7 @@ from vae.losses.terms import LossTerms, build_terms
 from vae.memory.available import CUDA_RESERVE
 from vae.memory.live_bytes import LiveBytes
 from vae.memory.segments import CUBLAS_WORKSPACE, reserved_bytes
-from vae.model.autoencoder import AutoencoderKL, downsampling
+from vae.model.autoencoder import AutoencoderKL, downsampling, mirrored
 from vae.model.discriminator import Discriminator
 from vae.model.recompute import set_recompute
 from vae.optimizers import muon_update, parameter_groups
@@ -113,7 +113,7 @@ def reserve_bytes(config: Config, *, is_gpu: bool) -> int | None:
 def checkpoint_bytes(config: Config) -> int:
     """Bytes of a checkpoint's tensors, which --background_save copies into main memory."""
     spec = stage_spec(config, 0, 0, torch.float32, 0)
-    return _resident_bytes(replace(meta_networks(spec), terms=LossTerms()), spec)
+    return _resident_bytes(replace(meta_networks(spec), terms=LossTerms(), teacher=None), spec)
 
 
 def step_memory(spec: StepSpec, micro_batch: int) -> StepMemory:
@@ -172,7 +172,7 @@ def _update_bytes(networks: Networks, spec: StepSpec) -> int:
 
 
 def meta_networks(spec: StepSpec) -> Networks:
-    discriminator = None
+    discriminator = teacher = None
     with META:
         autoencoder = AutoencoderKL(spec.model)
         set_recompute(autoencoder, spec.recompute)
@@ -180,8 +180,10 @@ def meta_networks(spec: StepSpec) -> Networks:
             autoencoder.freeze_encoder()
         if spec.loss.adversarial_weight > 0:
             discriminator = Discriminator(spec.loss.disc_channels, spec.loss.disc_layers)
+        if spec.loss.teacher_weight:
+            teacher = AutoencoderKL(mirrored(spec.model)).frozen_decoder()
     terms = build_terms(spec.loss, spec.dtype, META)
-    return Networks(autoencoder, discriminator, terms, spec.dtype, spec.channels_last)
+    return Networks(autoencoder, discriminator, terms, spec.dtype, spec.channels_last, teacher)
 
 
 def zero_inputs(spec: StepSpec, images: int, device: torch.device | str) -> StepInputs:
@@ -209,7 +211,7 @@ def _resident_bytes(networks: Networks, spec: StepSpec) -> int:
     others, ends, *hidden = parameter_groups(networks.autoencoder, spec.optimizer)
     of_adamw = discriminator + sum(parameter.nbytes for parameter in [*others, *ends])
     of_muon = sum(parameter.nbytes for group in hidden for parameter in group)
-    resident = weights + discriminator + sum(map(_bytes, networks.terms.networks()))
+    resident = weights + discriminator + sum(map(_bytes, [*networks.terms.networks(), networks.teacher]))
     resident += of_adamw * ADAM_COPIES + of_muon * MUON_COPIES
     resident += weights if spec.ema else 0
     resident += of_adamw + of_muon if spec.world_size > 1 else 0

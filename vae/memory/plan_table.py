@@ -17,14 +17,7 @@ from vae.config.recipes import RECIPES, recipe_values
 from vae.config.resolve import resolve
 from vae.device import precision_support
 from vae.memory.available import CPU_SHARE, available_bytes
-from vae.memory.plan import (
-    StepMemory,
-    StepSpec,
-    choose_step,
-    fastest_level,
-    reserve_bytes,
-    stage_spec,
-)
+from vae.memory.plan import StepMemory, StepSpec, choose_step, fastest_level, reserve_bytes, stage_spec
 from vae.system import console
 from vae.system.errors import UserError
 from vae.system.gpus import CPU_SETTINGS, Card, find_cards, match_card

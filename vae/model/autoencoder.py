@@ -5,15 +5,16 @@ So its state_dict has the keys of a diffusers file.
 Shapes: B images, H x W pixels, f = 2 ** (levels - 1) downsampling, Z latent channels.
 """
 
+import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import torch
 import torch.nn.functional as F
 from torch import nn
 
-from vae.config.options import ModelConfig
+from vae.config.options import TINY_WIDTH, ModelConfig
 from vae.model.layers import (
     Attention,
     Conv2d,
@@ -24,7 +25,9 @@ from vae.model.layers import (
     build_norm_silu,
     maybe_checkpoint,
     readout,
+    reflect_padding,
 )
+from vae.model.tiny import TinyDecoder
 from vae.ops.shapes import Features, Images, Latents, Moments
 from vae.system.errors import UserError
 
@@ -217,18 +220,26 @@ class AutoencoderKL(nn.Module):
         check_widths(config)
         self.config = config
         self.encoder = Encoder(config)
-        self.decoder = Decoder(config)
-        z = config.z_channels
+        z, is_tiny = config.z_channels, config.decoder == "tiny"
+        self.decoder: Decoder | TinyDecoder
+        self.decoder = TinyDecoder(z, len(config.channels), IMAGE_CHANNELS) if is_tiny else Decoder(config)
         self.quant_conv = Conv2d(2 * z, 2 * z, 1) if config.use_quant_conv else None
-        self.post_quant_conv = Conv2d(z, z, 1) if config.use_quant_conv else None
+        self.post_quant_conv = Conv2d(z, z, 1) if config.use_quant_conv and not is_tiny else None
         self.bn = LatentNorm(z, 1 if config.family == "wan" else 2) if config.latent_norm else None
         self.encoder_frozen = False
+        if config.padding == "reflect":
+            reflect_padding(self.encoder if is_tiny else self)
 
     def freeze_encoder(self) -> None:
         """Train only the decoder: freeze everything that produces latents and run it without a graph."""
         for part in filter(None, (self.encoder, self.quant_conv)):
             part.requires_grad_(False)
         self.encoder_frozen = True
+
+    def frozen_decoder(self) -> nn.Sequential:
+        """What `decode` computes, as a network of its own that is not trained."""
+        parts = (self.post_quant_conv, self.decoder)
+        return nn.Sequential(*(part for part in parts if part is not None)).requires_grad_(False)
 
     @property
     def downsampling(self) -> int:
@@ -275,6 +286,11 @@ def downsampling(config: ModelConfig) -> int:
     return 2 ** (len(config.channels) - 1)
 
 
+def mirrored(config: ModelConfig) -> ModelConfig:
+    """The shape with a decoder like the encoder: that of the teacher of --teacher_weight."""
+    return replace(config, decoder=None, decoder_channels=None, decoder_layers_per_block=None)
+
+
 def _groups(config: ModelConfig) -> int:
     """The groups of all norms; 0: RMS norms."""
     return 0 if config.family == "wan" else config.norm_groups
@@ -282,21 +298,28 @@ def _groups(config: ModelConfig) -> int:
 
 def widths_fit(config: ModelConfig) -> bool:
     """Whether the number of norm groups divides all widths."""
-    groups = _groups(config)
-    return not groups or not any(width % groups for width in (*config.channels, *config.up_channels))
+    groups, own = _groups(config), () if config.decoder == "tiny" else config.up_channels
+    return not groups or not any(width % groups for width in (*config.channels, *own))
 
 
 def check_widths(config: ModelConfig) -> None:
     """Raise UserError if norm groups do not divide a width, or the decoder has another number of levels."""
+    if config.decoder == "tiny" and (config.decoder_channels or config.decoder_layers_per_block):
+        raise UserError(
+            f"--decoder tiny has {TINY_WIDTH} channels in each level: omit --decoder_channels and "
+            "--decoder_layers_per_block, and use --profile decoder"
+        )
     own, levels = len(config.up_channels), len(config.channels)
     if own != levels:
         raise UserError(f"--decoder_channels has {own} levels, and --channels {levels}: give as many")
     if widths_fit(config):
         return
+    common = math.gcd(*config.channels, *config.up_channels)
+    groups = max(number for number in range(1, config.norm_groups + 1) if common % number == 0)
     for flag, widths in (("--channels", config.channels), ("--decoder_channels", config.up_channels)):
         for width in widths:
             if width % config.norm_groups:
                 raise UserError(
-                    f"{flag} width {width} is not a multiple of --norm_groups {config.norm_groups}: "
-                    "choose other widths or another number of groups"
+                    f"{flag} {width} is not a multiple of --norm_groups {config.norm_groups}: "
+                    f"add --norm_groups {groups}, or use multiples of {config.norm_groups}"
                 )

@@ -33,7 +33,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from vae.config.options import ModelConfig
-from vae.model.autoencoder import IMAGE_CHANNELS, AutoencoderKL, downsampling
+from vae.model.autoencoder import IMAGE_CHANNELS, AutoencoderKL, Decoder, downsampling
 from vae.model.layers import Attention, Conv2d, NormSiLU, ResnetBlock, weight_and_bias
 from vae.model.rms_norm import RMSNormSiLU
 
@@ -170,6 +170,7 @@ def fit_encoder(model: AutoencoderKL, images: torch.Tensor) -> tuple[list[torch.
 def fit_decoder(model: AutoencoderKL, components: list[torch.Tensor], latents: torch.Tensor) -> None:
     """Fit the decoder's path: predict the components at each resolution from the latents (N, Z, h, w)."""
     decoder, widths, groups = model.decoder, model.config.up_channels[::-1], model.config.norm_groups
+    assert isinstance(decoder, Decoder)
     convs = [decoder.conv_in, *(block.upsamplers[0].conv for block in decoder.up_blocks[:-1])]
     outputs = [widths[0], *widths[:-1]]  # output width of each of convs
     signals = Signals(list(range(latents.shape[1])), latents)

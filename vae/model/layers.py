@@ -46,16 +46,39 @@ class Conv2d(nn.Conv2d):
     """Convolution in the dtype of its input; if it keeps height and width, no cast weights are saved."""
 
     @property
+    def reflects(self) -> bool:
+        """Whether it pads by reflection, which the fused operations of vae.ops do not."""
+        return self.padding_mode == "reflect"
+
+    @property
     def keeps_size(self) -> bool:
         size = self.kernel_size[0]
         square = (self.stride, self.kernel_size) == ((1, 1), (size, size))
         return square and self.padding == (size // 2, size // 2)
 
     def forward(self, h: torch.Tensor) -> torch.Tensor:
-        if self.keeps_size and self.bias is not None:
+        if self.keeps_size and self.bias is not None and not self.reflects:
             return same_conv(h, self.weight, self.bias)
         bias = None if self.bias is None else self.bias.to(h.dtype)
+        if self.reflects:
+            return F.conv2d(reflected(h), self.weight.to(h.dtype), bias)
         return F.conv2d(h, self.weight.to(h.dtype), bias, self.stride, self.padding)
+
+
+def reflected(h: torch.Tensor) -> torch.Tensor:
+    """h (B, C, H, W) with a border of one pixel by reflection: (B, C, H + 2, W + 2).
+
+    The backward pass of F.pad adds in a random order on a GPU, so runs would not repeat bit for bit.
+    """
+    h = torch.cat([h[:, :, 1:2], h, h[:, :, -2:-1]], dim=2)
+    return torch.cat([h[..., 1:2], h, h[..., -2:-1]], dim=3)
+
+
+def reflect_padding(network: nn.Module) -> None:
+    """Let all convolutions of `network` that pad by themselves pad by reflection: not those of Downsample."""
+    for module in network.modules():
+        if isinstance(module, Conv2d) and module.padding != (0, 0):
+            module.padding_mode = "reflect"
 
 
 class Linear(nn.Linear):
@@ -100,6 +123,8 @@ def weight_and_bias(layer: nn.Conv2d | nn.Linear | nn.GroupNorm) -> tuple[torch.
 
 def readout(norm: NormSiLU | RMSNormSiLU, conv: Conv2d, h: torch.Tensor) -> torch.Tensor:
     """conv(norm(h)), the end of a network, finer than bf16; backward recomputes what is between the two."""
+    if conv.reflects:
+        return conv(norm(h.to(torch.promote_types(h.dtype, torch.float32)))).to(h.dtype)
     parameters = (norm.weight, norm.bias, *weight_and_bias(conv))
     return norm_silu_conv(h, *parameters, norm.num_groups, norm.eps)
 
@@ -130,10 +155,16 @@ class ResnetBlock(nn.Module):
         self.recompute: Literal["none", "activations", "block"] = "none"  # see vae.model.recompute
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.conv1.reflects:
+            return maybe_checkpoint(self._unfused, x, self.recompute != "none")
         layers: list[Any] = [self.norm1, self.conv1, self.norm2, self.conv2]
         layers += [] if self.conv_shortcut is None else [self.conv_shortcut]
         parameters = [parameter for layer in layers for parameter in (layer.weight, layer.bias)]
         return residual_block(x, parameters, self.norm1.num_groups, self.norm1.eps, self.recompute)
+
+    def _unfused(self, x: torch.Tensor) -> torch.Tensor:
+        h = self.conv2(self.norm2(self.conv1(self.norm1(x))))
+        return h + (x if self.conv_shortcut is None else self.conv_shortcut(x))
 
 
 class Attention(nn.Module):
@@ -174,4 +205,6 @@ class Upsample(nn.Module):
         self.conv = Conv2d(channels, out_channels, 3, padding=1)
 
     def forward(self, h: torch.Tensor) -> torch.Tensor:
+        if self.conv.reflects:
+            return self.conv(F.interpolate(h, scale_factor=2.0, mode="nearest"))
         return upsample_conv(h, *weight_and_bias(self.conv))  # (B, C', 2H, 2W)

@@ -8,6 +8,7 @@ from typing import Literal
 
 from vae.model.autoencoder import AutoencoderKL
 from vae.model.layers import ResnetBlock
+from vae.model.tiny import TinyDecoder
 
 
 @dataclass(frozen=True)
@@ -37,12 +38,17 @@ def set_recompute(autoencoder: AutoencoderKL, name: str) -> None:
     for module in autoencoder.modules():
         if isinstance(module, ResnetBlock):
             module.recompute = level.resnets
-    for half in (encoder, decoder):
-        half.mid_block.checkpointed = level.every_resolution
-    for block in [*encoder.down_blocks, *decoder.up_blocks]:
-        block.checkpointed = level.every_resolution
-    first, last = encoder.down_blocks[0], decoder.up_blocks[-1]
-    first.checkpointed |= level.full_resolution
+    encoder.mid_block.checkpointed = level.every_resolution
+    for down_block in encoder.down_blocks:
+        down_block.checkpointed = level.every_resolution
+    encoder.down_blocks[0].checkpointed |= level.full_resolution
+    encoder.checkpointed = level.encoder
+    if isinstance(decoder, TinyDecoder):
+        decoder.checkpointed = level.full_resolution or level.resnets == "block"
+        return
+    decoder.mid_block.checkpointed = level.every_resolution
+    for up_block in decoder.up_blocks:
+        up_block.checkpointed = level.every_resolution
+    last = decoder.up_blocks[-1]
     last.checkpointed |= level.full_resolution
     last.start_checkpointed = level.every_resolution
-    encoder.checkpointed = level.encoder

@@ -1,23 +1,20 @@
 """`--mode analyze`: measure a set of images; write the statistics as JSON and as an HTML page."""
 
 import os
-import shutil
 from collections.abc import Iterator
 from contextlib import closing, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
-
 from vae.config.prepare_flags import AnalyzeConfig
 from vae.images.decoding import parse_background
 from vae.images.formats import BadImageError
 from vae.prepare.analysis_page import write_analysis_page
-from vae.prepare.blocks import Block, Source, open_source
+from vae.prepare.blocks import Block, open_source
 from vae.prepare.check import Check, check_image, warn_without_simplejpeg
-from vae.prepare.dataset_stats import Groups, Rows, near_groups, summarize
-from vae.prepare.folders import HIDDEN, check_apart, output_folder, refuse_links
+from vae.prepare.dataset_stats import Groups, Rows, exact_groups, example_sections, near_groups, summarize
+from vae.prepare.folders import HIDDEN, check_apart, inside, output_folder
 from vae.prepare.measures import thumbnail
 from vae.prepare.pool import count_workers, run_tasks
 from vae.prepare.reasons import broken_lines, count_rejected, group_lines
@@ -47,10 +44,10 @@ def run_analyze(config: AnalyzeConfig) -> int:
             if config.part:
                 console.info(folder.part_text(source))
                 return 0
-            return _report(config, source, Table(folder, source.blocks), root)
+            return _report(config, Table(folder, source.blocks), root)
 
 
-def _report(config: AnalyzeConfig, source: Source, table: Table, root: Path) -> int:
+def _report(config: AnalyzeConfig, table: Table, root: Path) -> int:
     """Write the statistics, the page and the list of near duplicates."""
     if not table.accepted:
         (reason, _), *_ = table.counts() or [("no_image", 0)]
@@ -62,44 +59,42 @@ def _report(config: AnalyzeConfig, source: Source, table: Table, root: Path) -> 
     drop_exact(table)
     name_near_groups(table)
     near = near_groups(table)
-    free = shutil.disk_usage(source.folder or root).free
-    stats, sections = summarize(table, near, config.input_dir, free)
+    exact = exact_groups(table)
+    stats, values = summarize(table, near, exact, config.input_dir)
+    sections = example_sections(table, near, exact)
     thumbnails = _thumbnails(table, config, sections)
     for name in (STATS, PAGE, NEAR):
-        refuse_links(root, name)
+        inside(root, name)
     write_json(root / STATS, stats, indent=1)
     write_csv_rows(root / NEAR, _near_duplicate_rows(near))
-    write_analysis_page(root / PAGE, stats, sections, thumbnails)
+    write_analysis_page(root / PAGE, stats, values, sections, thumbnails)
     console.info("\n".join([*_summary_lines(stats, near, root), *broken_lines(table)]))
     return 0
 
 
 class _Examples(NamedTuple):
-    """Example images of a block, by their number in it."""
+    """Example images of a block."""
 
     block: Block
-    places: dict[int, tuple[int, int]]
+    places: dict[int, tuple[int, int]]  # by their number in the block
+    numbers: dict[int, int]  # in the table
 
 
 def _thumbnails(table: Table, config: AnalyzeConfig, sections: dict[str, Rows]) -> dict[int, bytes]:
     """A small JPEG of each example image that can be read, by its number in the table."""
     shown = {n for rows in sections.values() for row in rows for n, _, _ in row}
-    with table.arrays("shown", n=np.array(sorted(shown), np.int64)):
-        rows = table.all(
-            "SELECT n, block, number, coalesce(position, 0), bytes FROM images JOIN shown USING (n)"
-        )
     tasks: dict[int, _Examples] = {}
-    numbers = {}
-    for n, block, number, position, size in rows:
-        numbers[table.blocks[block].id, number] = n
-        tasks.setdefault(block, _Examples(table.blocks[block], {})).places[number] = (position, size)
+    query = f"SELECT n, block, number, coalesce(position, 0), bytes FROM images WHERE n IN {(*shown, -1)}"
+    for n, block, number, position, size in table.all(query):
+        examples = tasks.setdefault(block, _Examples(table.blocks[block], {}, {}))
+        examples.places[number] = position, size
+        examples.numbers[number] = n
     thumbnails: dict[int, bytes] = {}
     workers = max(1, min(count_workers(config.num_workers), len(tasks)))
     limits = Check(config).limits._replace(seconds=config.time_limit * 4)
     with closing(run_tasks(partial(_thumbnails_of, config), tasks.values(), workers, limits)) as results:
-        for task, made in results:
-            if isinstance(made, dict):
-                thumbnails |= {numbers[task.block.id, number]: data for number, data in made.items()}
+        for _, made in results:
+            thumbnails |= made if isinstance(made, dict) else {}
     return thumbnails
 
 
@@ -108,7 +103,7 @@ def _thumbnails_of(config: AnalyzeConfig, task: _Examples) -> dict[int, bytes]:
     with suppress(BadImageError, OSError):  # it has changed just now
         for number, data in task.block.chosen(task.places):
             with suppress(BadImageError, MemoryError):
-                made[number] = thumbnail(check_image(data, "", config).pixels)
+                made[task.numbers[number]] = thumbnail(check_image(data, "", config).pixels)
     return made
 
 

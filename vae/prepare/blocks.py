@@ -18,8 +18,8 @@ from vae.data.manifest import image_root, is_manifest, read_rows
 from vae.images.decoding import opened_image
 from vae.images.folder import OTHER_EXTENSIONS, readable_extensions, walk_images
 from vae.images.formats import BadImageError
+from vae.prepare.folders import inside
 from vae.prepare.inputs import File, as_file, common_folder, find_files, read_list, refuse_secrets
-from vae.prepare.inside import inside
 from vae.shards.index import MAX_IMAGE_BYTES
 from vae.shards.store import MissingError, StoreError, StoreFile, TooLargeError, list_files, read_file, stamp
 from vae.system.addresses import is_remote
@@ -98,19 +98,19 @@ class FileBlock(Block):
         """Its images in their order."""
         for name in self.names:
             path = f"{self.root}/{name}" if self.is_remote else os.path.join(self.root, name)
-            yield Item(name, partial(_read, as_file(path, FLAG)))
+            yield Item(name, partial(_read, path))
 
 
-def _read(file: File) -> bytes:
+def _read(path: str) -> bytes:
     """The content of an image file."""
-    if isinstance(file, StoreFile):
+    if isinstance(file := as_file(path, FLAG), StoreFile):
         try:
             return read_file(file, max_bytes=MAX_IMAGE_BYTES)
         except MissingError:
             raise BadImageError("unreadable", "the store does not have it") from None
         except TooLargeError as error:
             raise BadImageError("too_large", str(error)) from None
-    with opened_image(file) as opened:
+    with opened_image(path) as opened:
         size = os.fstat(opened.fileno()).st_size
         if size > MAX_IMAGE_BYTES:
             raise BadImageError("too_large", f"{size} bytes")

@@ -114,7 +114,7 @@ class Check:
 class HeaderCheck:
     """The check of an image in a tar file that stays where it is: complete by its markers, not decoded.
 
-    The rules for sizes and formats are applied to its rows.
+    The rules for sizes are applied to its rows.
     """
 
     config: IndexConfig
@@ -143,6 +143,9 @@ class HeaderCheck:
             "text_start": text_start,
             "text_end": text_end,
         }
+
+
+AnyCheck = Check | HeaderCheck  # what a verb does with each image
 
 
 def start_row(item: Item) -> Row:

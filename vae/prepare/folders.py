@@ -1,18 +1,22 @@
-"""Checks of output folders and files before the work, and what a failed write means."""
+"""Output folders and files: checks before the work, paths that stay inside, and what a failed write means."""
 
 import errno
+import json
 import os
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
-from vae.prepare.inside import is_below
 from vae.system.addresses import is_remote
 from vae.system.errors import DataError, UserError
-from vae.system.files import read_json, why_not_writable, write_json
+from vae.system.files import parse_json, read_json, why_not_writable, write_json
 from vae.system.folder_marker import claim_folder
 
 HIDDEN = ".prepare"  # in an output folder
+# Absolute paths, drives, shares and parent folders of Linux and of Windows, refused on every system.
+_OUTSIDE = re.compile(r"^[/\\]|^[A-Za-z]:|(^|[/\\])\.\.([/\\]|$)|\0")
 FULL_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
@@ -83,13 +87,42 @@ def claim_content(root: Path, dataset: str, digest: str, advice: str) -> None:
     write_json(noted, content)
 
 
-def refuse_links(root: Path, name: str) -> Path:
-    """A path in an output folder that no link leads out of; DataError otherwise.
+def claim_settings(path: Path, settings: dict[str, Any], owner: str) -> None:
+    """Write the settings that decide the content of a folder; UserError if it has other ones."""
+    if not path.exists():
+        write_json(path, settings, indent=1)
+        return
+    try:
+        theirs = read_json(path)
+    except (OSError, ValueError):
+        theirs = None
+    if not isinstance(theirs, dict):
+        raise UserError(f"{owner}: {path} is damaged: give another folder, or delete this one")
+    mine = parse_json(json.dumps(settings))
+    if different := [name for name in mine if theirs.get(name) != mine[name]]:
+        values = ", ".join(f"{name} {theirs.get(name)}" for name in different)
+        raise UserError(
+            f"{owner} was made with other settings ({values[:1000]}): use those, or give another folder"
+        )
 
-    The folders are those that the command makes. A link at the place of the file itself is replaced, not
-    followed.
+
+def inside(folder: str | os.PathLike[str], name: str, source: str = "--output_dir") -> Path:
+    """The path of a file below a folder; DataError, with its `source`, if it could be anywhere else.
+
+    The folders on the way to it may not be links that lead out. The file itself may be a link, which writing
+    replaces.
     """
-    path = root / name
-    if not is_below(os.path.realpath(path.parent), os.path.realpath(root)):
-        raise DataError(f"--output_dir {root}: {path.parent} is a link that leads out of it: remove it")
-    return path
+    root = os.path.realpath(folder)
+    if not name or _OUTSIDE.search(name) or os.path.basename(name) in ("", os.curdir):
+        raise DataError(f"{source}: {name[:200]!r} is not in {os.fspath(folder)}: nothing was changed")
+    path = os.path.join(root, name)
+    if not is_below(os.path.realpath(os.path.dirname(path)), root):
+        raise DataError(
+            f"{source}: {os.path.dirname(path)} is a link that leads out of {os.fspath(folder)}: remove it"
+        )
+    return Path(path)
+
+
+def is_below(path: str, root: str) -> bool:
+    """Whether a real path is a folder, or in it."""
+    return path == root or path.startswith(root.rstrip(os.sep) + os.sep)

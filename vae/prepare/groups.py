@@ -1,21 +1,15 @@
 """The group and the label of each row of a manifest, by the rule that the user names."""
 
 import re
-import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from vae.config.prepare_flags import ReadingConfig
+from vae.config.prepare_flags import SplitConfig
 from vae.data.manifest import read_rows
-from vae.prepare.blocks import Source, file_blocks
-from vae.prepare.check import Check
-from vae.prepare.inside import inside
-from vae.prepare.metadata_csv import ID, Metadata
+from vae.prepare.join import read_column
 from vae.prepare.near_duplicates import group_names, words_of
-from vae.prepare.rows import RowFolder
-from vae.prepare.table import Table
 from vae.system.errors import DataError, UserError
 
 NEAR_DUPLICATES, MANIFEST, FOLDER = "near_duplicates", "manifest", "folder"
@@ -23,7 +17,7 @@ FLAG = "--input_dir"
 Rule = Callable[[dict[str, Any]], str | None]
 
 
-def rule_for(by: str, flag: str, metadata: Metadata | None) -> Rule:
+def rule_for(by: str, flag: str, config: SplitConfig) -> Rule:
     """The value of a row by `manifest` (the row's own), `folder:2` (its two outermost), or a column.
 
     UserError if there is no such rule. The rule raises DataError for a row without a value.
@@ -38,22 +32,12 @@ def rule_for(by: str, flag: str, metadata: Metadata | None) -> Rule:
                 f"{flag} {by}: {levels!r} is not a number of levels: give folder:1, folder:2, ..."
             )
         return partial(_folder_of, int(levels or 1), f"{flag} {by}")
-    if metadata is None:
+    if config.join is None:
         raise UserError(
-            f"{flag} {by} is a column: give the file with this column by --features FILE, or use "
+            f"{flag} {by} is a column: give the file with this column by --join FILE, or use "
             f"{NEAR_DUPLICATES + ', ' if flag == '--group_by' else ''}{MANIFEST} or {FOLDER}:1"
         )
-    metadata.check_column(by, flag)
-    return lambda row: _features_of(metadata, row)[by]
-
-
-def label_rule(label_by: str | None, metadata: Metadata | None) -> Rule:
-    """The label of a row from the labels file."""
-    assert metadata is not None, "the flags were checked together"
-    if label_by is not None:
-        raise UserError(f"--label_by {label_by} and --labels both give labels: leave one of them out")
-    labels = metadata.labels or {}
-    return lambda row: labels[_features_of(metadata, row)[ID]]
+    return partial(_value_of, read_column(config.join, config.join_on, by, flag), f"{flag} {by}")
 
 
 def _folder_of(levels: int, setting: str, row: dict[str, Any]) -> str:
@@ -65,58 +49,39 @@ def _folder_of(levels: int, setting: str, row: dict[str, Any]) -> str:
     return "/".join(parts[:levels])
 
 
-def _features_of(metadata: Metadata, row: dict[str, Any]) -> dict[str, str]:
-    found = metadata.find(row["path"], row.get("source"))
-    if found is None:
+def _value_of(values: Mapping[str, str | None], setting: str, row: dict[str, Any]) -> str:
+    value = values.get(row["path"]) or values.get(row.get("source") or "")
+    if not value:
         raise DataError(
-            f"--features {metadata.features_file} has no row for {row['path']} of the manifest: "
-            "add one, with the path below the prepared or the original folder"
+            f"{setting}: --join has no value for {row['path']} of the manifest: add one, with the path below "
+            "the prepared or the original folder"
         )
-    return found
+    return value
 
 
-def near_duplicate_rule(manifest: Path, num_workers: str) -> tuple[Rule, dict[str, list[str]]]:
+def near_duplicate_rule(manifest: Path) -> tuple[Rule, dict[str, list[str]]]:
     """The rule that groups images that look alike, and the images of each group; others have no group.
 
-    A manifest of --mode preprocess has the perceptual hashes. Other images are decoded.
+    DataError for a row without the perceptual hash that --mode preprocess writes.
     """
-    rows = list(read_rows(manifest, flag=FLAG))
-    hashes = {row["sha256"]: row["phash"] for row in rows if _is_hash(row.get("phash"))}
-    missing = {row["sha256"]: row["path"] for row in rows if row["sha256"] not in hashes}
-    if missing:
-        paths = sorted(missing.values())
-        found = dict(zip(paths, _decode(manifest.parent, paths, num_workers), strict=True))
-        hashes |= {content: found[path] for content, path in missing.items()}
+    hashes: dict[str, str] = {}
+    paths: dict[str, list[str]] = {}
+    for row in read_rows(manifest, flag=FLAG):
+        if not _is_hash(row.get("phash")):
+            raise DataError(
+                f"{FLAG} {manifest}: {row['path']} has no phash, which --mode preprocess writes: run it, "
+                f"or give --group_by {MANIFEST} or {FOLDER}:1"
+            )
+        hashes[row["sha256"]] = row["phash"]
+        paths.setdefault(row["sha256"], []).append(row["path"])
     order = sorted(hashes)
     names = group_names(order, words_of([hashes[content] for content in order]))
     groups = {order[at]: name for at, name in names.items()}
     members: dict[str, list[str]] = {}
-    for row in rows:
-        if row["sha256"] in groups:
-            members.setdefault(groups[row["sha256"]], []).append(row["path"])
+    for content, name in groups.items():
+        members.setdefault(name, []).extend(paths[content])
     return lambda row: groups.get(row["sha256"]), members
 
 
 def _is_hash(value: Any) -> bool:
     return isinstance(value, str) and re.fullmatch("[0-9a-f]{32}", value) is not None
-
-
-def _decode(folder: Path, paths: list[str], num_workers: str) -> list[str]:
-    """The perceptual hashes of images; DataError for one that cannot be decoded."""
-    for path in paths:
-        inside(folder, path, f"{FLAG} {folder}")
-    config = ReadingConfig(input_dir=str(folder), num_workers=num_workers)
-    source = Source(str(folder), list(file_blocks(str(folder), paths)), "image")
-    with (
-        tempfile.TemporaryDirectory(prefix="vae-trainer-") as scratch,
-        RowFolder(Path(scratch), FLAG, {}).claimed() as rows,
-    ):
-        rows.run(source, Check(config), "near duplicates")
-        found = Table(rows, source.blocks).all("SELECT phash, name, reason, detail FROM images ORDER BY n")
-    for phash, name, reason, detail in found:
-        if phash is None:
-            raise DataError(
-                f"{FLAG}: {folder / name} cannot be compared with the other images "
-                f"({reason}: {detail}): validate and preprocess the images first"
-            )
-    return [phash for phash, *_ in found]

@@ -3,7 +3,6 @@
 Each tar file is a block. With a dataset.json of this mode as --input, its rows are selected from again.
 """
 
-import hashlib
 import json
 import re
 import time
@@ -16,18 +15,18 @@ from typing import Any, cast
 import numpy as np
 
 from vae.config.prepare_flags import IndexConfig
-from vae.images.formats import EXTENSIONS_OF
 from vae.prepare.blocks import Block, Source
 from vae.prepare.check import HeaderCheck
-from vae.prepare.folders import HIDDEN, claim_content, output_folder, refuse_links
+from vae.prepare.folders import HIDDEN, claim_content, inside, output_folder
 from vae.prepare.inputs import common_folder, find_files
 from vae.prepare.reasons import remedy
 from vae.prepare.rows import RowFolder, parse_part
 from vae.prepare.selection import (
     EXACT,
     KEY_DIGITS,
-    TRAIN,
-    VAL,
+    SUBSETS,
+    TRAINING,
+    VALIDATION,
     apply_rules,
     check_where,
     choose_validation,
@@ -39,12 +38,11 @@ from vae.shards.dataset_json import dataset_content, read_dataset, write_dataset
 from vae.shards.index import Shard, foreign_index, index_path
 from vae.shards.shard_list import is_tar_name
 from vae.system import console
-from vae.system.console import printable
+from vae.system.console import counted, printable
 from vae.system.errors import EXIT_DATA, DataError, UserError
 from vae.system.files import (
     atomic_path,
     open_new,
-    parse_json,
     read_json,
     remove_temporary,
     replace_text,
@@ -53,13 +51,15 @@ from vae.system.files import (
 )
 
 FLAG = "--input"
-TRAINING, VALIDATION = "dataset.json", "validation.json"
 FOLDERS = {VALIDATION: "validation", TRAINING: "training"}  # of the indexes; the training set is written last
-SUBSETS = {VALIDATION: VAL, TRAINING: TRAIN}
 ROW_RULES = ("first_frame", "image_key")  # that decide the rows
-RULES = (*ROW_RULES, "min_size", "max_aspect", "max_pixels", "formats")
+RULES = (*ROW_RULES, "min_size", "max_aspect", "max_pixels")
 CHOICES = ("where", "join", "exclude", "val_split")
-COUNTED = ("too_small", "aspect", "too_many_pixels", "format", "where", "excluded", EXACT)  # not listed
+CONTENT = (  # what decides the content of the datasets, besides the rules
+    "SELECT block, position, sha256, subset FROM images WHERE reason = '' ORDER BY n",
+    "SELECT block, metadata FROM blocks ORDER BY block",
+)
+COUNTED = ("too_small", "aspect", "too_many_pixels", "where", "excluded", EXACT)  # not listed
 REJECTED_NAME = "rejected.jsonl"
 MAX_LINES = 20  # of broken tar files that are printed
 MAX_BLOCKS_BYTES = 2**30
@@ -82,10 +82,6 @@ def run_index(config: IndexConfig) -> int:
 
     DataError if there are none, and UserError for unusable rules or folders.
     """
-    known = [name.lower() for name in EXTENSIONS_OF]
-    for name in config.formats or ():
-        if name not in known:
-            raise UserError(f"--formats {name} is no format: give some of {' '.join(known)}")
     check_where(config)
     began = time.monotonic()
     if config.input.lower().endswith(".json"):
@@ -164,46 +160,40 @@ def _publish(config: IndexConfig, table: Table, root: Path, base: str, began: fl
     choose_validation(table, config.val_split, near=False)
     for path in (root, *(root / name for name in FOLDERS.values())):
         remove_temporary(path)  # of killed processes
-    refuse_links(root, REJECTED_NAME)
+    inside(root, REJECTED_NAME)
     replace_text(root / REJECTED_NAME, _rejected_lines(table))
     images = {name: table.count("reason = '' AND subset = ?", subset) for name, subset in SUBSETS.items()}
     is_complete = config.skip_broken_tars or not table.broken_blocks()
     written = bool(images[TRAINING]) and is_complete
     if written:
         policy = {name: getattr(config, name) for name in (*RULES, *CHOICES)} | {"near_duplicates": False}
-        claim_content(root, TRAINING, _digest(table, policy), "give a new folder")
+        digest = table.digest(policy, *CONTENT)
+        claim_content(root, TRAINING, digest, "give a new folder")
         _write_datasets(table, root, base, policy)
     _print_summary(config, table, root, images, written, time.monotonic() - began)
     return 0 if written else EXIT_DATA
 
 
 def _apply_sizes(table: Table, config: IndexConfig) -> None:
-    """Leave out the images that the rules of size and format refuse."""
-    formats = [name.upper() for name in config.formats or EXTENSIONS_OF]
+    """Leave out the images that the rules of size refuse."""
     for reason, rule, value in (
         ("too_small", "least(width, height) < ?", config.min_size),
         ("too_many_pixels", "width::BIGINT * height > ?", config.max_pixels),
         ("aspect", "greatest(width, height) > ? * least(width, height)", config.max_aspect or 2.0**40),
-        ("format", "NOT list_contains(?, upper(format))", formats),
     ):
         table.run(f"UPDATE images SET reason = ?, detail = '' WHERE reason = '' AND {rule}", reason, value)
 
 
-def _digest(table: Table, policy: dict[str, Any]) -> str:
-    """A hash of the content that the dataset will have."""
-    digest = hashlib.sha256(json.dumps(policy, sort_keys=True).encode())
-    for query in (
-        "SELECT block, position, sha256, subset FROM images WHERE reason = '' ORDER BY n",
-        "SELECT block, metadata FROM blocks ORDER BY block",
-    ):
-        for row in table.stream(query):
-            digest.update(repr(row).encode())
-    return digest.hexdigest()
-
-
 def _write_datasets(table: Table, root: Path, base: str, policy: dict[str, Any]) -> None:
     """Write the index of each tar file for each subset, and the files of the datasets."""
-    facts = {block: _facts(metadata) for block, metadata in table.all("SELECT block, metadata FROM blocks")}
+    facts = {
+        block: (size, sha256)
+        for block, size, sha256 in table.all(
+            "SELECT block, TRY_CAST(metadata ->> 'bytes' AS BIGINT), metadata ->> 'sha256' FROM blocks "
+            "WHERE reason IS NULL"
+        )
+        if size and re.fullmatch("[0-9a-f]{64}", sha256 or "")
+    }
     validation = None
     for name, folder in FOLDERS.items():
         shards = []
@@ -213,22 +203,13 @@ def _write_datasets(table: Table, root: Path, base: str, policy: dict[str, Any])
             SUBSETS[name],
         )
         for block, images in groupby(rows, key=lambda row: row[0]):
-            if facts.get(block) is not None:  # it was read to its end
+            if block in facts:  # it was read to its end
                 tar = Shard(_tar_name(table.blocks[block]), 0, *facts[block])
                 shards.append(_write_index(root, folder, tar, [image[1:] for image in images]))
         if shards:
             more = {"tars": base, "indexes": folder}
             write_dataset(root / name, dataset_content(shards, policy, validation, more=more))
             validation = name
-
-
-def _facts(metadata: str | None) -> Any:
-    """Size and SHA-256 of a tar file that was read to its end."""
-    content = parse_json(metadata) if metadata else {}
-    size, sha256 = content.get("bytes"), content.get("sha256")
-    if isinstance(size, int) and isinstance(sha256, str) and re.fullmatch("[0-9a-f]{64}", sha256):
-        return size, sha256
-    return None
 
 
 def _tar_name(block: Block) -> str:
@@ -239,7 +220,7 @@ def _write_index(root: Path, folder: str, tar: Shard, images: Sequence[tuple[Any
     """Write the index of the images of a tar file that are in a subset."""
     path = index_path(Path(folder), tar)
     (root / path).parent.mkdir(parents=True, exist_ok=True)
-    refuse_links(root, str(path))
+    inside(root, str(path))
     keys, *numbers, names = zip(*images, strict=True)
     members = [name.encode() for name in names]
     rows = np.zeros(len(members), foreign_index(max(map(len, members))))
@@ -271,7 +252,7 @@ def _print_summary(
     num_read = len(table.blocks) - len(broken)
     lines = [
         f"{printable(str(root))}: {images[TRAINING]} images for training and {images[VALIDATION]} for "
-        f"validation, {num_read} tar file{'s' * (num_read != 1)} ({seconds:.1f} s), "
+        f"validation, {counted(num_read, 'tar file')} ({seconds:.1f} s), "
         f"{sum(n for _, n in counts)} left out",
         *(f"  left out {count:>7}  {reason}: {remedy(reason)}" for reason, count in counts),
         *(

@@ -6,9 +6,12 @@ import math
 import os
 import re
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
-from vae.shards.store import StoreFile, list_files, read_file
+from vae.shards.shard_list import MAX_SHARD_BYTES
+from vae.shards.store import StoreFile, download, list_files, read_file
 from vae.system.addresses import is_remote, public_text
 from vae.system.errors import DataError, UserError
 from vae.system.files import read_regular
@@ -49,6 +52,18 @@ def find_files(text: str, flag: str, extensions: tuple[str, ...]) -> list[File]:
 def as_file(path: str, flag: str) -> File:
     """A path of this machine or an address."""
     return StoreFile(path, flag) if is_remote(path) else Path(path)
+
+
+@contextmanager
+def local_file(file: File) -> Iterator[Path]:
+    """The path of a file on this machine; of one on a store, of a copy for as long as this context lasts."""
+    if isinstance(file, Path):
+        yield file
+        return
+    with TemporaryDirectory(prefix="vae-trainer-") as folder:
+        path = Path(folder, f"file{Path(file.name).suffix}")
+        download(file, path, max_bytes=MAX_SHARD_BYTES)
+        yield path
 
 
 def refuse_secrets(path: str, flag: str) -> None:

@@ -1,10 +1,10 @@
-"""Measurements of one image: colours, sharpness and compression.
+"""Measurements of one image: levels, sharpness and compression.
 
 Shapes: H, W are the image's sides; h, w are those of a sample of its pixels.
 """
 
 from io import BytesIO
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from PIL import Image
@@ -25,46 +25,21 @@ LUMA_TABLE = np.array([
 ])  # fmt: skip
 
 
-class PixelStats(NamedTuple):
-    """Statistics of an image's pixels; levels are from 0 to 255."""
-
-    channel_means: tuple[float, ...]  # red, green, blue, levels
-    channel_squares: tuple[float, ...]  # means of squares
-    brightness: float  # mean of luma, levels
-    contrast: float  # standard deviation of luma, levels
-    colorfulness: float
-    sharpness: float
-    clipped: float  # share of pixels with a channel at 0 or 255
-
-
 def measure_image(image: DecodedImage, data: bytes) -> dict[str, Any]:
-    """The values of an image: PixelStats, and `jpeg_quality`, which is None for other formats."""
-    quality = estimate_jpeg_quality(data) if image.format == "JPEG" else None
-    return {**measure_pixels(image.pixels)._asdict(), "jpeg_quality": quality}
-
-
-def measure_pixels(pixels: np.ndarray) -> PixelStats:
-    """Statistics of (H, W, 3) uint8 pixels."""
-    height, width = pixels.shape[:2]
-    sample = pixels[:: -(-height // SAMPLE_SIDE), :: -(-width // SAMPLE_SIDE)].reshape(-1, 3)  # (h w, 3)
-    values = sample.astype(np.float32)
-    luma = values @ LUMA
-    return PixelStats(
-        channel_means=tuple(values.mean(axis=0, dtype=np.float64).tolist()),
-        channel_squares=tuple((values**2).mean(axis=0, dtype=np.float64).tolist()),
-        brightness=float(luma.mean()),
-        contrast=float(luma.std()),
-        colorfulness=colorfulness(values),
-        sharpness=sharpness(pixels),
-        clipped=float(((sample == 0) | (sample == 255)).any(axis=1).mean()),
-    )
-
-
-def colorfulness(values: np.ndarray) -> float:
-    """M3 of Hasler and Suesstrunk 2003, for (n, 3): 0 is grey, 33 moderately and 82 highly colourful."""
-    red, green, blue = values.T
-    one, other = red - green, (red + green) / 2 - blue
-    return float(np.hypot(one.std(), other.std()) + 0.3 * np.hypot(one.mean(), other.mean()))
+    """Levels from 0 to 255, sharpness, and `jpeg_quality`, which is None for other formats."""
+    height, width = image.pixels.shape[:2]
+    sample = image.pixels[:: -(-height // SAMPLE_SIDE), :: -(-width // SAMPLE_SIDE)]  # (h, w, 3)
+    # A channel in one piece: a mean over the first axis of (h w, 3) takes four times as long.
+    values = np.ascontiguousarray(sample.reshape(-1, 3).T, np.float64)  # (3, h w)
+    luma = LUMA @ values
+    return {
+        "channel_means": values.mean(axis=1).tolist(),
+        "channel_squares": (np.einsum("cn,cn->c", values, values) / values.shape[1]).tolist(),
+        "brightness": float(luma.mean()),
+        "contrast": float(luma.std()),
+        "sharpness": sharpness(image.pixels),
+        "jpeg_quality": estimate_jpeg_quality(data) if image.format == "JPEG" else None,
+    }
 
 
 def sharpness(pixels: np.ndarray) -> float:

@@ -7,7 +7,6 @@ import glob
 import io
 import os
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -15,9 +14,8 @@ from typing import Any
 
 from vae.images.formats import EXTENSIONS_OF, BadImageError, sniff_format
 from vae.prepare.blocks import FLAG, Block, Item, stamp_of
-from vae.prepare.inputs import File
-from vae.shards.shard_list import MAX_SHARD_BYTES
-from vae.shards.store import StoreFile, download
+from vae.prepare.inputs import File, local_file
+from vae.shards.store import StoreFile
 from vae.system.console import printable
 from vae.system.errors import DataError, UserError
 from vae.system.files import check_regular, parse_json
@@ -131,7 +129,7 @@ class ParquetBlock(Block):
         """Its images with the other columns; DataError if it cannot be read."""
         import duckdb
 
-        with self._local_file() as path, TemporaryDirectory(prefix="vae-trainer-") as scratch:
+        with local_file(self.file) as path, TemporaryDirectory(prefix="vae-trainer-") as scratch:
             try:
                 check_regular(path)
                 yield from self._items(connect(scratch), path)
@@ -161,16 +159,6 @@ class ParquetBlock(Block):
                 metadata.setdefault("path", source)
             yield Item(f"{self.name}/{number:08}{_extension(data)}", _reader_of(data), metadata)
             number += 1
-
-    @contextmanager
-    def _local_file(self) -> Iterator[Path]:
-        if not isinstance(self.file, StoreFile):
-            yield self.file
-            return
-        with TemporaryDirectory(prefix="vae-trainer-") as folder:
-            path = Path(folder, "file.parquet")
-            download(self.file, path, max_bytes=MAX_SHARD_BYTES)
-            yield path
 
 
 def quoted(name: str) -> str:

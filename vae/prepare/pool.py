@@ -15,6 +15,7 @@ from collections.abc import Callable, Generator, Iterable, Iterator
 from concurrent.futures import FIRST_COMPLETED, wait
 from concurrent.futures import TimeoutError as FutureTimeoutError  # Python 3.10 has two
 from contextlib import contextmanager
+from functools import cache
 from typing import Any, NamedTuple, TypeVar
 
 from vae.data.workers import blocked_signals, resolve_num_workers, start_worker
@@ -136,14 +137,9 @@ def time_limit(seconds: float | None) -> Iterator[None]:
             faulthandler.cancel_dump_traceback_later()
 
 
-_null_file: Any = None
-
-
+@cache
 def _null() -> Any:
-    global _null_file
-    if _null_file is None:
-        _null_file = open(os.devnull, "w")  # noqa: SIM115 - until the process ends
-    return _null_file
+    return open(os.devnull, "w")  # until the process ends
 
 
 def _begin_worker(memory_gib: float | None, _function: Callable[[Any], Any]) -> None:

@@ -20,12 +20,10 @@ from vae.data.manifest import KEYS, MANIFEST_NAME, read_rows
 from vae.images.formats import BadImageError
 from vae.prepare.blocks import Block, Item, Source, open_source
 from vae.prepare.check import Check, Row, rejected, warn_without_simplejpeg
-from vae.prepare.encode import EXTENSIONS, encode
-from vae.prepare.folders import HIDDEN, check_apart, output_folder, refuse_links
-from vae.prepare.inside import inside
+from vae.prepare.folders import HIDDEN, check_apart, inside, output_folder
 from vae.prepare.naming import name_outputs, output_of
 from vae.prepare.reasons import broken_lines, count_rejected, duplicates_text, reason_lines, skip_lines
-from vae.prepare.resize import engine, plan_shape, resize_to_shape
+from vae.prepare.resize import EXTENSIONS, encode, engine, plan_shape, resize_to_shape
 from vae.prepare.rows import RowFolder, parse_part, rules_of
 from vae.prepare.selection import apply_rules, check_where, drop_exact, drop_near, name_near_groups
 from vae.prepare.table import Table
@@ -78,7 +76,7 @@ class Convert(Check):
 
     def _write(self, output: str, data: memoryview) -> None:
         os.makedirs((self.root / output).parent, exist_ok=True)
-        final = refuse_links(self.root, output)
+        final = inside(self.root, output)
         temporary = self.scratch / uuid4().hex
         with open_new(temporary) as file:
             file.write(data)

@@ -8,8 +8,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import BinaryIO
 
-from vae.prepare.folders import write_error
-from vae.prepare.inside import inside
+from vae.prepare.folders import inside, write_error
 from vae.system import console
 from vae.system.console import printable
 from vae.system.errors import DataError

@@ -19,7 +19,6 @@ REMEDIES = {
     "excluded": "--exclude lists it",
     "empty": "copy it again from its source",
     "float_pixels": "save it as 16-bit",
-    "format": "its format is not in --formats",
     "format_not_supported": "convert it to PNG or JPEG",
     "hung": "convert it, or raise --time_limit",
     "in_other_dataset": "a dataset of --beside has it",
@@ -91,8 +90,7 @@ def count_rejected(table: Table) -> int:
 
 def duplicates_text(table: Table) -> str:
     """The number of exact duplicates in words."""
-    count = dict(table.counts()).get("exact_duplicate", 0)
-    return f"{count} exact duplicate{'s' * (count != 1)}"
+    return counted(dict(table.counts()).get("exact_duplicate", 0), "exact duplicate")
 
 
 def broken_lines(table: Table) -> list[str]:

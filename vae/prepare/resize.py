@@ -1,10 +1,11 @@
-"""Sizes of output images, and Lanczos resizing to them: with pyvips if it is installed, else with Pillow.
+"""Output images: sizes, Lanczos resizing with pyvips if it is installed, else with Pillow, and encoding.
 
 pyvips takes a seventh of Pillow's time. The two agree to 53 dB or better on detailed images.
 """
 
 import os
 from functools import cache
+from io import BytesIO
 from typing import NamedTuple
 
 import numpy as np
@@ -14,6 +15,7 @@ from vae.config.prepare_flags import PreprocessConfig
 from vae.images.decoding import parse_background
 from vae.images.formats import BadImageError
 
+EXTENSIONS = {"jpeg": ".jpg", "png": ".png", "webp": ".webp"}
 LONGEST_SIDE = {"jpeg": 65_500, "webp": 16_383, "png": 2**31 - 1}  # px: limits of the formats
 # Larger reductions start with averaging, which leaves at least this factor to Lanczos. With pyvips' default
 # of 2, 93 % of the fine detail remains at a factor of 4.7 and 92 % at 10. With 4, 99.8 % and 98 % remain,
@@ -107,3 +109,13 @@ def _to_canvas(pixels: np.ndarray, canvas: tuple[int, int] | None, background: s
     top, left = (height - pixels.shape[0]) // 2, (width - pixels.shape[1]) // 2
     padded[top : top + pixels.shape[0], left : left + pixels.shape[1]] = pixels
     return padded
+
+
+def encode(pixels: np.ndarray, file_format: str, quality: int = 95) -> memoryview:
+    """uint8 (H, W, 3) pixels as the bytes of an image file; JPEG is 4:4:4, PNG ignores the quality."""
+    options = {} if file_format == "png" else {"quality": quality}
+    if file_format == "jpeg":
+        options["subsampling"] = 0
+    buffer = BytesIO()
+    Image.fromarray(pixels).save(buffer, file_format.upper(), **options)
+    return buffer.getbuffer()

@@ -13,27 +13,19 @@ from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
-from vae.config.prepare_flags import ReadingConfig, RulesConfig
+from vae.config.prepare_flags import ReadingConfig
 from vae.images.formats import BadImageError
-from vae.prepare.blocks import Block, Item, Source
-from vae.prepare.check import Row, rejected, start_row, utf8_text
-from vae.prepare.folders import FULL_DISK
-from vae.prepare.pool import Failure, Limits, count_workers, run_tasks, time_limit
+from vae.prepare.blocks import Block, Source
+from vae.prepare.check import AnyCheck, Row, rejected, start_row, utf8_text
+from vae.prepare.folders import FULL_DISK, claim_settings
+from vae.prepare.pool import Failure, count_workers, run_tasks, time_limit
 from vae.prepare.tar_source import BrokenTarError, TarBlock
 from vae.progress import Progress
 from vae.shards.store import StoreError
 from vae.system.errors import UserError
-from vae.system.files import (
-    flush_file,
-    is_link,
-    open_new_text,
-    open_regular,
-    parse_json,
-    read_json,
-    write_json,
-)
+from vae.system.files import flush_file, is_link, open_new_text, open_regular
 from vae.system.lock_file import open_locked
 
 OF_BLOCK = -1  # the number of the row about the block itself
@@ -61,29 +53,6 @@ def parse_part(text: str | None) -> Part:
 def rules_of(config: ReadingConfig, source: Source) -> dict[str, Any]:
     """The settings that decide the rows of a job."""
     return {"input_dir": source.text, **{name: getattr(config, name) for name in RULES}}
-
-
-class MakesRows(Protocol):
-    """What a verb does with each image."""
-
-    @property
-    def config(self) -> RulesConfig:
-        """The options of the verb."""
-        ...
-
-    @property
-    def limits(self) -> Limits:
-        """The limits of a process."""
-        ...
-
-    @property
-    def seconds(self) -> float:
-        """The time limit of one image."""
-        ...
-
-    def row(self, block: Block, at: int, item: Item) -> Row:
-        """The row of the image with this number in its block."""
-        ...
 
 
 class Task(NamedTuple):
@@ -121,7 +90,7 @@ class RowFolder:
             if lock is None:
                 raise UserError(f"{self.owner}: another command is working in it: wait until it has ended")
         try:
-            self._compare_settings()
+            claim_settings(self.root / "settings.json", self.settings, self.owner)
             for leftover in self.root.glob(f"scratch-{name}-*"):  # of a killed process of this part
                 if not is_link(leftover):
                     shutil.rmtree(leftover, ignore_errors=True)
@@ -133,26 +102,6 @@ class RowFolder:
         finally:
             if lock is not None:
                 lock.close()
-
-    def _compare_settings(self) -> None:
-        path = self.root / "settings.json"
-        if not path.exists():
-            write_json(path, self.settings, indent=1)
-            return
-        try:
-            theirs = read_json(path)
-        except (OSError, ValueError):
-            theirs = None
-        if not isinstance(theirs, dict):
-            raise UserError(f"{self.owner}: {path} is damaged: give another folder, or delete this one")
-        mine = parse_json(json.dumps(self.settings))
-        different = [name for name in mine if theirs.get(name) != mine[name]]
-        if different:
-            values = ", ".join(f"{name} {theirs.get(name)}" for name in different)
-            raise UserError(
-                f"{self.owner} was made with other settings ({values[:1000]}): use those, or give another "
-                "folder"
-            )
 
     def path(self, block: Block) -> Path:
         """The file with the rows of a block."""
@@ -166,7 +115,7 @@ class RowFolder:
         """The blocks of this part."""
         return blocks[self.part.number :: self.part.total]
 
-    def run(self, source: Source, maker: MakesRows, title: str = "check") -> None:
+    def run(self, source: Source, maker: AnyCheck, title: str = "check") -> None:
         """Write the rows of all unfinished blocks of this part."""
         blocks = self.mine(source.blocks)
         for block in blocks:  # a broken tar file is read again: it may have been copied again
@@ -203,7 +152,7 @@ class RowFolder:
         self.path(block).unlink(missing_ok=True)
 
 
-def write_rows(rows: Path, scratch: Path, maker: MakesRows, task: Task) -> int:
+def write_rows(rows: Path, scratch: Path, maker: AnyCheck, task: Task) -> int:
     """Write the rows of a block; returns the number of images that are not accepted.
 
     The rows go to a partial file first, one after another: if this process ends, it tells at which image.
@@ -224,7 +173,7 @@ def write_rows(rows: Path, scratch: Path, maker: MakesRows, task: Task) -> int:
     return bad
 
 
-def _rows(maker: MakesRows, task: Task, first: int) -> Iterator[Row]:
+def _rows(maker: AnyCheck, task: Task, first: int) -> Iterator[Row]:
     """The rows of a block from a number on, the last one about the block itself."""
     block, facts = task.block, dict[str, Any]()
     lost = dict(task.lost)

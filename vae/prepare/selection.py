@@ -7,7 +7,6 @@ import io
 import os
 import re
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,22 +14,25 @@ import numpy as np
 from vae.config.prepare_flags import SelectConfig
 from vae.images.folder import SMALL_SET
 from vae.images.formats import BadImageError
-from vae.prepare.inputs import find_files
+from vae.prepare.join import json_path, read_joined
 from vae.prepare.near_duplicates import group_names, near_between, words_of
-from vae.prepare.parquet_source import literal, quoted, short
+from vae.prepare.parquet_source import short
+from vae.prepare.shared import phashes_of
 from vae.prepare.table import Table
 from vae.shards.dataset_json import read_dataset
-from vae.shards.remote_shards import open_images
-from vae.shards.store import StoreFile, download
+from vae.shards.store import TooLargeError
+from vae.system import console
+from vae.system.console import counted
 from vae.system.errors import DataError, UserError
-from vae.system.files import bounded_lines, check_regular, open_regular
+from vae.system.files import bounded_lines, open_regular
 
 EXACT, NEAR = "exact_duplicate", "near_duplicate"
 BESIDE = "--beside"
 KEY_DIGITS = 32  # of the SHA-256 of an image file
 MAX_COLUMNS = 500  # of metadata that --where may use
-MAX_JOINED_BYTES = 2**36
 TRAIN, VAL = "train", "val"
+TRAINING, VALIDATION = "dataset.json", "validation.json"  # the subsets, as the files of their datasets
+SUBSETS = {VALIDATION: VAL, TRAINING: TRAIN}  # the training set last: it names the other
 _COLUMNS_OF_ROWS = ("name", "bytes", "format", "width", "height", "flags")
 
 
@@ -65,9 +67,8 @@ def apply_rules(table: Table, config: SelectConfig) -> None:
         _where(table, config.where)
 
 
-def drop_exact(table: Table) -> int:
-    """Leave out all but the first of accepted images with equal bytes; returns their number."""
-    before = table.accepted
+def drop_exact(table: Table) -> None:
+    """Leave out all but the first of accepted images with equal bytes."""
     table.run(
         "UPDATE images SET reason = ?, detail = 'of ' || first.name FROM ("
         "SELECT sha256, arg_min(name, n) AS name, min(n) AS n FROM images WHERE reason = '' "
@@ -75,7 +76,6 @@ def drop_exact(table: Table) -> int:
         "WHERE images.reason = '' AND images.sha256 = first.sha256 AND images.n > first.n",
         EXACT,
     )
-    return before - table.accepted
 
 
 def name_near_groups(table: Table) -> None:
@@ -89,9 +89,8 @@ def name_near_groups(table: Table) -> None:
         table.run("UPDATE images SET grp = near.name FROM near WHERE images.n = near.n")
 
 
-def drop_near(table: Table) -> int:
-    """Leave out all but the largest of images that look alike, by `grp`; returns their number."""
-    before = table.accepted
+def drop_near(table: Table) -> None:
+    """Leave out all but the largest of images that look alike, by `grp`."""
     table.run(
         "UPDATE images SET reason = ?, detail = 'of ' || k.name FROM (SELECT grp, "
         f"first(n ORDER BY {LARGEST_FIRST}) AS n, first(name ORDER BY {LARGEST_FIRST}) AS name "
@@ -99,7 +98,6 @@ def drop_near(table: Table) -> int:
         "WHERE images.reason = '' AND images.grp = k.grp AND images.n <> k.n",
         NEAR,
     )
-    return before - table.accepted
 
 
 LARGEST_FIRST = "width::BIGINT * height DESC, bytes DESC, name"  # of a group: which one is kept
@@ -166,15 +164,14 @@ def compare_with(table: Table, paths: Sequence[str]) -> None:
         hashes = words_of(found["phash"])
         for subset, dataset in subsets.items():
             is_near = np.zeros(len(hashes), bool)
-            images = open_images(dataset, 1, None)
             try:
-                for rows in images.indexes():
+                for rows in map(dataset.fetch_index, dataset.shards):
                     keys += rows["key"].tolist()
-                    theirs = np.stack([rows["phash_low"], rows["phash_high"]], axis=1)
+                    theirs = phashes_of(rows)
                     for ours, _ in near_between(hashes, theirs[theirs.any(axis=1)]):
                         is_near[ours] = True
-            except BadImageError as error:
-                raise DataError(f"{BESIDE} {path} is damaged: {error.detail}") from None
+            except (BadImageError, TooLargeError) as error:
+                raise DataError(f"{BESIDE} {path} is damaged: {error}") from None
             near[subset] = found["n"][is_near]
         for subset, numbers in near.items():
             with table.arrays("chosen", n=numbers):
@@ -220,51 +217,24 @@ def _exclude(table: Table, file: str) -> None:
             f"UPDATE images SET reason = 'excluded', detail = 'by --exclude' FROM excluded e "
             f"WHERE images.reason = '' AND e.word = {value}"
         )
+    urls = sum("://" in word for word in words)
+    if urls and not table.one("SELECT 1 FROM images WHERE metadata IS NOT NULL LIMIT 1"):
+        console.warning(
+            f"--exclude {file}: {counted(urls, 'url')} in it cannot match, because the images have no "
+            "metadata; of a dataset.json of --mode index, give its tar files instead"
+        )
 
 
 def _join(table: Table, text: str, key: str) -> None:
-    """Add the columns of Parquet, CSV or JSON lines files to the metadata, by a column that both have."""
-    table.run("CREATE TABLE joined (key VARCHAR, more JSON)")
-    for file in find_files(text, "--join", (".parquet", ".csv", ".tsv", ".jsonl")):
-        path = Path(str(file))
-        try:
-            if isinstance(file, StoreFile):
-                path = table.scratch / f"joined{path.suffix}"
-                download(file, path, max_bytes=MAX_JOINED_BYTES)
-            check_regular(path)
-            _read_joined(table, path, key, str(file))
-        except OSError as error:
-            raise DataError(f"--join {file} cannot be read: {error.strerror}") from error
-        except table.error as error:
-            raise DataError(f"--join {file} cannot be read ({short(error)})") from error
-        if isinstance(file, StoreFile):
-            path.unlink()
-    own = {"name": "name", "sha256": "sha256"}.get(key, f"(metadata ->> '{_json_path(key)}')")
+    """Add the columns of other files to the metadata, by a column that both have."""
+    read_joined(table.db, text, key)
+    own = {"name": "name", "sha256": "sha256"}.get(key, f"(metadata ->> '{json_path(key)}')")
     if key == "key":  # of WebDataset: the name of the member without its extension
         own = f"coalesce({own}, regexp_extract(name, '([^/.]+)[.][^/]*$', 1))"
     table.run(
         f"UPDATE images SET metadata = json_merge_patch(coalesce(metadata, '{{}}'::JSON), j.more) FROM "
         f"(SELECT key, any_value(more) AS more FROM joined GROUP BY key) AS j WHERE j.key = {own}"
     )
-
-
-def _read_joined(table: Table, path: Path, key: str, shown: str) -> None:
-    """Append a file to the table `joined`."""
-    reader = {".parquet": "read_parquet", ".jsonl": "read_json"}.get(path.suffix.lower(), "read_csv")
-    kinds = table.all(f"DESCRIBE SELECT * FROM {reader}(?)", literal(path))
-    names = [name for name, kind, *_ in kinds if kind != "BLOB" and not kind.startswith("STRUCT(bytes")]
-    if key not in names:
-        raise UserError(f"--join_on {key}: {shown} has no such column (columns: {', '.join(names)[:500]})")
-    fields = ", ".join(f"{quoted(name)} := {quoted(name)}" for name in names)
-    table.run(
-        f"INSERT INTO joined SELECT {quoted(key)}::VARCHAR, to_json(struct_pack({fields})) FROM {reader}(?)",
-        literal(path),
-    )
-
-
-def _json_path(name: str) -> str:
-    """The path of a key in SQL's JSON functions, within single quotes."""
-    return '$."' + name.replace('"', '\\"').replace("'", "''") + '"'
 
 
 def _where(table: Table, text: str) -> None:
@@ -279,7 +249,7 @@ def _where(table: Table, text: str) -> None:
     ]
     columns = [f'"{key}"' for key in _COLUMNS_OF_ROWS]
     for key in keys:
-        path = _json_path(key)
+        path = json_path(key)
         kinds = {kind for (kind,) in table.all(
             f"SELECT DISTINCT json_type(metadata, '{path}') FROM images WHERE metadata IS NOT NULL"
         )} - {None, "NULL"}  # fmt: skip

@@ -3,7 +3,6 @@
 The images of a shard follow each other in the source; training shuffles them in windows.
 """
 
-import hashlib
 import json
 import re
 import time
@@ -25,9 +24,13 @@ from vae.prepare.preprocess import SETTINGS_NAME
 from vae.prepare.reasons import broken_lines, count_rejected, duplicates_text, reason_lines, skip_lines
 from vae.prepare.rows import RowFolder, parse_part, rules_of
 from vae.prepare.selection import (
+    BESIDE,
     KEY_DIGITS,
+    SUBSETS,
     TRAIN,
+    TRAINING,
     VAL,
+    VALIDATION,
     apply_rules,
     check_where,
     choose_validation,
@@ -39,7 +42,7 @@ from vae.prepare.shard_writer import Member, Plan, note_path, write_shard
 from vae.prepare.table import Table
 from vae.prepare.validate import manifest_rows
 from vae.progress import Progress
-from vae.shards.dataset_json import dataset_content, write_dataset
+from vae.shards.dataset_json import dataset_content, read_dataset, write_dataset
 from vae.shards.index import Shard
 from vae.system import console
 from vae.system.errors import EXIT_DATA, DataError, UserError
@@ -48,8 +51,7 @@ from vae.system.files import parse_json, read_json, remove_temporary
 MEGABYTE = 10**6
 BYTES_PER_PROCESS = 256 * MEGABYTE  # that a process must write to be worth its start
 SHARD_SECONDS = 7200.0  # to write one shard, on a slow disk too
-TRAINING, VALIDATION = "dataset.json", "validation.json"  # the subsets, as the files of their datasets
-SUBSETS = {VALIDATION: VAL, TRAINING: TRAIN}  # the training set last: it names the other
+CONTENT = "SELECT sha256, subset, name, md5(metadata) FROM images WHERE reason = '' ORDER BY n"
 STEMS = {TRAINING: "images", VALIDATION: "validation"}  # of the names of their shards
 POLICY = ("min_size", "max_aspect", "max_pixels", "background", "first_frame", "val_split", "near_duplicates")
 CHOICES = ("where", "join", "exclude")  # in the policy if they are given
@@ -65,6 +67,8 @@ def run_shard(config: ShardConfig) -> int:
     warn_without_simplejpeg()
     parse_background(config.background)
     check_where(config)
+    for path in config.beside or ():  # a mistake is an error now, not after hours
+        read_dataset(path, flag=BESIDE)
     began = time.monotonic()
     source, job = open_shard_job(config)
     with output_folder(config.output_dir, "shard") as root, job.claimed() as folder:
@@ -84,7 +88,7 @@ def run_shard(config: ShardConfig) -> int:
             remove_temporary(root)  # of killed processes
         if images[TRAINING]:
             advice = f"give a new folder; to train with both, add --beside {root / TRAINING}"
-            claim_content(root, TRAINING, _digest(table, config), advice)
+            claim_content(root, TRAINING, table.digest(config.shard_mb, CONTENT), advice)
             written = _pack(root, table, config, folder, sum(images.values()))
         if config.part:
             console.info(f"{folder.part_text(source)}\n  its part of the shards is written")
@@ -136,15 +140,6 @@ def _manifest_row(row: dict[str, Any]) -> dict[str, Any]:
         utf8_text(key): value for key, value in row.items() if key not in OWN_COLUMNS and value is not None
     }
     return {"path": utf8_text(row["path"]), "split": row.get("split"), "more": more or None}
-
-
-def _digest(table: Table, config: ShardConfig) -> str:
-    """A hash of the content that all shards will have."""
-    digest = hashlib.sha256(str(config.shard_mb).encode())
-    query = "SELECT sha256, subset, name, md5(metadata) FROM images WHERE reason = '' ORDER BY n"
-    for row in table.stream(query):
-        digest.update(repr(row).encode())
-    return digest.hexdigest()
 
 
 def _pack(

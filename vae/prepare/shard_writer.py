@@ -1,19 +1,18 @@
 """One shard: a tar file in the layout of WebDataset, its indexes, and a note that they are complete."""
 
 import hashlib
-import io
 import tarfile
 import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import BinaryIO, NamedTuple
 
 import numpy as np
 
 from vae.images.formats import BadImageError
 from vae.prepare.blocks import Block
-from vae.prepare.folders import HIDDEN, refuse_links
+from vae.prepare.folders import HIDDEN, inside
 from vae.prepare.other_indexes import SUFFIXES, Entry, indexes
 from vae.prepare.selection import KEY_DIGITS
 from vae.shards.dataset_json import shard_content
@@ -22,6 +21,7 @@ from vae.system.errors import DataError
 from vae.system.files import atomic_path, open_new, read_json, replace_bytes, sha256_of_file, write_json
 
 BLOCK_BYTES = tarfile.BLOCKSIZE  # members begin at multiples of it
+_EMPTY_HEADER = tarfile.TarInfo("").tobuf(tarfile.USTAR_FORMAT)
 
 
 class Member(NamedTuple):
@@ -73,9 +73,9 @@ def write_shard(root: Path, plan: Plan) -> Shard:
     digest = plan.digest()
     if done := _read_note(root, plan.name, digest):
         return done
-    with atomic_path(refuse_links(root, plan.name)) as temporary:
-        rows, foreign = _write_tar(temporary, plan)
-        shard = Shard(plan.name, len(rows), temporary.stat().st_size, sha256_of_file(temporary))
+    with atomic_path(inside(root, plan.name)) as temporary:
+        rows, foreign, sha256 = _write_tar(temporary, plan)
+        shard = Shard(plan.name, len(rows), temporary.stat().st_size, sha256)
     for suffix, content in foreign.items():
         replace_bytes(root / plan.name.replace(".tar", suffix), content)
     with atomic_path(index_path(root, shard)) as temporary, open_new(temporary) as file:
@@ -106,17 +106,60 @@ def _read_note(root: Path, name: str, digest: str) -> Shard | None:
     return shard if is_complete and is_same else None
 
 
-def _write_tar(path: Path, plan: Plan) -> tuple[np.ndarray, dict[str, bytes]]:
-    """Write a tar file; returns its index, INDEX (N,), and those of other programs by suffix."""
+def _write_tar(path: Path, plan: Plan) -> tuple[np.ndarray, dict[str, bytes], str]:
+    """Write a tar file; returns its index, INDEX (N,), those of other programs by suffix, and its SHA-256."""
     rows, samples = np.zeros(len(plan.members), INDEX), []
-    with open_new(path) as file, tarfile.open(fileobj=file, mode="w", format=tarfile.USTAR_FORMAT) as tar:
+    with open_new(path) as file:
+        tar = _TarWriter(file)
         for at, (member, data) in enumerate(_read_members(plan)):
-            image = _add(tar, f"{member.key}.{member.extension}", data)
-            samples.append((image, _add(tar, f"{member.key}.json", member.json.encode())))
+            image = tar.add(f"{member.key}.{member.extension}", data)
+            samples.append((image, tar.add(f"{member.key}.json", member.json.encode())))
             phash = int(member.phash[:16], 16), int(member.phash[16:], 16)
             crc32 = zlib.crc32(data)
             rows[at] = (member.key.encode(), image.offset, image.size, crc32, *member.size, *phash)
-        return rows, indexes(samples, tar.offset)
+        end = tar.size
+        tar.finish()
+    return rows, indexes(samples, end), tar.digest.hexdigest()
+
+
+class _TarWriter:
+    """Writes the bytes that `tarfile` writes, without time, owner or other traces of this machine.
+
+    For data in memory, this takes a quarter of the time of `TarFile.addfile`.
+    """
+
+    def __init__(self, file: BinaryIO) -> None:
+        self.file = file
+        self.size = 0
+        self.digest = hashlib.sha256()
+
+    def add(self, name: str, data: bytes) -> Entry:
+        """Append a file; its name is short and ASCII."""
+        start = self.size
+        self._write(_header(name, len(data)))
+        self._write(data)
+        self._write(bytes(-len(data) % BLOCK_BYTES))
+        return Entry(name, start, start + BLOCK_BYTES, len(data))
+
+    def finish(self) -> None:
+        """Append the end mark, and fill the last record."""
+        self._write(bytes(2 * BLOCK_BYTES))
+        self._write(bytes(-self.size % tarfile.RECORDSIZE))
+
+    def _write(self, data: bytes) -> None:
+        self.file.write(data)
+        self.digest.update(data)
+        self.size += len(data)
+
+
+def _header(name: str, size: int) -> bytes:
+    """The header of a file in the format USTAR."""
+    header = bytearray(_EMPTY_HEADER)
+    header[: len(name)] = name.encode("ascii")
+    header[124:136] = b"%011o\0" % size
+    header[148:156] = b" " * 8  # the checksum counts itself as spaces
+    header[148:156] = b"%06o\0 " % sum(header)
+    return bytes(header)
 
 
 def _read_members(plan: Plan) -> Iterator[tuple[Member, bytes]]:
@@ -145,11 +188,3 @@ def _changed(members: dict[int, Member], detail: str) -> DataError:
         f"--input_dir has changed since it was checked ({detail}, at or after {names[:200]}): give a new "
         "folder"
     )
-
-
-def _add(tar: tarfile.TarFile, name: str, data: bytes) -> Entry:
-    """Add a file without time, owner or other traces of this machine."""
-    info, header = tarfile.TarInfo(name), tar.offset
-    info.size, info.mode = len(data), 0o644
-    tar.addfile(info, io.BytesIO(data))
-    return Entry(name, header, header + BLOCK_BYTES, len(data))

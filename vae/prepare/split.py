@@ -5,6 +5,7 @@ import json
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -15,11 +16,9 @@ from vae.prepare.groups import (
     MANIFEST,
     NEAR_DUPLICATES,
     Rule,
-    label_rule,
     near_duplicate_rule,
     rule_for,
 )
-from vae.prepare.metadata_csv import Metadata, read_metadata
 from vae.prepare.reasons import group_lines
 from vae.prepare.subsets import (
     NONE,
@@ -36,7 +35,6 @@ from vae.system.errors import DataError, UserError
 from vae.system.files import read_json, replace_text, write_json
 
 DEFAULT_SHARE = 0.1
-LABELS = "labels"  # by the file of --labels, in later splits by the labels that it left in the manifest
 SPLIT_KEYS = (*KEYS, "split", "fold")
 SUBSET_NAMES = {NONE: None, TRAIN: "train", VAL: "val"}
 
@@ -63,69 +61,68 @@ class Columns:
     label_names: list[str | None]
 
 
-@dataclass
-class SplitReport:
-    """The result of a split."""
-
-    images: int
-    groups: int
-    train: int
-    val: int
-    folds: list[int]
-    moved: int  # images whose subset or fold changed because their groups were joined
-    labels: dict[str, dict[str, float]]  # by label: images, and val, the share in the validation set
-    new: int  # images without a subset before
-    reassigned: bool  # the previous split had other settings
-
-    def lines(self, manifest: Path, group_by: str, near_duplicates: dict[str, list[str]] | None) -> list[str]:
-        """The summary for a terminal."""
-        lines = [
-            f"{manifest}: {self.images} images in {self.groups} groups by {group_by}",
-            f"  train {self.train}, val {self.val} ({self.val / self.images:.2%})",
-        ]
-        if near_duplicates is not None:
-            lines += group_lines(near_duplicates, "all named in the manifest")
-        if self.folds:
-            counts = " ".join(map(str, self.folds))
-            lines.append(f"  folds {counts} images: train_vae.py --fold K validates on one of them")
-        if len(self.labels) > 1:
-            shares = [one["val"] for one in self.labels.values()]
-            lines.append(
-                f"  {len(self.labels)} labels, each with {min(shares):.2%} to {max(shares):.2%} in val"
-            )
-        if self.reassigned:
-            lines.append("  the previous split had other settings: all subsets were chosen again")
-        if self.new < self.images:
-            lines.append(f"  {self.images - self.new} images had a subset and {self.new} are new")
-        if self.moved:
-            lines.append(f"  {self.moved} images changed subsets or folds, because their groups were joined")
-        return lines
-
-
 def run_split(config: SplitConfig) -> int:
     """Assign a subset and a fold to every image, and print a summary; returns the exit code.
 
     Images that have a subset by the same settings keep it. A setting that is None is as in the previous
     split. UserError or DataError before writing anything.
     """
-    if config.labels and not config.features:
-        raise UserError(
-            f"--labels {config.labels} needs --features FILE, which gives the file path of each id"
-        )
     manifest = find_manifest(config.input_dir)
     before = read_record(manifest)
-    metadata = read_metadata(config.features, config.labels) if config.features else None
-    settings, labelling = _settle(config, manifest, before, metadata)
+    settings = _settle(config, manifest, before)
+    labelling = rule_for(settings.label_by, "--label_by", config)
     grouping: Rule
     near_duplicates = None
     if settings.group_by == NEAR_DUPLICATES:
-        grouping, near_duplicates = near_duplicate_rule(manifest, config.num_workers)
+        grouping, near_duplicates = near_duplicate_rule(manifest)
     else:
-        grouping = rule_for(settings.group_by, "--group_by", metadata)
+        grouping = rule_for(settings.group_by, "--group_by", config)
     columns = _read_columns(manifest, grouping, labelling, settings.seed)
-    report = _assign_and_write(manifest, settings, columns, (grouping, labelling), before)
-    console.info("\n".join(report.lines(manifest, settings.group_by, near_duplicates)))
+    groups = gather(columns.keys, columns.labels)
+    keeps = before == settings
+    subsets, folds = _assign(groups, settings, columns if keeps else None)
+    counts = _count(columns, groups, subsets, folds, settings.num_folds)
+    replace_text(manifest, _new_lines(manifest, (grouping, labelling), subsets, folds))
+    write_json(record_path(manifest), {"settings": asdict(settings), **counts}, indent=1)
+    lines = [f"{manifest}: {counts['images']} images in {counts['groups']} groups by {settings.group_by}"]
+    lines += _summary_lines(counts, near_duplicates)
+    if before is not None and not keeps:
+        lines.append("  the previous split had other settings: all subsets were chosen again")
+    had = (columns.subsets != NONE) & keeps
+    if had.any():
+        lines.append(f"  {had.sum()} images had a subset and {(~had).sum()} are new")
+    if moved := int((had & ((columns.subsets != subsets) | (columns.folds != folds))).sum()):
+        lines.append(f"  {moved} images changed subsets or folds, because their groups were joined")
+    console.info("\n".join(lines))
     return 0
+
+
+def _count(
+    columns: Columns, groups: Groups, subsets: np.ndarray, folds: np.ndarray, num_folds: int
+) -> dict[str, Any]:
+    """The counts of the record; of each label its images, and `val`, the share in the validation set."""
+    shares = np.bincount(columns.labels, weights=subsets == VAL) / groups.label_counts
+    labels = zip(columns.label_names, groups.label_counts.tolist(), shares.tolist(), strict=True)
+    return {
+        "images": len(subsets),
+        "groups": len(groups.hashes),
+        "train": int((subsets == TRAIN).sum()),
+        "val": int((subsets == VAL).sum()),
+        "folds": np.bincount(folds[folds != NONE], minlength=num_folds).tolist(),
+        "labels": {str(name): {"images": count, "val": round(share, 6)} for name, count, share in labels},
+    }
+
+
+def _summary_lines(counts: dict[str, Any], near_duplicates: dict[str, list[str]] | None) -> list[str]:
+    lines = [f"  train {counts['train']}, val {counts['val']} ({counts['val'] / counts['images']:.2%})"]
+    if near_duplicates is not None:
+        lines += group_lines(near_duplicates, "all named in the manifest")
+    if counts["folds"]:
+        sizes = " ".join(map(str, counts["folds"]))
+        lines.append(f"  folds {sizes} images: train_vae.py --fold K validates on one of them")
+    if len(shares := [one["val"] for one in counts["labels"].values()]) > 1:
+        lines.append(f"  {len(shares)} labels, each with {min(shares):.2%} to {max(shares):.2%} in val")
+    return lines
 
 
 def find_manifest(input_dir: str) -> Path:
@@ -161,10 +158,8 @@ def read_record(manifest: Path) -> SplitSettings | None:
         ) from None
 
 
-def _settle(
-    config: SplitConfig, manifest: Path, before: SplitSettings | None, metadata: Metadata | None
-) -> tuple[SplitSettings, Rule]:
-    """The settings from the flags, else from the previous split, else the defaults; and the rule of labels.
+def _settle(config: SplitConfig, manifest: Path, before: SplitSettings | None) -> SplitSettings:
+    """The settings from the flags, else from the previous split, else the defaults.
 
     Raises UserError for an impossible setting.
     """
@@ -183,14 +178,9 @@ def _settle(
     if group_by is None:
         has_groups = any(row.get("group") is not None for row in read_rows(manifest, flag=FLAG))
         group_by = MANIFEST if has_groups else NEAR_DUPLICATES
-    if config.labels:
-        label_by = LABELS
-        labelling = label_rule(config.label_by, metadata)  # raises if both are given
-    else:
-        label_by = config.label_by or (before.label_by if before else MANIFEST)
-        labelling = rule_for(MANIFEST if label_by == LABELS else label_by, "--label_by", metadata)
+    label_by = config.label_by or (before.label_by if before else MANIFEST)
     seed = config.seed if config.seed is not None else before.seed if before else 0
-    return SplitSettings(share, num_folds, group_by, label_by, seed), labelling
+    return SplitSettings(share, num_folds, group_by, label_by, seed)
 
 
 def _read_columns(manifest: Path, grouping: Rule, labelling: Rule, seed: int) -> Columns:
@@ -214,39 +204,6 @@ def _read_columns(manifest: Path, grouping: Rule, labelling: Rule, seed: int) ->
 def _hash(key: str, seed: int) -> int:
     text = f"{seed}/{key}".encode("utf-8", "surrogatepass")
     return int.from_bytes(hashlib.blake2b(text, digest_size=8, person=b"side").digest(), "big")
-
-
-def _assign_and_write(
-    manifest: Path,
-    settings: SplitSettings,
-    columns: Columns,
-    rules: tuple[Rule, Rule],
-    before: SplitSettings | None,
-) -> SplitReport:
-    groups = gather(columns.keys, columns.labels)
-    keeps = before == settings
-    subsets, folds = _assign(groups, settings, columns if keeps else None)
-    had = (columns.subsets != NONE) & keeps
-    changed = had & ((columns.subsets != subsets) | (columns.folds != folds))
-    shares = np.bincount(columns.labels, weights=subsets == VAL) / groups.label_counts
-    report = SplitReport(
-        images=len(subsets),
-        groups=len(groups.hashes),
-        train=int((subsets == TRAIN).sum()),
-        val=int((subsets == VAL).sum()),
-        folds=np.bincount(folds[folds != NONE], minlength=settings.num_folds).tolist(),
-        moved=int(changed.sum()),
-        labels={
-            str(name): {"images": int(count), "val": round(float(share), 6)}
-            for name, count, share in zip(columns.label_names, groups.label_counts, shares, strict=True)
-        },
-        new=int((~had).sum()),
-        reassigned=before is not None and not keeps,
-    )
-    replace_text(manifest, _new_lines(manifest, rules, subsets, folds))
-    counts = {name: getattr(report, name) for name in ("images", "groups", "train", "val", "folds", "labels")}
-    write_json(record_path(manifest), {"settings": asdict(settings), **counts}, indent=1)
-    return report
 
 
 def _assign(groups: Groups, settings: SplitSettings, before: Columns | None) -> tuple[np.ndarray, np.ndarray]:

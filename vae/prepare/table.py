@@ -3,6 +3,7 @@
 A row is accepted while its `reason` is empty. Selecting sets reasons; nothing is removed.
 """
 
+import hashlib
 import json
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -20,7 +21,7 @@ from vae.system.host import GIB, free_memory
 
 STATS = (  # of vae/prepare/measures.py
     "STRUCT(channel_means DOUBLE[3], channel_squares DOUBLE[3], brightness DOUBLE, contrast DOUBLE, "
-    "colorfulness DOUBLE, sharpness DOUBLE, clipped DOUBLE, jpeg_quality DOUBLE)"
+    "sharpness DOUBLE, jpeg_quality DOUBLE)"
 )
 COLUMNS = {
     "number": "INTEGER", "name": "VARCHAR", "bytes": "BIGINT", "sha256": "VARCHAR", "format": "VARCHAR",
@@ -126,6 +127,14 @@ class Table:
         cursor.execute(query, list(values))
         while rows := cursor.fetchmany(FETCHED):
             yield from rows
+
+    def digest(self, settings: Any, *queries: str) -> str:
+        """A hash of settings and of the rows of some queries."""
+        digest = hashlib.sha256(json.dumps(settings, sort_keys=True).encode())
+        for query in queries:
+            for row in self.stream(query):
+                digest.update(repr(row).encode())
+        return digest.hexdigest()
 
     def columns(self, query: str, *values: Any) -> dict[str, np.ndarray]:
         """The columns of a query."""

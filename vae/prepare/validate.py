@@ -16,6 +16,7 @@ from vae.images.decoding import parse_background
 from vae.prepare.blocks import FileBlock, Source, open_source
 from vae.prepare.check import Check, utf8_text, warn_without_simplejpeg
 from vae.prepare.folders import check_apart, check_output_file, output_folder, write_error
+from vae.prepare.quarantine import VERB as QUARANTINE
 from vae.prepare.quarantine import move_rejected, undo
 from vae.prepare.reasons import (
     NOT_REJECTED,
@@ -36,6 +37,7 @@ from vae.system.addresses import is_remote
 from vae.system.console import printable
 from vae.system.errors import EXIT_DATA, UserError
 from vae.system.files import replace_text
+from vae.system.folder_marker import check_folder
 
 EXAMPLES = 6  # files named per reason in the report
 # The lists of the report: the condition on the rows, and their columns.
@@ -79,6 +81,7 @@ def _validate_images(config: ValidateConfig) -> int:
                 "leave it out"
             )
         check_apart(config.input_dir, config.quarantine_dir, "--quarantine_dir")
+        check_folder(Path(config.quarantine_dir), QUARANTINE, "--quarantine_dir")
     list(manifest_rows(source))  # a damaged manifest is an error now, not after hours
     with ExitStack() as stack:
         if config.rows_dir:

@@ -135,10 +135,9 @@ def verify_shard(
 
     A remote shard is downloaded into this cache, even if it has a copy: the store's bytes are verified.
     """
-    whole = shard._replace(removed=())
     try:
         if dataset.store is None:
-            rows = read_index(index_path(dataset.index_folder, shard), whole)
+            rows = read_index(index_path(dataset.index_folder, shard), shard)
             path = dataset.folder / shard.name
             if sha256_of_file(path) != shard.sha256:
                 return [Problem(shard.name, "checksum", "its bytes are not those that were written")]
@@ -146,7 +145,7 @@ def verify_shard(
         cache = open_cache((dataset.store.url,), cache_dir, cache_gib)
         assert cache is not None, "the shards are remote"
         files = RemoteShards(dataset, cache)
-        rows = files.fetch_index(whole)
+        rows = files.fetch_index(shard)
         with files.fetched_anew(shard) as path:
             return _verify_members(dataset, max_pixels, shard, path, rows)
     except BadImageError as error:
@@ -168,8 +167,6 @@ def _verify_members(
     first_frame = bool(dataset.policy.get("first_frame"))
     with open_regular(path) as file:
         for row in rows:
-            if row["key"] in shard.removed:
-                continue
             file.seek(row["offset"])
             data, name = file.read(row["size"]), f"{shard.name}/{row_name(row)}"
             if zlib.crc32(data) != row["crc32"]:

@@ -1,11 +1,9 @@
 """A dataset of shards: WebDataset tar files, an index of each, and a `dataset.json` that lists them.
 
-`dataset.json` has `format`, `version` (a hash of the rest), `parent` (the version that it followed, or null),
-`policy` (the rules by which images were accepted), `transforms` (how preprocessing made them), `validation`
-(the file name of the dataset of held-out images, or null) and `shards`, each with `name`, `samples`, `bytes`,
-`sha256` and, since format 2, `index_sha256`. A new version of a dataset has `changes`: the images and shards
-that it added and removed. Format 3 may have `shard_lists`, files with the shards of a large dataset, and
-`removed_keys`, a file with the keys of images that are in the shards and do not belong to the dataset.
+`dataset.json` has `format`, `version` (a hash of the rest), `policy` (the rules by which images were
+accepted), `transforms` (how preprocessing made them), `validation` (the file name of the dataset of held-out
+images, or null) and `shards`, each with `name`, `samples`, `bytes`, `sha256` and, since format 2,
+`index_sha256`. Format 3 may have `shard_lists`, files with the shards of a large dataset.
 
 Tar files that others wrote are not beside `dataset.json`: it has `tars`, their folder or address, and
 `indexes`, the folder beside it with the indexes. Images without a row there are left out. `tars` does not
@@ -22,8 +20,10 @@ from pathlib import Path, PureWindowsPath
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
-from vae.shards.hashed_files import JSON_NAME, Removed, parse_removed, read_hashed, write_hashed
-from vae.shards.index import Shard, index_path
+import numpy as np
+
+from vae.shards.hashed_files import JSON_NAME, read_hashed, write_hashed
+from vae.shards.index import Shard, index_path, max_index_bytes, parse_index, read_index
 from vae.shards.shard_list import IS_SHARD, ShardColumns, Shards
 from vae.shards.store import StoreFile, TooLargeError, read_file
 from vae.system.addresses import HTTP, address_problem, is_remote, public_text
@@ -45,9 +45,7 @@ class ShardedDataset(NamedTuple):
     policy: dict[str, Any]
     validation: str | None
     version: str
-    parent: str | None = None  # version of the dataset that this one is a new version of
     transforms: Mapping[str, Any] = {}
-    removed: Removed = {}  # noqa: RUF012 - never modified
     tars: str | None = None  # folder or address of tar files that others wrote; None: that of dataset.json
     indexes: str = ""  # folder of the indexes, beside dataset.json
     flag: str = "--data_path"  # that the user gave, for messages
@@ -84,6 +82,12 @@ class ShardedDataset(NamedTuple):
         """The index of a shard."""
         return self.beside(index_path(Path(self.indexes), shard).as_posix())
 
+    def fetch_index(self, shard: Shard) -> np.ndarray:
+        """A shard's index. BadImageError for a bad one, TooLargeError or StoreError of a store."""
+        if isinstance(file := self.index_file(shard), Path):
+            return read_index(file, shard)
+        return parse_index(read_file(file, max_bytes=max_index_bytes(shard)), shard)
+
     def beside(self, name: str) -> Path | StoreFile:
         """A file in the folder of `dataset.json`."""
         return self.path.sibling(name) if isinstance(self.path, StoreFile) else self.path.parent / name
@@ -99,16 +103,15 @@ def dataset_content(
     policy: Mapping[str, Any],
     validation: str | None,
     *,
-    parent: str | None = None,
     transforms: Mapping[str, Any] | None = None,
     more: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
     """The content of `dataset.json`; the same images and rules have the same version everywhere.
 
-    `more`: `changes`, `removed_keys`, and `tars` with `indexes`, if there are any.
+    `more`: `tars` with `indexes`, if there are any.
     """
-    made = {"parent": parent, "policy": dict(policy), "transforms": dict(transforms or {}), **(more or {})}
-    is_old = len(shards) <= MAX_LISTED and not {"removed_keys", "tars"} & made.keys()
+    made = {"policy": dict(policy), "transforms": dict(transforms or {}), **(more or {})}
+    is_old = len(shards) <= MAX_LISTED and "tars" not in made
     rest = {"format": 2 if is_old else FORMAT, **made, "validation": validation}
     return {"version": _version(rest, shards), **rest, "shards": [shard_content(shard) for shard in shards]}
 
@@ -127,8 +130,7 @@ def write_dataset(path: Path, content: Mapping[str, Any]) -> None:
 
 def shard_content(shard: Shard) -> dict[str, Any]:
     """A shard in a `dataset.json`."""
-    fields = shard._asdict().items()
-    return {name: value for name, value in fields if value is not None and name != "removed"}
+    return {name: value for name, value in shard._asdict().items() if value is not None}
 
 
 def _version(rest: Mapping[str, Any], shards: Iterable[Shard]) -> str:
@@ -138,7 +140,7 @@ def _version(rest: Mapping[str, Any], shards: Iterable[Shard]) -> str:
     text = json.dumps(rest | {"shards": mark}, sort_keys=True)
     before, _, after = text.rpartition(f'"{mark}"')
     digest = hashlib.sha256(f"{before}[".encode())
-    for number, (name, samples, size, sha256, index, _) in enumerate(shards):
+    for number, (name, samples, size, sha256, index) in enumerate(shards):
         index = f'"index_sha256": "{index}", ' if index else ""
         shard = f'{{"bytes": {size}, {index}"name": "{name}", "samples": {samples}, "sha256": "{sha256}"}}'
         digest.update((f", {shard}" if number else shard).encode())
@@ -168,7 +170,7 @@ def _read_once(path: Path, flag: str, _stamp: tuple[int, int, int]) -> ShardedDa
 
 def _read(path: Path | StoreFile, flag: str) -> ShardedDataset:
     try:
-        content, shards, removed = _read_content(path)
+        content, shards = _read_content(path)
     except FileNotFoundError:
         raise DataError(f"{flag} {path} does not exist: prepare_data.py --mode shard writes one") from None
     except OSError as error:
@@ -197,17 +199,15 @@ def _read(path: Path | StoreFile, flag: str) -> ShardedDataset:
         content["policy"],
         content["validation"],
         content["version"],
-        content.get("parent"),
         content.get("transforms", {}),
-        removed,
         content.get("tars"),
         content.get("indexes", ""),
         flag,
     )
 
 
-def _read_content(path: Path | StoreFile) -> tuple[Any, Shards, Removed]:
-    """The content of a `dataset.json`, with IS_SHARD in the place of each valid shard; shards; removed keys.
+def _read_content(path: Path | StoreFile) -> tuple[Any, Shards]:
+    """The content of a `dataset.json`, with IS_SHARD in the place of each valid shard; the shards.
 
     ValueError if it, or a file that it refers to, is not valid, OSError if it cannot be read.
     """
@@ -219,7 +219,6 @@ def _read_content(path: Path | StoreFile) -> tuple[Any, Shards, Removed]:
     else:
         data = read_file(path, max_bytes=MAX_JSON_BYTES)
         content = parse_json(data.decode("utf-8-sig"), columns.take)
-    removed: Removed = {}
     if isinstance(content, dict) and content.get("format") == 3:  # a newer one may refer to other files
         lists = content.get("shard_lists", [])
         if not isinstance(lists, list) or len(lists) > MAX_LISTS:
@@ -230,8 +229,8 @@ def _read_content(path: Path | StoreFile) -> tuple[Any, Shards, Removed]:
                 raise ValueError("its list of shards is not valid")
             content["shards"] += listed
         if "removed_keys" in content:
-            removed = parse_removed(read_hashed(path, content["removed_keys"]))
-    return content, Shards(columns, removed), removed
+            raise ValueError("it has removed_keys, which are not read: write it again with --exclude")
+    return content, Shards(columns)
 
 
 def _problem(content: Mapping[str, Any], shards: Shards, path: Path | StoreFile) -> str | None:
@@ -243,10 +242,8 @@ def _problem(content: Mapping[str, Any], shards: Shards, path: Path | StoreFile)
         return "validation is no file name"
     if validation == path.name:
         return "it is its own validation"
-    if not isinstance(content.get("parent"), str | None) or not isinstance(
-        content.get("transforms", {}), dict
-    ):
-        return "parent or transforms is not valid"
+    if not isinstance(content.get("transforms", {}), dict):
+        return "transforms is not valid"
     if "tars" not in content and not shards.are_beside:
         return "a shard is not beside it"
     wrong = next((number for number, shard in enumerate(listed) if shard is not IS_SHARD), None)
@@ -256,8 +253,6 @@ def _problem(content: Mapping[str, Any], shards: Shards, path: Path | StoreFile)
         return "index_sha256 does not fit its format"
     if shards.has_twins():
         return "a shard is listed twice"
-    if len(shards) and shards.samples.min() < 1:
-        return "a shard has only removed images"
     rest = {name: value for name, value in content.items() if name != "shards"}
     if len(shards) != len(listed) or content.get("version") != _version(rest, shards):
         return "its content does not have its version"

@@ -1,20 +1,15 @@
-"""Files beside a `dataset.json` that it refers to by name and SHA-256: lists of shards, and removed keys."""
+"""Files beside a `dataset.json` that it refers to by name and SHA-256: lists of shards."""
 
 import hashlib
 import re
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from vae.shards.store import StoreFile, read_file
-from vae.system.files import MAX_JSON_BYTES, parse_json, read_regular, sha256_of_file, write_json
+from vae.system.files import MAX_JSON_BYTES, read_regular, sha256_of_file, write_json
 
 # Only names in the dataset's own folder: a dataset may come from a stranger.
 JSON_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]*\.json")
-_KEY = re.compile(r"[0-9a-f]{32}")
-
-Keys = tuple[bytes, ...]  # of images: the first 32 digits of the SHA-256 of a file
-Removed = Mapping[str, Keys]  # by the name of their shard; "": in no shard
 
 
 def write_hashed(path: Path, content: Any) -> dict[str, str]:
@@ -38,18 +33,3 @@ def read_hashed(path: Path | StoreFile, reference: Any) -> str:
     if hashlib.sha256(data).hexdigest() != reference.get("sha256"):
         raise ValueError(f"{name} does not have the SHA-256 that {path.name} lists")
     return data.decode()
-
-
-def parse_removed(text: str) -> Removed:
-    """The keys in the text of that file; ValueError if it is not valid."""
-    content = parse_json(text)
-    lists = list(content.values()) if isinstance(content, dict) else [None]
-    if not all(map(_are_keys, lists)):
-        raise ValueError("its list of removed keys is not valid")
-    return {shard: tuple(map(str.encode, keys)) for shard, keys in content.items()}
-
-
-def _are_keys(keys: Any) -> bool:
-    """Whether it is a list of different keys."""
-    is_list = isinstance(keys, list) and all(isinstance(key, str) and _KEY.fullmatch(key) for key in keys)
-    return is_list and len(set(keys)) == len(keys)

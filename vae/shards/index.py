@@ -13,7 +13,6 @@ from typing import NamedTuple
 import numpy as np
 
 from vae.images.formats import BadImageError
-from vae.shards.hashed_files import Keys
 from vae.system.files import read_regular
 
 MAX_IMAGE_BYTES = 2**31 - 2**12  # of one image file: Linux reads no more at once
@@ -43,7 +42,6 @@ class Shard(NamedTuple):
     bytes: int
     sha256: str
     index_sha256: str | None = None  # of its index; None in a dataset of format 1
-    removed: Keys = ()  # of images that do not belong to the dataset
 
 
 def foreign_index(name_bytes: int) -> np.dtype:
@@ -72,7 +70,7 @@ def max_index_bytes(shard: Shard) -> int:
 
 
 def read_index(path: Path, shard: Shard) -> np.ndarray:
-    """The index of a shard without removed images: INDEX (n,). BadImageError if it is of another shard."""
+    """The index of a shard: INDEX (n,). BadImageError if it is of another shard."""
     try:
         return parse_index(read_regular(path, max_index_bytes(shard)), shard)
     except ValueError as error:  # too large
@@ -83,7 +81,7 @@ def read_index(path: Path, shard: Shard) -> np.ndarray:
 
 
 def parse_index(data: bytes, shard: Shard) -> np.ndarray:
-    """The index of a shard from the content of its file, without removed images; errors as `read_index`."""
+    """The index of a shard from the content of its file; errors as `read_index`."""
     name, file = index_path(Path(), shard).name, io.BytesIO(data)
     if shard.index_sha256 not in (None, hashlib.sha256(data).hexdigest()):
         raise BadImageError("bad_index", f"{name} is not the index that dataset.json lists")
@@ -103,10 +101,6 @@ def parse_index(data: bytes, shard: Shard) -> np.ndarray:
     keys = np.sort(rows["key"])
     if (keys[1:] == keys[:-1]).any():
         raise BadImageError("bad_index", f"{name} has two images of one key")
-    if shard.removed:
-        rows = rows[~np.isin(rows["key"], np.array(shard.removed, "S32"))]
-        if len(rows) != shard.samples - len(shard.removed):
-            raise BadImageError("bad_index", f"{name} lacks an image that the dataset has removed")
     return rows
 
 

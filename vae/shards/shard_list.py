@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 
-from vae.shards.hashed_files import Removed
 from vae.shards.index import MAX_NAME_BYTES, Shard
 
 # Only names in the folder, or below that of others: a dataset may come from a stranger.
@@ -25,15 +24,9 @@ IS_SHARD = object()  # in the place of a valid shard that was read from JSON
 class Shards(Sequence[Shard]):
     """The shards of a dataset as columns: 1.4 million need 0.1 GiB, and would need 0.7 GiB as objects."""
 
-    def __init__(self, columns: "ShardColumns", removed: Removed | None = None) -> None:
+    def __init__(self, columns: "ShardColumns") -> None:
         self._names = np.array(columns.names, dtype=np.bytes_)
-        self._removed = removed or {}
-        self.samples = np.array(columns.samples, dtype=np.int64)  # of each shard, without removed images
-        if self._removed:
-            listed = np.array([name.encode() for name in self._removed])
-            counts, order = np.array([len(keys) for keys in self._removed.values()]), np.argsort(listed)
-            places = order[np.searchsorted(listed[order], self._names).clip(max=len(order) - 1)]
-            self.samples -= np.where(listed[places] == self._names, counts[places], 0)
+        self.samples = np.array(columns.samples, dtype=np.int64)
         self.bytes = np.array(columns.bytes, dtype=np.int64)
         self._hashes, self._index_hashes = bytes(columns.hashes), bytes(columns.index_hashes)
         self.are_beside = columns.are_beside  # no name has a folder
@@ -44,10 +37,8 @@ class Shards(Sequence[Shard]):
     def __getitem__(self, number: int) -> Shard:  # type: ignore[override]
         start = SHA256_BYTES * (number if number >= 0 else len(self) + number)
         sha256, index = (h[start : start + SHA256_BYTES].hex() for h in (self._hashes, self._index_hashes))
-        name = self._names[number].decode()
-        removed = self._removed.get(name, ())
-        samples = int(self.samples[number]) + len(removed)
-        return Shard(name, samples, int(self.bytes[number]), sha256, index or None, removed)
+        name, samples = self._names[number].decode(), int(self.samples[number])
+        return Shard(name, samples, int(self.bytes[number]), sha256, index or None)
 
     @property
     def hashed_indexes(self) -> int:

@@ -274,16 +274,6 @@ def csv_cell(value: Any) -> Any:
     return value
 
 
-def csv_delimiter(header: str) -> str:
-    """What separates the columns of a CSV file with this first line: a comma, a semicolon or a tab."""
-    return max(",;\t", key=header.count)
-
-
-def csv_text(cell: str) -> str:
-    """The text that `csv_cell` wrote."""
-    return cell[1:] if cell.startswith("'") and _FORMULA.match(cell) else cell
-
-
 def nearest_existing(path: str | os.PathLike[str]) -> Path:
     """`path`, or its nearest parent that exists."""
     path = Path(path)

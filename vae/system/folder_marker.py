@@ -57,8 +57,7 @@ def check_folder(folder: Path, command: str, flag: str = "--output_dir") -> Fold
     marker = read_marker(folder)
     if marker is not None and marker.command != command:
         raise UserError(
-            f"{flag} {folder} is the folder of another command ({marker.command}): "
-            "give a new or an empty folder"
+            f"{flag} {folder} is the folder of another command ({marker.command}): give a new or empty one"
         )
     if marker is not None:
         _refuse_linked_folders(folder, flag)
@@ -107,8 +106,7 @@ def _refuse_linked_folders(folder: Path, flag: str) -> None:
     link = next((name for name in links if not (inside / name).resolve().is_relative_to(inside)), None)
     if link is not None:
         raise UserError(
-            f"{flag} {folder} contains the link {link} to another folder, and this command could change what "
-            "is in it: remove the link"
+            f"{flag} {folder} contains the link {link} to another folder, which could change: remove the link"
         )
 
 

@@ -11,9 +11,7 @@ import numpy as np
 from vae.config.options import Config, DataConfig
 from vae.data.dataset import CropDataset, FolderImages, Images
 from vae.data.exclude_list import Excluded, read_exclude_list
-from vae.data.image_sizes import (
-    image_sizes,
-)
+from vae.data.image_sizes import image_sizes
 from vae.data.manifest import MANIFEST_NAME, check_files, image_root, is_manifest, read_rows, train_and_val
 from vae.images.folder import list_images, split_names
 from vae.images.formats import BadImageError
@@ -103,7 +101,9 @@ def cached_shards(images: Images, data: DataConfig) -> list[np.ndarray]:
     """The sizes of the shards in bytes, of each dataset, or of all that count as one, if a cache has them."""
     parts = images.parts if isinstance(images, MixtureImages) else [images]
     datasets = [part.dataset for part in parts if isinstance(part, ShardImages)]
-    sizes = [one.shards.bytes for one in datasets if data.cache_gib and (data.cache_dir or one.store)]
+    sizes = [
+        dataset.shards.bytes for dataset in datasets if data.cache_gib and (data.cache_dir or dataset.store)
+    ]
     has_weights = isinstance(images, MixtureImages) and images.weights
     return sizes if has_weights or not sizes else [np.concatenate(sizes)]
 
@@ -117,20 +117,20 @@ def _fitting_shuffle(images: Images, order: Mixable, data: DataConfig) -> int | 
 
 
 def find_images(
-    config: Config, given: dict[str, Any], num_workers: int = 0
+    config: Config, num_workers: int = 0, val_split_given: bool = False
 ) -> tuple[TrainingSet, ValidationSet | None]:
     """The training set and the validation set; None if nothing is set aside for validation.
 
-    `num_workers`: processes that decode validation images.
+    `num_workers`: processes that decode validation images. `val_split_given`: by the user.
     """
     data = config.data
     cache = open_cache((*dataset_paths(data.data_path), data.val_path), data.cache_dir, data.cache_gib)
     if mixture := parse_mixture(data.data_path):
-        train, validation = _images_of_mixture(config, given, cache, mixture)
+        train, validation = _images_of_mixture(config, val_split_given, cache, mixture)
     elif is_dataset(data.data_path):
-        train, validation = _images_of_dataset(config, given, cache)
+        train, validation = _images_of_dataset(config, val_split_given, cache)
     else:
-        train, validation = _image_files(config, given)
+        train, validation = _image_files(config, val_split_given)
     if data.val_path:
         validation = _validation_images(config, train, cache)
     count = len(validation) if validation is not None else 0
@@ -167,18 +167,15 @@ def _shard_label(images: ShardImages | MixtureImages, index: int) -> str | None:
 
 
 def _images_of_dataset(
-    config: Config, given: dict[str, Any], cache: ShardCache | None
+    config: Config, val_split_given: bool, cache: ShardCache | None
 ) -> tuple[Images, Images | None]:
     """The images of a dataset of shards, and those of the validation set that was written with it."""
     data = config.data
     if data.fold is not None:
+        raise UserError(f"--fold {data.fold} needs a manifest with folds, not shards: leave it out")
+    if val_split_given:
         raise UserError(
-            f"--fold {data.fold} needs a manifest with folds, not a dataset of shards: leave it out"
-        )
-    if "val_split" in given:
-        raise UserError(
-            f"--val_split {data.val_split}: the validation set of a dataset of shards was chosen when it was "
-            "written: leave it out, or give --val_path"
+            f"--val_split {data.val_split}: shards have a validation set: leave it out or give --val_path"
         )
     dataset = read_dataset(data.data_path)
     validation = None
@@ -189,7 +186,7 @@ def _images_of_dataset(
 
 
 def _images_of_mixture(
-    config: Config, given: dict[str, Any], cache: ShardCache | None, mixture: Mixture
+    config: Config, val_split_given: bool, cache: ShardCache | None, mixture: Mixture
 ) -> tuple[Images, Images | None]:
     """The images of several datasets, and those of their validation sets.
 
@@ -199,8 +196,8 @@ def _images_of_mixture(
     train: list[ShardImages] = []
     held_out: dict[int, ShardImages] = {}
     for number, (path, _) in enumerate(mixture):
-        one = replace(config, data=replace(data, data_path=path))
-        images, validation = _images_of_dataset(one, given, cache)
+        single = replace(config, data=replace(data, data_path=path))
+        images, validation = _images_of_dataset(single, val_split_given, cache)
         assert isinstance(images, ShardImages)
         train.append(images)
         if isinstance(validation, ShardImages):
@@ -253,27 +250,26 @@ def _refuse_shared(train: ShardImages, images: ShardImages, shown: str, exclude:
     except BadImageError as error:
         raise DataError(f"{shown}: {error.detail}: copy the dataset again") from error
     if exclude and shared:
-        pairs = np.array([(one.key, one.training_key) for one in shared], "S32")
+        pairs = np.array([(image.key, image.training_key) for image in shared], "S32")
         numbers = read_exclude_list(exclude).numbers(pairs.reshape(-1)).reshape(-1, 2)
         shared = [shared[place] for place in np.flatnonzero((numbers < 0).all(axis=1))]
     if shared:
-        equal = sum(one.is_equal for one in shared)
-        examples = ", ".join(f"{one.key} ({one.training_key})" for one in shared[:3])
+        equal = sum(image.is_equal for image in shared)
+        examples = ", ".join(f"{image.key} ({image.training_key})" for image in shared[:3])
         raise DataError(
             f"{shown}: {equal} of its images are training images too and {len(shared) - equal} "
             f"look like one, for example {examples}: give other images"
         )
 
 
-def _image_files(config: Config, given: dict[str, Any]) -> tuple[Images, Images | None]:
+def _image_files(config: Config, val_split_given: bool) -> tuple[Images, Images | None]:
     """The images of a folder or a manifest, and those of them that are set aside for validation."""
     data = config.data
     if is_manifest(data.data_path):
-        train, validation = _images_of_manifest(config, "val_split" in given)
+        train, validation = _images_of_manifest(config, val_split_given)
     elif data.fold is not None:
         raise UserError(
-            f"--fold {data.fold} needs a manifest with folds: use --data_path "
-            f"{Path(data.data_path) / MANIFEST_NAME}"
+            f"--fold {data.fold} needs a manifest: use --data_path {Path(data.data_path) / MANIFEST_NAME}"
         )
     else:
         share = 0.0 if data.val_path else data.val_split
@@ -290,9 +286,7 @@ def _images_of_manifest(config: Config, val_split_given: bool) -> tuple[list[str
     """Training and validation names. Validation images of the manifest are never used for training."""
     data = config.data
     if data.fold is not None and data.val_path:
-        raise UserError(
-            f"--fold {data.fold} and --val_path {data.val_path} both define a validation set: remove one"
-        )
+        raise UserError(f"--fold {data.fold} and --val_path {data.val_path} exclude each other: remove one")
     train, validation = train_and_val(
         data.data_path,
         fold=data.fold,

@@ -55,8 +55,7 @@ class Distributed:
         local_rank = int(os.environ.get("LOCAL_RANK", 0))
         if kind == "cuda" and local_rank >= torch.cuda.device_count():
             raise UserError(
-                f"--nproc_per_node starts more processes than the {torch.cuda.device_count()} GPUs here: "
-                "lower it to that number"
+                f"--nproc_per_node is above the {torch.cuda.device_count()} GPUs here: use that number"
             )
         chosen = torch.device(kind, local_rank) if kind == "cuda" else torch.device(kind)
         if kind == "cuda":

@@ -89,7 +89,9 @@ class Export:
 
     def __init__(self, config: Config, state: TrainingState, remedy: str) -> None:
         self.folder = Path(config.run.output_dir) / EXPORT_NAME
-        self._config, self._state, self._remedy_of_decrease = config, state, remedy
+        self._config = config
+        self._state = state
+        self._remedy_of_decrease = remedy
 
     def write(self, constants: LatentConstants, checkpoint: Path, overflows_fp16: bool = False) -> None:
         """Write the folder with constants of the latents; nothing if a value is not finite: NonFiniteError.
@@ -163,7 +165,9 @@ class Export:
 
     def _remedy(self, text: str) -> str:
         """The remedy `text`, and the command that trains on from the best checkpoint."""
-        name, stage, folder = self._state.history.best_checkpoint, self._state.stage, self.folder.parent
+        name = self._state.history.best_checkpoint
+        stage = self._state.stage
+        folder = self.folder.parent
         if not name or name == position_name(self._state.position) or not (folder / name).is_file():
             return text
         flags = ["--image_size", str(stage.image_size), "--num_epochs", str(stage.num_epochs)]

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from vae.config.flags import command_words
-from vae.config.options import Config, DataConfig
+from vae.config.options import DataConfig
 from vae.data.dataset import FolderImages
 from vae.data.loading import load_validation
 from vae.data.manifest import image_root, is_manifest, read_rows
@@ -28,8 +28,8 @@ from vae.system.files import read_json, write_csv_rows, write_json
 from vae.system.folder_marker import check_folder, claim_folder
 from vae.system.host import usable_cores
 from vae.training.child_runs import ChildRuns, continued, validations
+from vae.training.command import Command, check_command
 from vae.training.output.run_folder import METRICS_NAME
-from vae.training.precheck import Given, check_command, output_folder
 
 REPORT_NAME = "folds.json"
 IMAGES_NAME = "folds.csv"
@@ -61,33 +61,31 @@ class Fold:
         return command_words({name: value for name, value in given.items() if value is not None})
 
 
-def train_folds(given: Given, wanted: Sequence[str]) -> int:
+def train_folds(command: Command, wanted: Sequence[str]) -> int:
     """Train these folds of the manifest, and print their results as one table; returns the exit code."""
-    folds = find_folds(given, wanted)
-    check_folder(output_folder(given), "folds")
+    folds, folder = find_folds(command, wanted), command.output_dir
+    check_folder(folder, "folds")
     for fold in folds:
         check_command({**fold.given, "resume_from": "latest"})
-    claim_folder(output_folder(given), "folds")
-    code = _train(folds, _cards(given))
+    claim_folder(folder, "folds")
+    code = _train(folds, _cards(command))
     if code == 0:
-        report(output_folder(given), [fold.number for fold in folds])
+        report(folder, [fold.number for fold in folds])
     return code
 
 
-def find_folds(given: Given, wanted: Sequence[str]) -> list[Fold]:
+def find_folds(command: Command, wanted: Sequence[str]) -> list[Fold]:
     """The folds that `--folds` names, with the options of their runs; UserError if one does not exist."""
     shown = " ".join(wanted)
     for name in EXCLUDED:
-        if given.get(name) not in (None, False):
+        if command.value(name) not in (None, False):
             raise UserError(
                 f"--folds {shown} and --{name} exclude each other: remove --{name}; to resume, repeat the "
                 "command with --folds"
             )
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
-        raise UserError(
-            f"--folds {shown} starts its own processes, one on each card: start it with python, not torchrun"
-        )
-    data_path = given.get("data_path", Config().data.data_path)
+        raise UserError(f"--folds {shown} starts its own processes: start it with python, not torchrun")
+    data_path = command.value("data_path")
     if not is_manifest(data_path):
         raise UserError(
             f"--folds {shown} needs a manifest with folds as --data_path, not {data_path}: create one with "
@@ -96,29 +94,24 @@ def find_folds(given: Given, wanted: Sequence[str]) -> list[Fold]:
     known = sorted({row["fold"] for row in read_rows(data_path) if row.get("fold") is not None})
     if not known:
         raise UserError(
-            f"--folds {shown}: the manifest {data_path} has no folds: create them with "
-            "prepare_data.py --mode split --num_folds 5"
+            f"--folds {shown}: {data_path} has no folds: run prepare_data.py --mode split --num_folds 5"
         )
     chosen = known if list(wanted) == ["all"] else [_number(text, known, shown) for text in wanted]
-    folder = output_folder(given)
-    return [
-        Fold(number, {**given, "fold": number, "output_dir": str(folder / f"fold_{number}")})
-        for number in dict.fromkeys(chosen)
-    ]
+    folders = {number: str(command.output_dir / f"fold_{number}") for number in chosen}
+    return [Fold(n, {**command.given, "fold": n, "output_dir": path}) for n, path in folders.items()]
 
 
 def _number(text: str, known: Sequence[int], shown: str) -> int:
     if not text.isdecimal() or int(text) not in known:
         raise UserError(
-            f"--folds {shown}: {text} is no fold of the manifest: it has folds {known[0]} to {known[-1]}; "
-            "give some of them, or all"
+            f"--folds {shown}: {text} is no fold: give some of folds {known[0]} to {known[-1]}, or all"
         )
     return int(text)
 
 
-def _cards(given: Given) -> list[str | None]:
+def _cards(command: Command) -> list[str | None]:
     """The cards to train on at the same time, as values of CUDA_VISIBLE_DEVICES; None: as a run chooses."""
-    if given.get("device", "auto") == "cpu" or torch.cuda.device_count() < 2:
+    if command.value("device") == "cpu" or torch.cuda.device_count() < 2:
         return [None]
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     return list(visible.split(",") if visible else map(str, range(torch.cuda.device_count())))
@@ -126,7 +119,9 @@ def _cards(given: Given) -> list[str | None]:
 
 def _train(folds: Sequence[Fold], cards: Sequence[str | None]) -> int:
     """Train the folds, one at a time on each card; the exit code of the first one that fails, or 0."""
-    waiting, free, code = list(folds), list(cards), 0
+    waiting = list(folds)
+    free = list(cards)
+    code = 0
     try:
         with ChildRuns[tuple[Fold, str | None]]() as runs:
             while runs.running or (waiting and not code):

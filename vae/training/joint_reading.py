@@ -1,4 +1,4 @@
-"""What the processes of a run read of its images together: each a share, and all get the whole."""
+"""What the processes of a run read of its images together, for --exclude and --buckets: each a share."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -6,8 +6,10 @@ from pathlib import Path
 
 import numpy as np
 
-from vae.config.options import Config
+from vae.config.options import Config, DataConfig
 from vae.data.dataset import FolderImages, Images
+from vae.data.exclude_list import Excluded, ExcludeList, read_exclude_list, unmatched_text
+from vae.data.excluding import find_excluded
 from vae.data.image_sizes import (
     ASPECTS_NAME,
     image_sizes,
@@ -18,10 +20,12 @@ from vae.data.image_sizes import (
 )
 from vae.data.manifest import is_manifest
 from vae.sampling.buckets import aspects
+from vae.system import console
 from vae.system.errors import DataError, UserError
 from vae.training.datasets import TrainingSet
 from vae.training.distributed import Distributed
 from vae.training.output.appending import try_to_write
+from vae.training.validation.measure import ValidationSet
 
 
 def with_aspects(training_set: TrainingSet, config: Config, dist: Distributed) -> TrainingSet:
@@ -33,8 +37,8 @@ def with_aspects(training_set: TrainingSet, config: Config, dist: Distributed) -
     if not data.buckets:
         return training_set
     stored = Path(config.run.output_dir) / ASPECTS_NAME
-    found = load_aspects(stored, images.fingerprint()) if dist.is_main else None
-    everything = dist.all_gather_set({found.tobytes()} if found is not None else set())
+    stored_aspects = load_aspects(stored, images.fingerprint()) if dist.is_main else None
+    everything = dist.all_gather_set({stored_aspects.tobytes()} if stored_aspects is not None else set())
     if not everything:
         everything = {_measured_aspects(images, data.data_path, dist)}
     return replace(training_set, aspects=np.frombuffer(everything.pop(), dtype=np.float32))
@@ -42,10 +46,10 @@ def with_aspects(training_set: TrainingSet, config: Config, dist: Distributed) -
 
 def store_aspects(folder: Path, training_set: TrainingSet) -> None:
     """Store the aspects in the folder of a run, so that a resumed one has the same order without reading."""
-    found, fingerprint = training_set.aspects, training_set.fingerprint()
-    if found is not None:
+    aspects_of_images, fingerprint = training_set.aspects, training_set.fingerprint()
+    if aspects_of_images is not None:
         path = folder / ASPECTS_NAME
-        try_to_write(path, lambda: save_aspects(path, fingerprint, found))
+        try_to_write(path, lambda: save_aspects(path, fingerprint, aspects_of_images))
 
 
 def _measured_aspects(images: Images, data_path: str, dist: Distributed) -> bytes:
@@ -71,3 +75,49 @@ def results_by_rank(read: Callable[[], bytes], dist: Distributed) -> list[bytes]
         raise failure or DataError("another process cannot read what it needs of the images: it says why")
     parts = dict(dist.all_gather_set({(dist.rank, own)}))
     return [parts[rank] for rank in range(dist.world_size)]
+
+
+def without_excluded(
+    training_set: TrainingSet, validation_set: ValidationSet | None, data: DataConfig, dist: Distributed
+) -> tuple[TrainingSet, ValidationSet | None]:
+    """Both sets without the images that --exclude names; DataError if one of them has no other images."""
+    if data.exclude is None:
+        return training_set, validation_set
+    keys = read_exclude_list(data.exclude)
+    training, matched = _excluded(training_set, keys, data.data_path, dist)
+    _check_rest(len(training_set.images), training, data, "training")
+    validation = Excluded(sha256=keys.sha256, keys=len(keys))
+    if validation_set is not None:
+        path = data.val_path or data.data_path
+        validation, others = _excluded(validation_set, keys, path, dist)
+        own = validation.indices
+        validation = replace(validation, indices=own[own < validation_set.count])
+        _check_rest(validation_set.count, validation, data, "validation")
+        validation_set = replace(validation_set, excluded=validation)
+        matched = np.union1d(matched, others)
+    console.info(
+        f"exclude {len(training.indices)} training and {len(validation.indices)} validation images are left "
+        f"out{unmatched_text(keys, matched)}"
+    )
+    return replace(training_set, excluded=training), validation_set
+
+
+def _excluded(
+    images_of: TrainingSet | ValidationSet, keys: ExcludeList, path: str, dist: Distributed
+) -> tuple[Excluded, np.ndarray]:
+    """The excluded images of a set, and the numbers of their keys; each process reads a share."""
+    manifest = path if is_manifest(path) else None
+
+    def find() -> bytes:
+        indices, numbers = find_excluded(images_of.images, keys, manifest, dist.rank, dist.world_size)
+        return np.concatenate([[len(indices)], indices, numbers]).astype(np.int64).tobytes()
+
+    parts = [np.frombuffer(part, np.int64) for part in results_by_rank(find, dist)]
+    indices = np.unique(np.concatenate([part[1 : 1 + part[0]] for part in parts]))
+    numbers = np.unique(np.concatenate([part[1 + part[0] :] for part in parts]))
+    return Excluded(indices, keys.sha256, len(keys), len(numbers)), numbers
+
+
+def _check_rest(count: int, excluded: Excluded, data: DataConfig, name: str) -> None:
+    if count and len(excluded.indices) == count:
+        raise DataError(f"--exclude {data.exclude} has all {count} {name} images: leave some of them out")

@@ -22,7 +22,7 @@ def kernel_shapes(specs: Iterable[StepSpec]) -> list[Shape]:
     shapes: dict[Shape, None] = {}  # in the order of the steps
     for spec in specs:
         networks = meta_networks(spec)
-        modules = [networks.autoencoder, networks.discriminator, *networks.terms.networks()]
+        modules = [networks.autoencoder, networks.discriminator, networks.teacher, *networks.terms.networks()]
         for module in (part for network in modules if network is not None for part in network.modules()):
             module.register_forward_pre_hook(lambda *call: shapes.update(dict.fromkeys(_norms(*call))))
             for features in _compared(module):
@@ -32,7 +32,7 @@ def kernel_shapes(specs: Iterable[StepSpec]) -> list[Shape]:
 
 
 def _norms(module: nn.Module, inputs: tuple[Any, ...]) -> list[Shape]:
-    """Of the norms and the attention in a module, without those of its parts."""
+    """The shapes of the norms and the attention in a module, without those of its parts."""
     if isinstance(module, ResnetBlock):
         first, channels = _norm(module.norm1, inputs[0]), module.norm2.num_channels
         return [first, first._replace(channels=channels, has_h_bias=True)]
@@ -60,5 +60,5 @@ def _compared(module: nn.Module) -> Iterable[nn.Module]:
 
 
 def _features(out: Any) -> FeatureShape:
-    """Of features (B, C, h, w), or of tokens (B, N, C), which are compared as (B, C, N, 1)."""
+    """The shape of features (B, C, h, w), or of tokens (B, N, C), compared as (B, C, N, 1)."""
     return FeatureShape(*out.shape[1:]) if out.dim() == 4 else FeatureShape(out.shape[2], out.shape[1], 1)

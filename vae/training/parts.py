@@ -3,7 +3,6 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -11,6 +10,7 @@ from vae.config.options import Config
 from vae.data.loading import TrainLoader
 from vae.step import Networks
 from vae.training.checkpoints.saver import Saver
+from vae.training.command import Command
 from vae.training.datasets import TrainingSet
 from vae.training.distributed import Distributed
 from vae.training.gradient_sum import GradientSum
@@ -22,7 +22,7 @@ from vae.training.output.run_folder import resume_command
 from vae.training.provenance import Provenance
 from vae.training.records.profiling import StepProfiler
 from vae.training.records.recorder import Recorder
-from vae.training.recovery.liveness import Liveness
+from vae.training.recovery.watchdog import Liveness
 from vae.training.schedule import StageSchedule
 from vae.training.stages import Stage, StageSteps, config_of
 from vae.training.state import TrainingState
@@ -37,7 +37,7 @@ class PreparedRun:
     """What set-up has checked and built, before anything is written."""
 
     config: Config
-    given: dict[str, Any]  # options of the command
+    command: Command
     dist: Distributed
     networks: Networks
     gradient_sum: GradientSum
@@ -68,9 +68,9 @@ class PreparedRun:
 
     def schedule(self, stage: Stage) -> StageSchedule:
         """The steps and learning rates of `stage`."""
-        width, begun_from = max(self.config.model.channels), self.provenance.begun_from
+        width = self.config.model.widest
         loss = config_of(stage, self.state.stages, self.config).loss
-        return StageSchedule(self.steps(stage), begun_from, width, self.config.optim, loss)
+        return StageSchedule(self.steps(stage), self.provenance.begun_from, width, self.config.optim, loss)
 
     def plan(self, stage: Stage) -> StagePlan:
         """How the steps of `stage` run; UserError if not even one image fits."""
@@ -112,37 +112,45 @@ class PreparedRun:
     def samples(self, retry: OomRetry, logbook: Logbook, alive: Liveness) -> SampleGrids:
         """What writes the sample grids."""
         return SampleGrids(
-            self.state,
-            self.networks,
-            self.dist,
-            retry,
-            logbook,
-            alive,
-            self.sample_images,
-            self.validation_set,
+            state=self.state,
+            networks=self.networks,
+            dist=self.dist,
+            retry=retry,
+            logbook=logbook,
+            alive=alive,
+            sample_images=self.sample_images,
+            validation_set=self.validation_set,
         )
 
     def loop(
         self, plan: StagePlan, schedule: StageSchedule, saver: Saver, logbook: Logbook, alive: Liveness
     ) -> TrainingLoop:
         """The loop of the stage that trains."""
-        config, state, retry = self.config, self.state, self.retry(plan)
+        config = self.config
+        state = self.state
+        retry = self.retry(plan)
         stepper, validator = self.stepper(schedule, retry), None
         if self.validation_set is not None:
             validator = Validator(
-                self.validation_set,
-                state,
-                self.networks,
-                self.dist,
-                retry,
-                schedule,
-                logbook,
-                alive,
-                config.run,
+                images=self.validation_set,
+                state=state,
+                networks=self.networks,
+                dist=self.dist,
+                retry=retry,
+                schedule=schedule,
+                logbook=logbook,
+                alive=alive,
+                options=config.run,
             )
-        planned_bytes = min(plan.memory.total, plan.available)
         recorder = Recorder(
-            state, schedule, self.networks.terms, retry, self.dist, logbook, config.run, planned_bytes
+            state=state,
+            schedule=schedule,
+            terms=self.networks.terms,
+            retry=retry,
+            dist=self.dist,
+            logbook=logbook,
+            options=config.run,
+            planned_bytes=min(plan.memory.total, plan.available),
         )
         folder = self.output_dir / "profile" / f"{state.stage.image_size}px"
         return TrainingLoop(

@@ -30,7 +30,11 @@ EXPORTED = "exported"  # key: the SHA-256 of the checkpoint whose weights the ru
 RULES = 1  # of the order of images and of their crops as functions of (seed, epoch, position)
 # Without these keys two records can be equal: they do not decide samples.
 NOT_COMPARED = {"path", "policy", "transforms", "parent", "exclude_keys", "exclude_matched"}
-NEW, EXACT, TOPOLOGY, DATA, ROLLBACK = "new", "exact", "other topology", "other data", "rollback"
+NEW = "new"
+EXACT = "exact"
+TOPOLOGY = "other topology"
+DATA = "other data"
+ROLLBACK = "rollback"
 SHOWN = 12  # characters of a version
 
 
@@ -151,7 +155,6 @@ def _version(of: TrainingSet | ValidationSet) -> dict[str, Any]:
         "images": len(images),
         "policy": dict(dataset.policy) if dataset else None,
         "transforms": dict(dataset.transforms) if dataset else None,
-        "parent": dataset.parent if dataset else None,
         **of.excluded.record(),
     }
 
@@ -199,8 +202,9 @@ def print_resume(resume: Resume, new_size: int | None) -> None:
 
     `new_size`: the side of the crops in px, if a stage begins here.
     """
-    if resume.kind == EXACT and new_size is not None:
-        console.info(f"resume  with a new stage of {new_size} px: the same images in new epochs")
+    if resume.kind in (EXACT, TOPOLOGY) and new_size is not None:
+        changed = f", {resume.changed}" if resume.changed else ""
+        console.info(f"resume  with a new stage of {new_size} px{changed}: the same images in new epochs")
     elif resume.kind == EXACT:
         console.info("resume  exact: the samples continue as if the run had not stopped")
     elif resume.kind == TOPOLOGY:

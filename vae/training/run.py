@@ -4,10 +4,11 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 
-from vae.config.options import CONTRACT, Config, flatten
+from vae.config.options import CONTRACT, flatten
 from vae.device import is_out_of_memory
 from vae.interop.latent_statistics import LatentConstants
 from vae.memory.available import limit_memory
@@ -18,6 +19,7 @@ from vae.system.folder_marker import claim_folder
 from vae.training.checkpoints.saver import Saver
 from vae.training.checkpoints.store import position_name
 from vae.training.checkpoints.writer import CheckpointWriter, copy_fits
+from vae.training.command import Command, check_command
 from vae.training.distributed import Distributed
 from vae.training.export import LATENT_IMAGES, Export, is_exported, latent_constants
 from vae.training.joint_reading import store_aspects
@@ -30,16 +32,14 @@ from vae.training.output.logbook import Logbook
 from vae.training.output.run_folder import COMMAND, METRICS_NAME, contains_run, resume_command
 from vae.training.output.wandb_run import WandbRun
 from vae.training.parts import PreparedRun
-from vae.training.precheck import Checked, Given, check_command, output_folder
 from vae.training.precision import activations_of, search_plans
 from vae.training.records.cost import cost_text, recorded_cost
 from vae.training.records.stage_report import print_remarks, print_stage, record_memory
 from vae.training.records.summary import next_command, progress_line, result_lines
-from vae.training.recovery.liveness import Liveness
 from vae.training.recovery.rollback import Rollback, begin_run
 from vae.training.recovery.signals import EXPORT, LoadingStoppedError, StopSignals
 from vae.training.recovery.stability import raise_if_diverged
-from vae.training.recovery.watchdog import Watchdog
+from vae.training.recovery.watchdog import Liveness, Watchdog
 from vae.training.schedule import StageSchedule
 from vae.training.setup import begin_stability, leave_fp16, prepare_run
 from vae.training.stages import Stage, current_stage
@@ -48,31 +48,30 @@ from vae.training.trials.stage_length import choose_length
 from vae.training.validation.measure import Metrics
 
 
-def train(given: Given) -> int:
+def train(given: dict[str, Any]) -> int:
     """Train with the `given` option values; returns the exit code, raises UserError for a user's mistake."""
     return train_checked(check_command(given))
 
 
-def train_checked(given: Checked) -> int:
-    """The same for options that were checked before PyTorch was imported."""
-    options = Config().run
-    dist = Distributed.start(given.get("device", "auto"), given.get("hang_minutes", options.hang_minutes))
+def train_checked(command: Command) -> int:
+    """The same for a command that was checked before PyTorch was imported."""
+    dist = Distributed.start(command.value("device"), command.value("hang_minutes"))
     console.configure(
         is_main_process=dist.is_main,
         closed_output_remark=f"the output was closed: training continues, its records are in {METRICS_NAME}",
     )
     try:
         with StopSignals(dist.is_main) as signals, FolderLock() as lock, dist.lost_processes_named():
-            folder = output_folder(given)
+            folder = command.output_dir
             _on_main(dist, folder, lambda: lock.acquire(folder) if contains_run(folder) else None)
-            prepared = prepare_run(given, dist)
+            prepared = prepare_run(command, dist)
             minutes = prepared.config.run.hang_minutes
             with Watchdog(minutes, prepared.output_dir, dist.rank) as watchdog:
                 return _Run(prepared, Liveness(watchdog, signals), lock).train()
     except (RuntimeError, MemoryError) as error:
         if not is_out_of_memory(error):
             raise
-        raise UserError(_out_of_memory_line(error, output_folder(given))) from None
+        raise UserError(_out_of_memory_line(error, command.output_dir)) from None
     finally:
         console.configure()
         dist.close()
@@ -104,8 +103,11 @@ class _Run:
     """A prepared run in its folder."""
 
     def __init__(self, prepared: PreparedRun, alive: Liveness, lock: FolderLock) -> None:
-        self.prepared, self.alive, self.lock = prepared, alive, lock
-        self.state, self.dist = prepared.state, prepared.dist
+        self.prepared = prepared
+        self.alive = alive
+        self.lock = lock
+        self.state = prepared.state
+        self.dist = prepared.dist
 
     def train(self) -> int:
         """Train stage after stage, and export; returns the exit code."""
@@ -155,7 +157,9 @@ class _Run:
 
     def _train_stage(self, loop: TrainingLoop, schedule: StageSchedule, plan: StagePlan) -> StageEnd:
         """Train a stage; if it diverges, go back. An error that you can fix is raised after saving."""
-        saver, settings, diverged = loop.saver, loop.stepper.retry.settings, None
+        saver = loop.saver
+        settings = loop.stepper.retry.settings
+        diverged = None
         self.alive.watchdog.save_alone = saver.save_alone
         self.alive.beat()
         set_recompute(self.state.autoencoder, settings.recompute)

@@ -30,22 +30,15 @@ def warmup_steps(warmup_epochs: float, steps_per_epoch: int, total_steps: int) -
     return min(round(warmup_epochs * steps_per_epoch), int(total_steps * WARMUP_SHARE))
 
 
-def full_rate(width: int) -> float:
-    """The peak learning rate of a long stage; `width`: channels of the widest level.
-
-    With Adam, the rate of hidden layers is inverse to their width (Yang et al. 2022, table 3).
-    """
-    return min(MAX_PEAK, REFERENCE_PEAK * REFERENCE_WIDTH / width)
-
-
 def peak_learning_rate(width: int, start: str, total_steps: int) -> float:
     """The peak learning rate of a stage of `total_steps`; `width`: channels of the widest level.
 
+    With Adam, the rate of hidden layers is inverse to their width (Yang et al. 2022, table 3).
     Adam's first steps change every weight by about the rate, whatever its gradient, so a warm start loses
     before it gains: the rate is proportional to the length of a short stage, and to its square for a trained
     VAE, which has more to lose.
     """
-    peak = full_rate(width)
+    peak = min(MAX_PEAK, REFERENCE_PEAK * REFERENCE_WIDTH / width)
     if start == RANDOM:
         return min(peak, MAX_RANDOM_PEAK)
     share = min(1.0, total_steps / FULL_RATE_STEPS)

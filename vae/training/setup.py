@@ -6,16 +6,19 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 
 from vae.config.options import MIN_IMAGE_SIZE, Config
 from vae.config.recipes import recipe_values
 from vae.config.resolve import (
     DECODER_SHAPE,
+    check_decoder,
     check_discriminator,
     check_encoder,
     check_image_size,
     check_new_decoder,
     check_shape,
+    check_teacher,
     check_views,
     resolve,
     with_local_batch,
@@ -23,11 +26,11 @@ from vae.config.resolve import (
 from vae.data.probing import probe
 from vae.data.workers import resolve_num_workers
 from vae.interop.averaging import hash_of_weights
-from vae.interop.fitting import check_fit
+from vae.interop.fitting import check_fit, load_weights, missing_part
 from vae.interop.vae_files import VaeFile, read_vae
 from vae.losses.terms import LossTerms, build_terms
 from vae.memory.plan import stage_spec
-from vae.model.autoencoder import downsampling
+from vae.model.autoencoder import AutoencoderKL, downsampling, mirrored
 from vae.ops.kernel_check import DTYPE_NAMES, Shape, choose_kernels
 from vae.sampling.buckets import bucket_shapes
 from vae.sampling.streams import streams_of_process
@@ -40,15 +43,14 @@ from vae.system.gpus import CPU_SETTINGS, match_card
 from vae.system.host import GIB
 from vae.training.checkpoints.broadcast import from_main
 from vae.training.checkpoints.store import is_on_line, load_named, load_newest, saved_step
+from vae.training.command import Command
 from vae.training.datasets import TrainingSet, find_images
 from vae.training.distributed import Distributed
-from vae.training.exclusion import without_excluded
 from vae.training.gradient_sum import GRADIENT_DTYPES, GradientSum, check_same_networks
-from vae.training.joint_reading import with_aspects
+from vae.training.joint_reading import with_aspects, without_excluded
 from vae.training.kernel_shapes import kernel_shapes
 from vae.training.output.run_folder import folders_of_runs, resume_command
 from vae.training.parts import PreparedRun
-from vae.training.precheck import Given, output_folder
 from vae.training.precision import (
     MEASURED_CROPS,
     activations_of,
@@ -81,24 +83,25 @@ from vae.training.stages import (
 )
 from vae.training.state import TrainingState, begin_state, restore
 from vae.training.validation.measure import ValidationSet
-from vae.training.validation.sample_images import load_sample_images
+from vae.training.validation.sample_grid import load_sample_images
 
 Checkpoint = tuple[Path, dict[str, Any]]
 
 
-def prepare_run(given: Given, dist: Distributed) -> PreparedRun:
+def prepare_run(command: Command, dist: Distributed) -> PreparedRun:
     """Check everything that PyTorch is needed for, and build the run.
 
     Raises UserError, with nothing written, if something is wrong.
     """
-    options = resolve_options(given, *machine_of(dist.device), dist)
-    config, given, content = with_local_batch(options.config, dist.world_size), options.given, options.content
-    stages, position = run_stages(config, given, content)
+    options = resolve_options(command, *machine_of(dist.device), dist)
+    content = options.content
+    config = with_local_batch(options.config, dist.world_size)
+    stages, position = run_stages(config, command, content)
     config = _keep_length(config, stages, position)
     dtype = compute_dtype(config.speed, dist.device)
     num_workers = resolve_num_workers(config.data.num_workers, processes_here=dist.local_world_size)
-    found = find_images(config, given, num_workers)
-    training_set, validation_set = without_excluded(*found, config.data, dist)
+    sets = find_images(config, num_workers, val_split_given="val_split" in command.given)
+    training_set, validation_set = without_excluded(*sets, config.data, dist)
     training_set = with_aspects(training_set, config, dist)
     _check_stages(config, stages, position, training_set, dist)
     set_backends(config.speed)
@@ -109,11 +112,14 @@ def prepare_run(given: Given, dist: Distributed) -> PreparedRun:
     networks, compiled = _networks(config, dist, state, terms, dtype)
     sum_dtype = GRADIENT_DTYPES[config.speed.gradient_dtype]
     _continue(state, config, content, position)
-    state.stages, state.position, state.begun_at = stages, position, replace(position)
+    networks.teacher = _teacher(config, state.autoencoder, dist)
+    state.stages = stages
+    state.position = position
+    state.begun_at = replace(position)
     state.stage = current_stage(stages, position.epoch) or stages[-1]
     run = PreparedRun(
         config=config,
-        given=given,
+        command=command,
         dist=dist,
         networks=networks,
         gradient_sum=GradientSum(trained_networks(networks), dist.world_size, sum_dtype),
@@ -131,12 +137,22 @@ def prepare_run(given: Given, dist: Distributed) -> PreparedRun:
 
 
 def _overflows_fp16(run: PreparedRun, content: dict[str, Any] | None) -> bool:
-    """Whether the activations of the network are too large for fp16, measured if others have trained it."""
+    """Whether activations are too large for fp16, of a network that others have trained or of the teacher."""
     if content is not None and content["fp16"]:
         return False
-    if run.state.overflows_fp16 or (content is None and run.provenance.begun_from != TRAINED):
+    decoders: list[nn.Module | None] = []
+    if content is not None or run.provenance.begun_from == TRAINED:
+        decoders.append(None)  # its own
+    if run.networks.teacher is not None:
+        decoders.append(run.networks.teacher)
+    if run.state.overflows_fp16 or not decoders:
         return run.state.overflows_fp16
-    largest = activations_of(run.state.eval_model, run.crops(run.schedule(run.state.stage), MEASURED_CROPS))
+    schedule = run.schedule(run.state.stage)
+    measured = [
+        activations_of(run.state.eval_model, run.crops(schedule, MEASURED_CROPS), decoder)
+        for decoder in decoders
+    ]
+    largest = max(measured, key=lambda activation: activation.value)
     overflows = run.dist.all_reduce_scalars(largest.may_overflow_fp16)[0] > 0
     if overflows:
         console.info(largest.summary())
@@ -145,12 +161,15 @@ def _overflows_fp16(run: PreparedRun, content: dict[str, Any] | None) -> bool:
 
 def leave_fp16(run: PreparedRun) -> None:
     """Compute in bf16 or fp32 from here on, because the activations of the network overflow fp16."""
-    config, dist, state = run.config, run.dist, run.state
+    config = run.config
+    dist = run.dist
+    state = run.state
     dtype = replacement_of_fp16(config.speed, dist.device)
     shapes = partial(_kernel_shapes, config, state.stages, state.position, dtype)
     choose_kernels(config.speed.kernels, dist.device, [dtype], dist.all_gather_set, shapes)
     state.leave_fp16()
-    run.networks.dtype, run.networks.terms = dtype, _terms(config, dist, dtype)
+    run.networks.dtype = dtype
+    run.networks.terms = _terms(config, dist, dtype)
     console.info(f"activations overflow fp16: --mixed_precision computes in {DTYPE_NAMES[dtype]}")
 
 
@@ -174,15 +193,15 @@ def _provenance(
     if content is not None:
         resume = compare(content["contract"], samples)
         print_resume(resume, None if is_started(stage, position) else stage.image_size)
-    return Provenance(samples, _begun_from(config, content, options.source), path, resume)
+    return Provenance(samples, begun_from(config, content, options.source), path, resume)
 
 
-def _begun_from(config: Config, content: dict[str, Any] | None, source: VaeFile | None) -> str:
+def begun_from(config: Config, content: dict[str, Any] | None, source: VaeFile | None) -> str:
     """The weights that the first stage of the run began with."""
     if content is not None:
         return content["begun_from"]
     if source is not None:
-        return TRAINED if source.has_decoder else WARM
+        return TRAINED if source.has_decoder else RANDOM if config.model.decoder else WARM
     return WARM if config.model.init == "warm" else RANDOM
 
 
@@ -216,7 +235,6 @@ class ResolvedOptions:
     """The options of a command from all sources, and the files among these sources."""
 
     config: Config
-    given: Given  # with the output folder that --resume_from implies
     path: Path | None  # of the checkpoint of --resume_from
     content: dict[str, Any] | None  # of this checkpoint
     source: VaeFile | None  # of --init_from
@@ -232,30 +250,37 @@ def machine_of(device: torch.device) -> tuple[bool, dict[str, Any]]:
 
 
 def resolve_options(
-    given: Given, has_gpu: bool, machine_settings: dict[str, Any], dist: Distributed | None = None
+    command: Command, has_gpu: bool, machine_settings: dict[str, Any], dist: Distributed | None = None
 ) -> ResolvedOptions:
-    """Combine the `given` options with the files that they name, the profile and the machine.
+    """Combine the given options with the files that they name, the profile and the machine.
 
     `dist`: the processes that call this together; None: only this one.
     """
-    wanted, path, content = given.get("resume_from"), None, None
-    if wanted is not None:
-        find = partial(_find_checkpoint, given)
+    given = command.given
+    path = None
+    content = None
+    if command.resume_from is not None:
+        find = partial(_find_checkpoint, command)
         path, content = (from_main(find, dist) if dist else find()) or (None, None)
-    if path is not None and wanted != "latest":
-        given = {"output_dir": str(path.parent), **given}
     if content is not None:
         _keep_order(content)
-    name = given.get("profile")
+    name = command.value("profile")
     profile = recipe_values(name, has_gpu) if name else None
     config = resolve(given, content["config"] if content else None, profile, machine_settings)
+    source = None
     if content is None:
         check_encoder(config, given)
-    config, source = _existing_vae(config, given, dist)
-    return ResolvedOptions(config, given, path, content, source)
+        config, source = _existing_vae(config, given, dist)
+    elif config.loss.teacher_weight:
+        config = replace(config, model=replace(config.model, init_from=content["config"]["init_from"]))
+    check_decoder(config)
+    check_teacher(config)
+    return ResolvedOptions(config, path, content, source)
 
 
-def _existing_vae(config: Config, given: Given, dist: Distributed | None) -> tuple[Config, VaeFile | None]:
+def _existing_vae(
+    config: Config, given: dict[str, Any], dist: Distributed | None
+) -> tuple[Config, VaeFile | None]:
     """The VAE of --init_from, and the configuration with its shape; unchanged and None without the flag.
 
     Another given shape of the decoder replaces its decoder by a new one.
@@ -264,7 +289,7 @@ def _existing_vae(config: Config, given: Given, dist: Distributed | None) -> tup
         return config, None
     read = partial(read_vae, Path(config.model.init_from))
     file = from_main(read, dist) if dist else read()
-    shape = {"norm_groups": config.model.norm_groups, **file.shape}
+    shape = {"norm_groups": config.model.norm_groups, "padding": config.model.padding, **file.shape}
     of_decoder = {name: value for name in DECODER_SHAPE if (value := getattr(config.model, name)) is not None}
     check_shape(
         {name: value for name, value in given.items() if name not in of_decoder}, shape, "--init_from"
@@ -272,24 +297,45 @@ def _existing_vae(config: Config, given: Given, dist: Distributed | None) -> tup
     shape |= {name: tuple(value) for name, value in shape.items() if isinstance(value, list)}
     model = replace(config.model, **shape)
     check_fit(model, file.weights, f"--init_from {config.model.init_from}")
+    if missing_part(file.weights) == "encoder":
+        raise UserError(f"--init_from {config.model.init_from} has no encoder, which training needs")
     wanted = replace(model, **{name: getattr(config.model, name) for name in of_decoder})
-    if (wanted.up_channels, wanted.up_layers) != (model.up_channels, model.up_layers):
+    file.drop_other_decoder(wanted)
+    if not file.has_decoder:
         check_new_decoder(wanted)
-        file.weights = {
-            name: value for name, value in file.weights.items() if not name.startswith("decoder.")
-        }
-        model = wanted
-    return replace(config, model=model), file
+    return replace(config, model=wanted), file
 
 
-def run_stages(config: Config, given: Given, content: dict[str, Any] | None) -> tuple[list[Stage], Position]:
+def _teacher(config: Config, student: AutoencoderKL, dist: Distributed) -> nn.Module | None:
+    """The decoder of --init_from, for --teacher_weight; UserError if it is not that of these latents."""
+    if not config.loss.teacher_weight:
+        return None
+    assert config.model.init_from is not None  # check_teacher
+    where = f"--teacher_weight {config.loss.teacher_weight:g}: --init_from {config.model.init_from}"
+    file = from_main(partial(read_vae, Path(config.model.init_from)), dist)
+    if not file.has_decoder or any(file.shape[name] for name in DECODER_SHAPE):
+        raise UserError(f"{where} has no decoder of the encoder's shape: give the VAE that it came from")
+    model = mirrored(config.model)
+    check_fit(model, file.weights, where)
+    teacher = AutoencoderKL(model)
+    load_weights(teacher, file.weights)
+    pairs = zip(teacher.encoder.parameters(), student.encoder.parameters(), strict=True)
+    if not all(torch.equal(theirs, ours.cpu()) for theirs, ours in pairs):
+        raise UserError(f"{where} has another encoder now: restore that file, or add --teacher_weight 0")
+    layout = torch.channels_last if config.speed.channels_last else torch.contiguous_format
+    return teacher.frozen_decoder().to(dist.device).to(memory_format=layout)
+
+
+def run_stages(
+    config: Config, command: Command, content: dict[str, Any] | None
+) -> tuple[list[Stage], Position]:
     """The stages of the run and the position at which it begins or resumes."""
     if content is None:
         return planned_stages(config), Position()
-    if given.get("profile"):
-        console.info(f"note: --profile {given['profile']} does not change a resumed run: use flags instead")
+    if profile := command.value("profile"):
+        console.info(f"note: --profile {profile} does not change a resumed run: use flags instead")
     saved = [Stage(**stage) for stage in content["stages"]]
-    stages, position = resumed_stages(saved, Position(**content["position"]), config, given)
+    stages, position = resumed_stages(saved, Position(**content["position"]), config, command.given)
     if config.run.global_batch_size is not None:  # the saved stages may have had another number of processes
         size = config.run.batch_size
         stages = [replace(s, batch_size=size) if s.end_epoch > position.epoch else s for s in stages]
@@ -318,25 +364,24 @@ def _sample_images(config: Config, stages: list[Stage], dist: Distributed) -> di
     )
 
 
-def _find_checkpoint(given: Given) -> Checkpoint | None:
+def _find_checkpoint(command: Command) -> Checkpoint | None:
     """The checkpoint of --resume_from; None if there is none yet."""
-    folder = output_folder(given)
-    if given["resume_from"] != "latest":
-        found = load_named(Path(given["resume_from"]))
-    elif (newest := load_newest(folder) if folder.is_dir() else None) is None:
-        _no_checkpoint_yet(folder, "output_dir" in given)
-        return None
+    folder = command.output_dir
+    if command.checkpoint is not None:
+        path, content = load_named(command.checkpoint)
+    elif (newest := load_newest(folder) if folder.is_dir() else None) is not None:
+        path, content = newest
     else:
-        found = newest
-    path, content = found
+        _no_checkpoint_yet(folder, "output_dir" in command.given)
+        return None
     marker = read_marker(folder)
     is_inside = path.parent.resolve() == folder.resolve()
     if marker is not None and is_inside and not saved_lineage(content).is_of(marker.id):
         raise UserError(
-            f"--resume_from {given['resume_from']}: {path} is not of the run in --output_dir {folder}: give "
-            "a new --output_dir"
+            f"--resume_from {command.resume_from}: {path} is not of the run in --output_dir {folder}: give a "
+            "new --output_dir"
         )
-    return found
+    return path, content
 
 
 def _no_checkpoint_yet(folder: Path, folder_given: bool) -> None:
@@ -370,8 +415,7 @@ def _check_stages(
     data_path = public_text(config.data.data_path)
     if not count:
         raise DataError(
-            f"--data_path {data_path} has no image left to train on after --val_split "
-            f"{config.data.val_split}: add images, or use --val_split 0"
+            f"--val_split {config.data.val_split} leaves no training image of {data_path}: lower it"
         )
     if streams and streams % dist.world_size:
         times = streams_of_process(streams, dist.world_size) * dist.world_size // streams
@@ -431,7 +475,7 @@ def _terms(config: Config, dist: Distributed, dtype: torch.dtype) -> LossTerms:
 def _kernel_shapes(
     config: Config, stages: list[Stage], position: Position, dtype: torch.dtype
 ) -> list[Shape]:
-    """Of the stages that are not finished."""
+    """The shapes in the steps of the stages that are not finished."""
     left = [stage for stage in stages if stage.end_epoch > position.epoch]
     return kernel_shapes(
         stage_spec(config_of(stage, stages, config), stage.image_size, 1, dtype, 0) for stage in left
@@ -439,11 +483,7 @@ def _kernel_shapes(
 
 
 def _networks(
-    config: Config,
-    dist: Distributed,
-    state: TrainingState,
-    terms: LossTerms,
-    dtype: torch.dtype,
+    config: Config, dist: Distributed, state: TrainingState, terms: LossTerms, dtype: torch.dtype
 ) -> tuple[Networks, bool]:
     """The networks of a step, and whether they are compiled: --use_torch_compile may be impossible here."""
     compiled = config.speed.use_torch_compile

@@ -164,9 +164,7 @@ def _with_given_flags(
     num_epochs = given.get("num_epochs", stage.num_epochs)
     started = position.epoch - stage.first_epoch + (position.images_in_epoch > 0)
     if num_epochs < started:
-        raise UserError(
-            f"--num_epochs {num_epochs} is below the {started} epochs that this stage has started: raise it"
-        )
+        raise UserError(f"--num_epochs {num_epochs} is below the {started} epochs already started: raise it")
     changed = replace(stage, num_epochs=num_epochs, batch_size=given.get("batch_size", stage.batch_size))
     return replace_stage(stages, stage, changed)
 
@@ -191,9 +189,7 @@ def _check_same_beginning(plan: list[Stage], stages: list[Stage], position: Posi
                 "repeat the list that the run began with"
             )
     if len(started) > len(plan):
-        raise UserError(
-            "--progressive has fewer stages than the checkpoint has started: repeat the whole list"
-        )
+        raise UserError("--progressive has fewer stages than the checkpoint: repeat the whole list")
 
 
 def _as_flag(stage: Stage) -> str:

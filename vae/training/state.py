@@ -10,6 +10,7 @@ from vae.config.options import Config
 from vae.interop.diffusers_folder import channel_config
 from vae.interop.fitting import load_weights
 from vae.interop.latent_statistics import LatentConstants
+from vae.interop.tiny_files import normalize_latents
 from vae.interop.vae_files import VaeFile
 from vae.model.autoencoder import AutoencoderKL
 from vae.model.discriminator import Discriminator
@@ -128,7 +129,9 @@ def begin_state(
     )
     if source is not None:
         load_weights(autoencoder, source.weights)
-        if not source.has_decoder:
+        if not source.has_decoder and config.model.decoder:
+            normalize_latents(autoencoder, source, f"--init_from {config.model.init_from}")
+        elif not source.has_decoder:
             initialize_decoder(autoencoder)
         if state.ema is not None:
             state.ema.load_state_dict(autoencoder.state_dict())
@@ -156,7 +159,9 @@ def checkpoint_content(
 
 def snapshot(state: TrainingState) -> dict[str, Any]:
     """What `restore` needs of a checkpoint. The tensors are those of the state, not copies."""
-    ema, discriminator, constants = state.ema, state.discriminator, state.latent_constants
+    ema = state.ema
+    discriminator = state.discriminator
+    constants = state.latent_constants
     return {
         "model": state.autoencoder.state_dict(),
         "ema": ema.state_dict() if ema is not None else None,

@@ -1,5 +1,6 @@
 """One batch becomes an update of the weights: its inputs on the device, gradients, optimizers, EMA."""
 
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
@@ -26,14 +27,15 @@ class Update(NamedTuple):
     norms: list[torch.Tensor]  # gradient norms of the autoencoder and, if it has started, the discriminator
 
 
+@dataclass(frozen=True)
 class Stepper:
-    """Makes the optimizer steps of a stage. `seed` is that of the posterior's noise."""
+    """Makes the optimizer steps of a stage."""
 
-    def __init__(
-        self, state: TrainingState, retry: OomRetry, schedule: StageSchedule, dist: Distributed, seed: int
-    ) -> None:
-        self.state, self.retry, self.schedule, self.dist = state, retry, schedule, dist
-        self._seed = seed
+    state: TrainingState
+    retry: OomRetry
+    schedule: StageSchedule
+    dist: Distributed
+    seed: int  # of the noise of the posterior
 
     def step(self, batch: Batch, total_images: int, learning_rate: float | None = None) -> Update:
         """Update all weights from a batch: `gradients`, `sum_gradients`, then `update`."""
@@ -58,7 +60,9 @@ class Stepper:
         `total_images` counts the images of all processes in this step. `learning_rate` replaces the
         schedule's, for the autoencoder. The position does not change, so the state is then `is_changing`.
         """
-        state, schedule, factor = self.state, self.schedule, self._adversarial_factor()
+        state = self.state
+        schedule = self.schedule
+        factor = self._adversarial_factor()
         state.is_changing = True
         self._set_learning_rates(learning_rate)
         optimizers = state.optimizers if factor is not None else state.optimizers[:1]
@@ -99,11 +103,13 @@ class Stepper:
 
     def inputs(self, batch: Batch, total_images: int) -> StepInputs:
         """The batch on the device with its noise; a process without images gets a placeholder of weight 0."""
-        model, device, size = self.state.autoencoder, self.dist.device, self.state.stage.image_size
+        model = self.state.autoencoder
+        device = self.dist.device
+        size = self.state.stage.image_size
         height, width = (side // model.downsampling for side in batch.images.shape[2:])
         shape = (model.config.z_channels, height, width)
         pixels = batch.images.to(device, non_blocking=True)
-        noise = image_noise(batch.epochs, batch.indices, shape, self._seed, device)
+        noise = image_noise(batch.epochs, batch.indices, shape, self.seed, device)
         share = self.dist.world_size / max(1, total_images)
         loss, factor = self.schedule.loss, self._adversarial_factor()
         decoder_noise, turns = self._decoder_noise(batch, shape), self._turns(batch)
@@ -133,8 +139,8 @@ class Stepper:
         if largest == 0:
             return None
         keys = batch.epochs, batch.indices
-        share = image_uniform(*keys, (1, 1, 1), self._seed, device, "decoder noise share")
-        noise = image_noise(*keys, shape, self._seed, device, "decoder noise")
+        share = image_uniform(*keys, (1, 1, 1), self.seed, device, "decoder noise share")
+        noise = image_noise(*keys, shape, self.seed, device, "decoder noise")
         return largest * share * noise * statistics_of(self.state.running_moments).std
 
     def _kept(self, batch: Batch, shape: tuple[int, int, int]) -> torch.Tensor | None:
@@ -143,8 +149,8 @@ class Stepper:
         if probability == 0:
             return None
         keys = batch.epochs, batch.indices
-        of_images = image_uniform(*keys, (1, 1, 1), self._seed, device, "latent mask share")
-        of_positions = image_uniform(*keys, (1, *shape[1:]), self._seed, device, "latent mask")
+        of_images = image_uniform(*keys, (1, 1, 1), self.seed, device, "latent mask share")
+        of_positions = image_uniform(*keys, (1, *shape[1:]), self.seed, device, "latent mask")
         return kept_positions(of_images, of_positions, probability)
 
     def _turns(self, batch: Batch) -> torch.Tensor | None:
@@ -152,7 +158,7 @@ class Stepper:
         loss = self.schedule.loss
         if not (loss.equivariance_weight and loss.equivariance_turns):
             return None
-        draws = image_uniform(batch.epochs, batch.indices, (), self._seed, self.dist.device, "turns")
+        draws = image_uniform(batch.epochs, batch.indices, (), self.seed, self.dist.device, "turns")
         return (4 * draws).floor().clamp(max=3)
 
     def _adversarial_factor(self) -> torch.Tensor | None:

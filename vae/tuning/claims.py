@@ -21,8 +21,7 @@ def try_claim(path: Path) -> BinaryIO | None:
         return open_locked(path)
     except OSError as error:
         raise UserError(
-            f"--output_dir: {path} cannot be locked ({error.strerror}): use a folder on a file system with "
-            "locks"
+            f"--output_dir: {path} cannot be locked ({error.strerror}): use a file system with locks"
         ) from None
 
 

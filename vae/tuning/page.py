@@ -9,20 +9,22 @@ from statistics import fmean, stdev
 
 import matplotlib
 import optuna
+from matplotlib.ticker import MaxNLocator
 from optuna.visualization import matplotlib as plots
 
 from vae.html import PageChart, page_chart, write_page
-from vae.tuning.results import Row, cells, shown
+from vae.tuning.results import TrialRow, cells, shown
 
 MAX_IN_LEGEND = 12
+COUNTS = ("Trial", "Step")  # Optuna's labels of axes with whole numbers
 MIN_COMPLETE = 10  # trials for importance and slices: of fewer, they show chance
 
 
 def write_search_page(
     path: Path,
     study: optuna.Study,
-    trials: Sequence[Row],
-    best: Sequence[Row],
+    trials: Sequence[TrialRow],
+    best: Sequence[TrialRow],
     objectives: Sequence[str],
     noise: dict[str, tuple[float, ...]],
     verdicts: Sequence[tuple[str, bool]],
@@ -81,7 +83,11 @@ def _plot(title: str, draw: Callable[[], object]) -> PageChart:
             warnings.simplefilter("ignore")
             draw()
             figure = pyplot.gcf()
-            for axes in figure.axes:  # one entry per trial would be larger than the plot
+            for axes in figure.axes:
+                axes.set_title("")  # the heading of the page says it
+                if axes.get_xlabel() in COUNTS:
+                    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+                # One entry per trial would be larger than the plot.
                 if (legend := axes.get_legend()) and len(legend.get_texts()) > MAX_IN_LEGEND:
                     legend.remove()
             content = io.BytesIO()

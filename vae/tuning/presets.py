@@ -2,8 +2,8 @@
 
 from typing import Any
 
-from vae.config.options import Config
-from vae.tuning.space import Choices, Range, Space, start_values
+from vae.config.options import Config, flatten
+from vae.tuning.space import Choices, Range, Space
 
 PRESETS = ("quick", "full")
 # Ranges around published settings: AdamW at 4.5e-6 (CompVis' KL autoencoders) to 1e-3 (our demo profile),
@@ -45,7 +45,7 @@ def preset(name: str, base: Config) -> tuple[Space, list[str]]:
 
     A loss term that the defaults have switched off stays off.
     """
-    values = start_values(base)
+    values = flatten(base)
     space = dict(_QUICK)
     if name == "full":
         batch = base.run.batch_size
@@ -68,7 +68,7 @@ def _widened(part: Range | Choices, value: Any) -> Range | Choices:
 
 def known_recipes(space: Space, base: Config) -> dict[str, dict[str, Any]]:
     """The recipes that differ from the defaults within the space; other options keep their defaults."""
-    values = start_values(base)
+    values = flatten(base)
     recipes = {}
     for name, recipe in RECIPES.items():
         inside = {n: v for n, v in recipe.items() if n in space and space[n].contains(v)}

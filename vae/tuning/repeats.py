@@ -11,7 +11,7 @@ from vae.system.files import read_json, write_json
 from vae.system.folder_marker import claim_folder
 from vae.training.output.folder_lock import LOCK_NAME
 from vae.tuning.claims import try_claim
-from vae.tuning.precheck import COMMAND
+from vae.tuning.defaults import COMMAND
 from vae.tuning.study import SharedStudy
 from vae.tuning.training_process import Kind, train
 
@@ -54,7 +54,5 @@ def _run(folder: Path, options: dict[str, Any], config: TuneConfig, card: int | 
             raise UserError(f"{folder.name} cannot be trained: {ended.reason} (log: {folder})")
         missing = [name for name in config.objective if ended.last.get(name) is None]
         if missing:
-            raise UserError(
-                f"--objective {missing[0]} is not in the validations of {folder}: use another one"
-            )
+            raise UserError(f"--objective {missing[0]} is not in the validations of {folder}: use another")
         write_json(folder / RESULT_NAME, ended.last)

@@ -15,7 +15,7 @@ _STUDENT_T = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262)
 
 
 @dataclass(frozen=True)
-class Row:
+class TrialRow:
     """A trial, as trials.jsonl contains it."""
 
     trial: int
@@ -52,7 +52,7 @@ class Gain(NamedTuple):
 
     @property
     def half_width(self) -> float:
-        """Of the 95 % interval."""
+        """Half the width of the 95 % interval."""
         count = len(self.differences)
         return _STUDENT_T[count - 2] * statistics.stdev(self.differences) / math.sqrt(count)
 
@@ -88,7 +88,7 @@ def shown(objective: str, value: float) -> str:
     return f"{value:.{DECIMALS[objective]}f}{UNITS[objective]}"
 
 
-def cells(objective: str, row: Row) -> tuple[str, str]:
+def cells(objective: str, row: TrialRow) -> tuple[str, str]:
     """The value of a trial, and its difference from the defaults beside the noise of a single run."""
     value = shown(objective, row.values[objective]) if objective in row.values else "-"
     if objective not in row.difference:

@@ -11,6 +11,7 @@ from statistics import fmean, stdev
 import optuna
 from optuna.trial import FrozenTrial, Trial, TrialState
 
+from vae.config.options import flatten
 from vae.config.tune_flags import RANDOM_TRIALS, TuneConfig
 from vae.system import console
 from vae.system.addresses import public_options
@@ -18,16 +19,18 @@ from vae.system.errors import UserError
 from vae.system.files import replace_text, write_json
 from vae.training.child_runs import Validation, validations
 from vae.tuning.claims import wait_for_claim
+from vae.tuning.defaults import Base
 from vae.tuning.page import write_search_page
-from vae.tuning.precheck import Base
 from vae.tuning.presets import known_recipes
 from vae.tuning.repeats import repeat
-from vae.tuning.results import Gain, Row, cells, shown, sign, smallest_gain
-from vae.tuning.space import options_of, start_values
+from vae.tuning.results import Gain, TrialRow, cells, shown, sign, smallest_gain
+from vae.tuning.space import options_of
 from vae.tuning.study import DEFAULTS, NAME, REASON, SECONDS, STEPS, VALUES, Claim, SharedStudy, identity_of
 from vae.tuning.training_process import RUN_NAME, Ended, Kind, train
 
-BEST_NAME, ROWS_NAME, PAGE_NAME = "best.json", "trials.jsonl", "report.html"
+BEST_NAME = "best.json"
+ROWS_NAME = "trials.jsonl"
+PAGE_NAME = "report.html"
 REDUCTION = 3  # of both pruners: a third of the trials goes on
 FAILURES = 3  # in a row end the search: the reason is not in the settings
 WAIT_SECONDS = 2.0  # for the trials of other processes
@@ -65,7 +68,7 @@ def search(config: TuneConfig, base: Base) -> None:
     """Run or join the search in --output_dir, until all trials are trained and the best one is repeated."""
     folder = Path(config.output_dir)
     shared = SharedStudy(folder, config, base.space)
-    values = start_values(base.config)
+    values = flatten(base.config)
     first = {DEFAULTS: {name: values[name] for name in base.space}, **known_recipes(base.space, base.config)}
     shared.begin(identity_of(base.config, base.space, config.objective), first)
     run = Search(config, base, shared)
@@ -183,13 +186,13 @@ def _record(run: Search, trial: Trial, ended: Ended) -> TrialState:
     return state
 
 
-def rows(run: Search) -> list[Row]:
+def rows(run: Search) -> list[TrialRow]:
     """The trials that were begun, as plain data; trial 0 has the defaults."""
     begun = [t for t in run.shared.study.get_trials(deepcopy=False) if t.state != TrialState.WAITING]
     if begun and begun[0].state == TrialState.COMPLETE and not run.default_curve:
         run.default_curve = list(validations(run.shared.trial_folder(0) / RUN_NAME))
     return [
-        Row(
+        TrialRow(
             trial=trial.number,
             state=trial.state.name.lower(),
             params=options_of(trial.params),
@@ -210,7 +213,7 @@ def _difference(trial: FrozenTrial, defaults: Sequence[Validation]) -> dict[str,
     return {name: v - reference[name] for name, v in values.items() if reference.get(name) is not None}
 
 
-def front(run: Search, all_rows: Sequence[Row]) -> list[Row]:
+def front(run: Search, all_rows: Sequence[TrialRow]) -> list[TrialRow]:
     """The trials of the Pareto front, best first in the first objective; for one objective the best trial."""
     objective, *others = run.config.objective
     numbers = {trial.number for trial in run.shared.study.best_trials}

@@ -11,7 +11,6 @@ from vae.config.options import Config, all_options, flatten
 from vae.config.values import base_type, check, from_json, is_list, nearest
 from vae.system import files
 from vae.system.errors import UserError
-from vae.training.schedule import full_rate
 
 _SEARCHED_SECTIONS = ("model", "loss", "optim")
 SEARCHABLE = {
@@ -34,6 +33,10 @@ class Range(NamedTuple):
         """Whether the value can be drawn; the steps between the ends are not checked."""
         return not isinstance(value, str | bool | None) and self.low <= value <= self.high
 
+    def nearest(self, value: float) -> float:
+        """The value of the range that is nearest to this one."""
+        return min(max(value, self.low), self.high)
+
     def __str__(self) -> str:
         return f"{self.low:g} to {self.high:g}"
 
@@ -47,19 +50,15 @@ class Choices(NamedTuple):
         """Whether the value is one of them."""
         return as_choice(value) in [as_choice(choice) for choice in self.values]
 
+    def nearest(self, value: float) -> float:
+        """The choice, of numbers, that is nearest to this value."""
+        return min(self.values, key=lambda choice: abs(choice - value))
+
     def __str__(self) -> str:
         return " or ".join(map(str, self.values))
 
 
 Space = dict[str, Range | Choices]
-
-
-def start_values(base: Config) -> dict[str, Any]:
-    """The options of a trial with the defaults: --learning_rate is a number, that of a long stage."""
-    values = flatten(base)
-    if values["learning_rate"] is None:
-        values["learning_rate"] = full_rate(max(base.model.channels))
-    return values
 
 
 def as_choice(value: Any) -> Any:
@@ -85,9 +84,7 @@ def _parse(path: Path, name: str, given: Any) -> Range | Choices:
     if options[name][1].metadata["scope"] == "machine":
         raise UserError(f"{where} belongs to the machine and is never searched: set it in --config")
     if name not in SEARCHABLE:
-        raise UserError(
-            f"{where} cannot be searched, because trials could not be compared: set it in --config"
-        )
+        raise UserError(f"{where} cannot be searched, as trials could not be compared: set it in --config")
     item = options[name][1]
     try:
         if isinstance(given, list):
@@ -139,7 +136,7 @@ def _range(item: Any, given: Mapping[str, Any]) -> Range:
 
 def check_space(space: Space, base: Config, objectives: tuple[str, ...], source: str) -> None:
     """Raise UserError if the defaults are outside of the space, or an objective would not be measured."""
-    values = start_values(base)
+    values = flatten(base)
     for name, part in space.items():
         if not part.contains(values[name]):
             raise UserError(

@@ -14,27 +14,97 @@ from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
 import optuna
+from optuna.storages import JournalStorage
+from optuna.storages.journal import JournalFileBackend, JournalFileOpenLock
 from optuna.trial import Trial, TrialState
 
 from vae.config.options import Config, flatten, names_where
-from vae.config.tune_flags import RANDOM_TRIALS, TuneConfig
+from vae.config.tune_flags import DIRECTIONS, RANDOM_TRIALS, TuneConfig
 from vae.data.manifest import is_manifest
 from vae.images.folder import walk_images
 from vae.shards.dataset_json import is_dataset, read_dataset
+from vae.system import console
 from vae.system.errors import UserError
-from vae.system.files import parse_json, sha256_of_file
+from vae.system.files import NotRegularError, open_appending, parse_json, sha256_of_file
 from vae.system.folder_marker import claim_folder
 from vae.training.output.folder_lock import LOCK_NAME
 from vae.tuning.claims import try_claim, wait_for_claim
-from vae.tuning.journal import open_study
-from vae.tuning.precheck import COMMAND
+from vae.tuning.defaults import COMMAND
 from vae.tuning.space import Choices, Range, Space, as_choice, options_of
 
 TRIALS_NAME = "trials"  # folder
 DEFAULTS = "defaults"  # name of trial 0
 IDENTITY = "identity"  # attribute of the study
-# Attributes of a trial, with the names of results.Row.
-NAME, STEPS, SECONDS, REASON, VALUES = "name", "steps", "seconds", "reason", "values"
+# Attributes of a trial, with the names of results.TrialRow.
+NAME = "name"
+STEPS = "steps"
+SECONDS = "seconds"
+REASON = "reason"
+VALUES = "values"
+
+JOURNAL_NAME = "journal.log"
+STUDY_NAME = "vae"
+
+
+class JournalLock(JournalFileOpenLock):
+    """Ends with its process; Optuna's own locks stay for 30 s after theirs was killed.
+
+    While it is held, an incomplete last record is removed, so that no record is written behind it.
+    """
+
+    def __init__(self, journal: Path) -> None:
+        super().__init__(str(journal))
+        self._journal = journal
+        self._file: BinaryIO | None = None
+
+    def acquire(self) -> bool:
+        self._file = wait_for_claim(self._journal.parent / ".journal.lock")
+        cut_torn_record(self._journal)
+        return True
+
+    def release(self) -> None:
+        assert self._file is not None
+        cut_torn_record(self._journal)  # of a full disk
+        self._file.close()
+
+
+def open_study(folder: Path, objectives: Sequence[str]) -> optuna.Study:
+    """The study in the folder, or a new one; UserError for a link, damage or other objectives."""
+    path = folder / JOURNAL_NAME
+    try:
+        open_appending(path).close()
+    except NotRegularError as error:
+        raise UserError(f"--output_dir {folder}: {JOURNAL_NAME}: {error.strerror}: remove it") from None
+    directions: list[Any] = [DIRECTIONS[name] for name in objectives]
+    try:
+        study = optuna.create_study(
+            storage=JournalStorage(JournalFileBackend(str(path), JournalLock(path))),
+            study_name=STUDY_NAME,
+            directions=directions,
+            load_if_exists=True,
+        )
+    except (ValueError, LookupError, AssertionError, TypeError, RecursionError) as error:
+        raise UserError(
+            f"--output_dir: the journal {path} is damaged: its records do not fit together "
+            f"({type(error).__name__}): restore it from a copy, or search in another folder"
+        ) from None
+    if [direction.name.lower() for direction in study.directions] != directions:
+        raise UserError(
+            f"--objective {' '.join(objectives)}: {folder} has other objectives: use another --output_dir"
+        )
+    return study
+
+
+def cut_torn_record(path: Path) -> None:
+    """Remove an incomplete last line, of a killed process or a full disk."""
+    with open_appending(path) as file:
+        size = file.seek(0, os.SEEK_END)
+        file.seek(max(0, size - 1))
+        if file.read() in (b"", b"\n"):
+            return
+        console.warning(f"{path}: removes the incomplete last record, of a killed process or a full disk")
+        file.seek(0)
+        file.truncate(file.read().rfind(b"\n") + 1)
 
 
 class Claim(NamedTuple):
@@ -50,7 +120,9 @@ class SharedStudy:
 
     def __init__(self, folder: Path, config: TuneConfig, space: Space) -> None:
         """Open the journal, or create it; UserError if it is damaged."""
-        self.folder, self.config, self.space = folder, config, space
+        self.folder = folder
+        self.config = config
+        self.space = space
         claim_folder(folder, COMMAND)
         optuna.logging.set_verbosity(logging.WARNING)
         warnings.filterwarnings("ignore", category=optuna.exceptions.ExperimentalWarning)

@@ -3,15 +3,16 @@
 import os
 import subprocess
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from enum import Enum
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from vae.config.flags import command_words
+from vae.config.tune_flags import TuneConfig
 from vae.system import console
 from vae.system.addresses import public_options
-from vae.system.errors import EXIT_CONFIG, EXIT_NON_FINITE, EXIT_SAVED_RESUMABLE
+from vae.system.errors import EXIT_CONFIG, EXIT_NON_FINITE, EXIT_SAVED_RESUMABLE, UserError
 from vae.system.files import open_regular, write_json
 from vae.training.child_runs import POLL_SECONDS, ChildRuns, Validation, continued, validations
 from vae.training.output.folder_lock import LOCK_NAME
@@ -131,3 +132,17 @@ def _last_line(log: Path) -> str:
         text = file.read(_LAST_BYTES).decode("utf-8", "replace")
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     return console.printable(lines[-1].removeprefix("train_vae.py: ")) if lines else "it printed nothing"
+
+
+def search_on_cards(config: TuneConfig, argv: Sequence[str]) -> None:
+    """Start a process per card, and wait for all of them; UserError if one fails."""
+    assert config.cards
+    failed: list[int] = []
+    with ChildRuns[int]() as processes:
+        for card in config.cards:  # the last --cards of a command counts
+            processes.start(card, "tune_vae.py", [*argv, "--cards", str(card)])
+        console.info(f"cards   {', '.join(map(str, config.cards))}: one process each")
+        while processes.running:
+            failed += [card for card, code in processes.ended() if code]
+    if failed:
+        raise UserError(f"--cards {failed[0]}: its process has failed, see above; the same command continues")

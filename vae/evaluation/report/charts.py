@@ -1,5 +1,6 @@
 """The report's charts: training curves and latent channels, as images with a text for screen readers."""
 
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from vae.charts import PAGE_SCALE, Line, Points, draw_lines, new_figure, png
@@ -7,6 +8,7 @@ from vae.evaluation.diffusability import TAUS
 from vae.evaluation.report.tables import shown_number
 from vae.evaluation.results import METRICS, LatentFacts, VaeResult
 from vae.html import PageChart, page_chart
+from vae.system.files import read_json_lines
 
 LOG_FROM = 50  # ratio of the largest to the smallest value above which the axis is logarithmic
 KINDS = {"validation": "Validation images", "train": "Training"}
@@ -16,6 +18,10 @@ MAX_VALUE = 1e300  # above it, sums of two values could overflow
 # report.css draw the same in the legend of the page.
 COLOURS = ("#2b62ad", "#c2571a", "#15805a", "#8a4b9c", "#8d7100", "#5b636a")
 DASHES = (None, (6, 2), (2, 2), (8, 2, 2, 2), (10, 4), (4, 4))
+
+CURVES_NAME = "metrics.jsonl"
+OTHER_DATA = "other data"  # how a run continued: see vae/training/provenance.py
+MAX_CURVE_RECORDS = 2000  # training records per VAE; more are thinned evenly, so that the page stays small
 
 
 class Style(NamedTuple):
@@ -112,3 +118,20 @@ def channel_chart(name: str, facts: LatentFacts) -> PageChart:
     axes.xaxis.get_major_locator().set_params(integer=True)
     label = f"mean and standard deviation of {facts.channels} latent channels of {name}"
     return page_chart(png(figure, PAGE_SCALE), name, "mean ± std of each channel", label)
+
+
+def read_curves(path: Path) -> list[dict[str, Any]]:
+    """Records of a run's metrics.jsonl, training records thinned evenly; none if the file does not exist."""
+    if not path.is_file():
+        return []
+    records = list(read_json_lines(path))
+    train = [record for record in records if record.get("kind") == "train"]
+    every = -(-len(train) // MAX_CURVE_RECORDS) or 1
+    kept = {id(record) for record in train[::every]}
+    return [record for record in records if record.get("kind") != "train" or id(record) in kept]
+
+
+def branches(curves: list[dict[str, Any]]) -> str | None:
+    """The steps from which a run used other images or transforms than before, and what changed."""
+    runs = [record for record in curves if record.get("kind") == "run" and record.get("resume") == OTHER_DATA]
+    return "; ".join(f"from step {run.get('step')}: {run.get('changed')}" for run in runs) or None

@@ -1,14 +1,7 @@
 """The tables of the report about latents: statistics, diffusion, equivariance, grid artefacts."""
 
 from vae.config.evaluate_flags import WHOLE
-from vae.evaluation.diffusability import (
-    COVERAGE,
-    DISTANCE,
-    RECONSTRUCTION,
-    SPREAD_OF,
-    VELOCITY,
-    lowest,
-)
+from vae.evaluation.diffusability import COVERAGE, DISTANCE, RECONSTRUCTION, SPREAD_OF, VELOCITY, lowest
 from vae.evaluation.report.tables import (
     MAX_LISTED,
     Table,

@@ -1,9 +1,19 @@
-"""The report of a comparison: one HTML file that needs no other file and no network."""
+"""The report of a comparison: one HTML file that needs no other file and no network.
 
+For each image that is shown, the page contains the original and each reconstruction, lossless and at most
+MAX_SIDE px a side, and for each VAE a smaller error map and the latent channels. Each is a link to its file.
+"""
+
+import io
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
+
+from markupsafe import Markup
+from PIL import Image
 
 from vae.evaluation.report.charts import channel_chart, curve_charts, line_styles, noise_charts
-from vae.evaluation.report.images import articles
 from vae.evaluation.report.latent_tables import (
     diffusability_table,
     equivariance_table,
@@ -11,14 +21,22 @@ from vae.evaluation.report.latent_tables import (
     latent_table,
 )
 from vae.evaluation.report.tables import (
+    Table,
     configuration_tables,
     hardest_table,
+    metric_columns,
     quality_tables,
     speed_tables,
 )
-from vae.evaluation.results import ERROR_GAIN, METRICS, Results
-from vae.evaluation.summary import diffusion_lines
-from vae.html import write_page
+from vae.evaluation.results import ERROR_GAIN, METRICS, Results, Sample, VaeResult
+from vae.evaluation.summary import diffusion_lines, quality_lines
+from vae.html import data_uri, write_page
+from vae.system.files import open_regular
+
+MAX_SIDE = 768  # px: of a larger image, the page contains the middle at 100 %, so that it stays small
+ERROR_SIDE = 384  # px: longest side of an error map
+LATENT_SIDE = 128  # px: longest side of a latent channel
+WHY = {"worst": "among the worst", "typical": "in the middle", "best": "among the best"}
 
 
 def write_report(results: Results, path: Path) -> None:
@@ -32,6 +50,7 @@ def write_report(results: Results, path: Path) -> None:
         protocol=results.protocol,
         environment=results.environment,
         quality=quality_tables(results),
+        quality_verdicts=quality_lines(results),
         missing={_title(name): reason for name, reason in results.missing.items()},
         images=articles(results),
         error_gain=ERROR_GAIN,
@@ -40,7 +59,7 @@ def write_report(results: Results, path: Path) -> None:
         latents=latent_table(results),
         channel_charts=[channel_chart(vae.name, vae.latents) for vae in results.vaes if vae.latents],
         diffusability=diffusability_table(results),
-        verdicts=diffusion_lines(results),
+        diffusion_verdicts=diffusion_lines(results),
         noise_charts=noise_charts(results.vaes),
         equivariance=equivariance_table(results),
         grid_artefacts=grid_table(results),
@@ -55,3 +74,99 @@ def _title(missing: str) -> str:
     """The title of a missing metric, with its size; other missing things are named as they are."""
     name, at, size = missing.partition(" at ")
     return METRICS[name].title + at + size if name in METRICS else missing
+
+
+@dataclass(frozen=True)
+class EmbeddedImage:
+    """What an <img> element needs."""
+
+    uri: Markup
+    width: int
+    height: int
+    alt: str
+    file: str  # from the page's folder, as a link to the whole image
+
+
+def articles(results: Results) -> Iterator[dict[str, Any]]:
+    """One article for each sample image, the worst first; its files are read when it is taken."""
+    by_name: dict[str, list[tuple[VaeResult, Sample]]] = {}
+    for vae in results.vaes:
+        for sample in vae.samples:
+            by_name.setdefault(sample.name, []).append((vae, sample))
+    worst_first = sorted(by_name.values(), key=lambda pairs: list(WHY).index(pairs[0][1].why))
+    return (_article(pairs, results) for pairs in worst_first)
+
+
+def _article(pairs: list[tuple[VaeResult, Sample]], results: Results) -> dict[str, Any]:
+    """One image with all its reconstructions, as report_images.html.jinja shows it."""
+    first = pairs[0][1]
+    vaes = [vae for vae, _ in pairs]
+    columns = metric_columns(
+        results, vaes, results.protocol.sizes[-1], [sample.metrics for _, sample in pairs]
+    )
+    original = _lossless(first.original, f"{first.name}, original")
+    recons = [
+        (vae.name, _lossless(sample.recon, f"{sample.name}, reconstruction by {vae.name}"))
+        for vae, sample in pairs
+    ]
+    return {
+        "name": first.name,
+        "subtitle": f"{WHY[first.why]} · {_shown_size(first.original, original)}",
+        "layers": [("original", original), *recons],
+        "metrics": Table("Metrics of this whole image", [vae.name for vae in vaes], columns),
+        "absent": [vae.name for vae in results.vaes if vae not in vaes],  # they could not reconstruct it
+        "vaes": [_below_slider(vae, sample) for vae, sample in pairs],
+    }
+
+
+def _shown_size(path: Path, shown: EmbeddedImage) -> str:
+    with Image.open(open_regular(path)) as image:
+        whole = image.size
+    cut = "" if whole == (shown.width, shown.height) else f", the middle of {whole[0]} × {whole[1]}"
+    return f"{shown.width} × {shown.height} px{cut}"
+
+
+def _below_slider(vae: VaeResult, sample: Sample) -> dict[str, Any]:
+    """What one VAE adds below the slider."""
+    count = len(sample.latents)
+    total = vae.latents.channels if vae.latents else count
+    return {
+        "name": vae.name,
+        "error_map": _error_map(sample.error, f"error map of {vae.name} for {sample.name}"),
+        "channels": [
+            _channel(path, f"latent channel {channel} of {vae.name} for {sample.name}")
+            for channel, path in enumerate(sample.latents)
+        ],
+        "channels_left_out": f", the first {count} of {total}" if total > count else "",
+        "dead_channels": vae.latents.dead_channels if vae.latents else [],
+    }
+
+
+def _lossless(path: Path, alt: str) -> EmbeddedImage:
+    """The image, or its middle if it is larger than MAX_SIDE px."""
+    with Image.open(open_regular(path)) as image:
+        width, height = (min(side, MAX_SIDE) for side in image.size)
+        left, top = (image.width - width) // 2, (image.height - height) // 2
+        middle = image.convert("RGB").crop((left, top, left + width, top + height))
+    # WebP is a quarter smaller than PNG. Method 1 takes as long as PNG; higher methods save only 4 % more.
+    return _embedded(middle, path, alt, "WEBP", lossless=True, method=1)
+
+
+def _error_map(path: Path, alt: str) -> EmbeddedImage:
+    with Image.open(open_regular(path)) as image:
+        small = image.convert("RGB")
+    small.thumbnail((ERROR_SIDE, ERROR_SIDE), Image.Resampling.BOX)
+    return _embedded(small, path, alt, "WEBP", quality=80)
+
+
+def _channel(path: Path, alt: str) -> EmbeddedImage:
+    with Image.open(open_regular(path)) as image:
+        small = image.reduce(-(-max(image.size) // LATENT_SIDE))
+    return _embedded(small, path, alt, "PNG", optimize=True)
+
+
+def _embedded(image: Image.Image, path: Path, alt: str, format: str, **options: object) -> EmbeddedImage:
+    buffer = io.BytesIO()
+    image.save(buffer, format=format, **options)
+    uri = data_uri(buffer.getvalue(), f"image/{format.lower()}")
+    return EmbeddedImage(uri, image.width, image.height, alt, f"{path.parent.name}/{path.name}")

@@ -96,7 +96,7 @@ def size_name(size: int) -> str:
     return "whole images" if size == WHOLE else f"{size} × {size} px"
 
 
-def _result_at(vae: VaeResult, size: int) -> SizeResult | None:
+def result_at(vae: VaeResult, size: int) -> SizeResult | None:
     return next((result for result in vae.sizes if result.size == size), None)
 
 
@@ -133,7 +133,7 @@ def quality_tables(results: Results) -> list[Table]:
     """One table per resolution."""
     tables = []
     for size in results.protocol.sizes:
-        rows = [(vae, result) for vae in results.vaes if (result := _result_at(vae, size))]
+        rows = [(vae, result) for vae in results.vaes if (result := result_at(vae, size))]
         vaes = [vae for vae, _ in rows]
         columns = metric_columns(results, vaes, size, [result.metrics for _, result in rows])
         tables.append(Table(f"Quality, {size_name(size)}", [vae.name for vae in vaes], columns))
@@ -144,7 +144,7 @@ def speed_tables(results: Results) -> list[Table]:
     """Throughput and peak memory of the networks per resolution; classic codecs are not timed."""
     tables = []
     for size in results.protocol.sizes:
-        rows = [(vae, result) for vae in results.vaes if vae.is_network and (result := _result_at(vae, size))]
+        rows = [(vae, result) for vae in results.vaes if vae.is_network and (result := result_at(vae, size))]
         columns: Columns = {}
         for part in ("encode", "decode"):
             rates = [getattr(result, f"{part}_images_per_s") for _, result in rows]
@@ -167,9 +167,7 @@ def speed_tables(results: Results) -> list[Table]:
 def hardest_table(results: Results) -> Table | None:
     """The images with the lowest mean PSNR over all networks, at the last resolution."""
     size = results.protocol.sizes[-1]
-    rows = [
-        (vae.name, result) for vae in results.vaes if vae.is_network and (result := _result_at(vae, size))
-    ]
+    rows = [(vae.name, result) for vae in results.vaes if vae.is_network and (result := result_at(vae, size))]
     if not rows:
         return None
     scores = {

@@ -1,6 +1,6 @@
 """Checkpoints of a run: when one is saved, what it contains, and what is pruned after it."""
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -22,22 +22,20 @@ from vae.training.stages import Position, current_stage
 from vae.training.state import TrainingState, checkpoint_content
 
 
+@dataclass
 class Saver:
     """Saves the state of a run in its folder, as often as it is asked, and at most once per step."""
 
-    def __init__(
-        self,
-        config: Config,
-        state: TrainingState,
-        provenance: Provenance,
-        stability: Stability,
-        writer: CheckpointWriter,
-        dist: Distributed,
-        lock: FolderLock | None = None,
-    ) -> None:
-        self.state, self.provenance, self.stability, self.dist = state, provenance, stability, dist
-        self.folder = Path(config.run.output_dir)
-        self._config, self._writer, self._lock = config, writer, lock
+    config: Config
+    state: TrainingState
+    provenance: Provenance
+    stability: Stability
+    writer: CheckpointWriter
+    dist: Distributed
+    lock: FolderLock | None = None
+
+    def __post_init__(self) -> None:
+        self.folder = Path(self.config.run.output_dir)
 
     @property
     def resume_command(self) -> str:
@@ -47,18 +45,18 @@ class Saver:
     def check_folder(self) -> None:
         """Raise UserError if the folder was moved, after saving where it is now, or removed."""
         old = self.folder
-        found = self._lock.find_folder(old) if self._lock and self.dist.is_main else old
-        changed, removed = self.dist.all_reduce_scalars(found != old, found is None)
+        current = self.lock.find_folder(old) if self.lock and self.dist.is_main else old
+        changed, removed = self.dist.all_reduce_scalars(current != old, current is None)
         if not changed:
             return
         self.give_up()
         if removed:
             step = self.state.position.step
             raise UserError(f"--output_dir {old} was moved or removed: training stops at step {step}")
-        self.folder = found or old
+        self.folder = current or old
         self.save_and_wait()
         raise UserError(
-            f"--output_dir {old} was moved to {found}: training is saved there and stops, resume with: "
+            f"--output_dir {old} was moved to {current}: training is saved there and stops, resume with: "
             f"{self.resume_command}"
         )
 
@@ -83,7 +81,7 @@ class Saver:
             return None
         name = position_name(state.position)
         if state.saved_step == state.position.step:
-            return name if self._writer.finish() is None else None
+            return name if self.writer.finish() is None else None
         content, failure = self.content(), None
         try:
             check_content(content)
@@ -111,7 +109,7 @@ class Saver:
             return False
         if self.dist.is_main:
             is_written = partial(self._after_write, replace(state.position), path, prunes=not doubt)
-            self._writer.save(path, self.content(), is_written)
+            self.writer.save(path, self.content(), is_written)
         state.saved_step = state.position.step
         if required:
             self.wait()
@@ -120,28 +118,28 @@ class Saver:
     def replace(self, path: Path) -> None:
         """Write the present state to `path` and wait; a failure is only reported. Nothing is pruned."""
         if self.dist.is_main:
-            self._writer.save(path, self.content(), lambda: None)
-            self._writer.finish()
+            self.writer.save(path, self.content(), lambda: None)
+            self.writer.finish()
 
     def wait(self) -> None:
         """Wait until the last checkpoint is on disk; UserError on every process if it cannot be written."""
-        failure = self._writer.finish() if self.dist.is_main else None
+        failure = self.writer.finish() if self.dist.is_main else None
         if self.dist.all_reduce_scalars(failure is not None)[0]:
             reason = failure or "the main process reports the reason"
             raise UserError(f"--output_dir {self.folder}: the last checkpoint could not be written: {reason}")
 
     def give_up(self) -> None:
         """Wait for the file under way, without another attempt if it failed."""
-        self._writer.finish(try_again=False)
+        self.writer.finish(try_again=False)
 
     def close(self) -> None:
         """Wait for the file under way; a failure is only reported."""
-        self._writer.finish()
+        self.writer.finish()
 
     def report(self) -> None:
         """Print what has happened to files since the last call."""
         if self.dist.is_main:
-            self._writer.report()
+            self.writer.report()
 
     def _after_write(self, at: Position, path: Path, prunes: bool) -> None:
         """After the checkpoint of the position `at` is on disk: let the next records judge it, and prune.
@@ -155,7 +153,7 @@ class Saver:
         best = {self.state.history.best_checkpoint, read_promoted(self.folder).get("checkpoint")}
         prune(
             self.folder,
-            self._config.run.keep_checkpoints,
+            self.config.run.keep_checkpoints,
             apart=stage_ends(self.state.stages, at) | {name for name in best if name},
             needed=self.stability.needed(),
             step=at.step,
@@ -165,7 +163,7 @@ class Saver:
     def content(self) -> dict[str, Any]:
         """The content of a checkpoint of the present state."""
         state, stage = self.state, self.state.stage
-        config = flatten(self._config) | {
+        config = flatten(self.config) | {
             "image_size": stage.image_size,
             "batch_size": stage.batch_size,
             "num_epochs": stage.num_epochs,

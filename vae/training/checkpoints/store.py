@@ -1,5 +1,6 @@
 """The checkpoints in the folder of a run: saving, loading the newest, pruning."""
 
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -66,12 +67,24 @@ _origins: dict[Path, tuple[tuple[int, ...], tuple[str, int]]] = {}
 
 
 def _version(path: Path) -> tuple[int, ...]:
-    found = path.stat()
-    return found.st_ino, found.st_size, found.st_mtime_ns
+    status = path.stat()
+    return status.st_ino, status.st_size, status.st_mtime_ns
 
 
 def _origin_of(content: dict[str, Any]) -> tuple[str, int]:
     return saved_lineage(content).id, int(content["position"]["step"])
+
+
+def valid_checkpoints(paths: Iterable[Path], quiet: bool = False) -> Iterator[tuple[Path, dict[str, Any]]]:
+    """Those that can be read, with their content; the others are reported, unless `quiet`."""
+    for path in paths:
+        try:
+            content = load_checkpoint(path)
+        except UserError as error:
+            if not quiet:
+                console.info(f"skipped: {error}")
+        else:
+            yield path, content
 
 
 def load_newest(folder: Path) -> tuple[Path, dict[str, Any]] | None:
@@ -84,12 +97,7 @@ def load_newest(folder: Path) -> tuple[Path, dict[str, Any]] | None:
     line, _ = read_last_run(folder)
     # First those that cannot be opened: they may be the newest, so they are reported.
     paths = sorted(list_checkpoints(folder), key=lambda p: (saved_step(p) >= 0, not is_on_line(p, line)))
-    for path in paths:
-        try:
-            content = load_checkpoint(path)
-        except UserError as error:
-            console.info(f"skipped: {error}")
-            continue
+    for path, content in valid_checkpoints(paths):
         if not is_on_line(path, line):
             console.warning(f"no checkpoint of the last run in {folder} is left: {path} is of an earlier one")
         return path, content
@@ -107,11 +115,7 @@ def load_named(path: Path) -> tuple[Path, dict[str, Any]]:
         content = load_checkpoint(path)
     except DamagedCheckpointError as error:
         others = [p for p in list_checkpoints(path.parent) if p.resolve() != path.resolve()]
-        for other in others:
-            try:
-                content = load_checkpoint(other)
-            except UserError:
-                continue
+        for other, content in valid_checkpoints(others, quiet=True):
             console.warning(f"{error}; resuming from {other}, the newest valid checkpoint beside it")
             return other, content
         raise

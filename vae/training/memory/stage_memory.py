@@ -71,9 +71,7 @@ def uses_cuda_graph(speed: SpeedConfig, image_size: int, dist: Distributed, buck
     """
     if buckets > 1:
         if speed.cuda_graph:
-            raise UserError(
-                f"--cuda_graph has one shape, and --buckets {buckets} several: remove one of them"
-            )
+            raise UserError(f"--cuda_graph has one shape, --buckets {buckets} several: remove one")
         return False
     possible = dist.device.type == "cuda"
     frees_failed_captures = sys.platform != "win32" or torch.__version__ >= (2, 13)

@@ -69,9 +69,7 @@ class FolderLock:
         else:
             if file is None:
                 holder = _holder(path) or "another process"
-                raise UserError(
-                    f"--output_dir {folder} is in use by {holder}: wait until it ends, or use another folder"
-                )
+                raise UserError(f"--output_dir {folder} is in use by {holder}: wait, or use another folder")
             with suppress(OSError):
                 remove_temporary(folder)
                 for inner in folder.glob("*/"):

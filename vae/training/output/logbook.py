@@ -56,17 +56,19 @@ class Logbook:
             self._open(step)
 
     def record(self, kind: str, step: int, values: Record) -> None:
-        """Write one record; its `kind` is TensorBoard's prefix. docs/monitoring.md lists the kinds."""
+        """Write one record. Its `kind`, with a `codec`, is TensorBoard's prefix: docs/monitoring.md."""
         if not self.active:
             return
         line = {"kind": kind, "step": step, **values}
         plain = {key: value if _is_json(value) else None for key, value in line.items()}
         self._metrics.write((json.dumps(plain) + "\n").encode())
+        # Of two baselines with one name, TensorBoard would show one.
+        prefix = f"{kind}/{values['codec']}" if "codec" in values else kind
         for name, value in values.items():
             if isinstance(value, int | float):
-                self._tensorboard.add(summary.scalar(f"{kind}/{name}", value), step)
+                self._tensorboard.add(summary.scalar(f"{prefix}/{name}", value), step)
         if self._wandb is not None:
-            self._wandb.record(kind, step, values)
+            self._wandb.record(prefix, step, values)
 
     def image(self, name: str, step: int, pixels: np.ndarray) -> None:
         """Save uint8 `pixels` (H, W, 3) as a PNG file in samples/ and show them in TensorBoard."""

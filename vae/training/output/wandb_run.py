@@ -1,5 +1,6 @@
 """The records of a run in Weights & Biases, for --wandb. The package wandb is optional."""
 
+import sys
 from collections.abc import Callable, Mapping
 from importlib import import_module
 from importlib.util import find_spec
@@ -7,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vae.system import console
+from vae.system.addresses import public_text
 from vae.system.errors import UserError
 from vae.system.files import read_text, replace_text
 
@@ -31,8 +33,9 @@ class WandbRun:
         check_wandb_installed()
         self._wandb = import_module("wandb")
         folder.mkdir(parents=True, exist_ok=True)
-        id_file = folder / ID_NAME
+        id_file, arguments = folder / ID_NAME, sys.argv
         try:
+            sys.argv = [public_text(word) for word in arguments]  # W&B uploads the command line
             self._run = self._wandb.init(
                 project=project,
                 name=folder.resolve().name,
@@ -50,11 +53,12 @@ class WandbRun:
             raise UserError(
                 f"--wandb: {reason.rstrip('.')}: run `wandb login`, or set WANDB_MODE=offline"
             ) from error
+        finally:
+            sys.argv = arguments
         replace_text(id_file, f"{self._run.id}\n")
 
-    def record(self, kind: str, step: int, values: Mapping[str, Any]) -> None:
-        """Log one record with the names of TensorBoard; those of a baseline also contain its codec."""
-        prefix = f"{kind}/{values['codec']}" if "codec" in values else kind
+    def record(self, prefix: str, step: int, values: Mapping[str, Any]) -> None:
+        """Log one record with the names of TensorBoard."""
         numbers = {name: value for name, value in values.items() if isinstance(value, int | float)}
         logged = {"step": step, **{f"{prefix}/{name}": value for name, value in numbers.items()}}
         if numbers:

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Iterator
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from tqdm import tqdm
@@ -17,10 +18,9 @@ from vae.training.memory.oom_retry import OomRetry
 from vae.training.memory.stage_memory import low_memory_warning, memory_peaks
 from vae.training.output.logbook import Logbook
 from vae.training.output.run_folder import METRICS_NAME
-from vae.training.records.budget import budget_parts
 from vae.training.records.cost import Cost
 from vae.training.records.duration import StageDuration, duration_line
-from vae.training.records.health import Gathered
+from vae.training.records.health import Gathered, budget_parts
 from vae.training.records.running_metrics import RunningMetrics, loss_record
 from vae.training.recovery.signals import LoadingStoppedError
 from vae.training.schedule import StageSchedule
@@ -37,38 +37,34 @@ class Means(NamedTuple):
     mse: float
 
 
+@dataclass
 class Recorder:
     """Collects what the steps of a stage measure. A context, within which the progress bar is shown."""
 
-    def __init__(
-        self,
-        state: TrainingState,
-        schedule: StageSchedule,
-        terms: LossTerms,
-        retry: OomRetry,
-        dist: Distributed,
-        logbook: Logbook,
-        options: RunConfig,
-        planned_bytes: int = 0,
-    ) -> None:
-        """`planned_bytes`: GPU memory that the stage needs."""
-        self._state, self._terms, self._retry, self._dist = state, terms, retry, dist
-        self._steps, self._disc_max_weight = schedule.steps, schedule.loss.disc_max_weight
-        self._logbook, self._options, self._planned_bytes = logbook, options, planned_bytes
-        self._metrics = RunningMetrics()
-        self._duration = StageDuration()
-        self._records = 0
-        self._cost = Cost(options.hourly_cost, logbook.folder / METRICS_NAME)
+    state: TrainingState
+    schedule: StageSchedule
+    terms: LossTerms
+    retry: OomRetry
+    dist: Distributed
+    logbook: Logbook
+    options: RunConfig
+    planned_bytes: int = 0  # GPU memory that the stage needs
+    _metrics: RunningMetrics = field(default_factory=RunningMetrics)
+    _duration: StageDuration = field(default_factory=StageDuration)
+    _records: int = 0
+
+    def __post_init__(self) -> None:
+        self._cost = Cost(self.options.hourly_cost, self.logbook.folder / METRICS_NAME)
 
     def __enter__(self) -> "Recorder":
         self._metrics = RunningMetrics()
         self._bar = tqdm(
-            total=self._steps.total,
-            initial=self._steps.done(self._state.position),
-            desc=f"{self._state.stage.image_size} px",
+            total=self.schedule.steps.total,
+            initial=self.schedule.steps.done(self.state.position),
+            desc=f"{self.state.stage.image_size} px",
             unit="step",
             dynamic_ncols=True,
-            disable=None if self._dist.is_main else True,  # None: on a terminal only, never in a file
+            disable=None if self.dist.is_main else True,  # None: on a terminal only, never in a file
         )
         return self
 
@@ -100,20 +96,29 @@ class Recorder:
         self._bar.update()
 
     def is_due(self) -> bool:
-        """Whether a record is due after this step."""
-        position = self._state.position
-        return position.step % self._options.log_freq == 0 or self._steps.epoch_is_done(position)
+        """Whether a record is due: of `log_freq` steps; the last one has half to 1.5 times as many."""
+        log_freq, left = self.options.log_freq, self._steps_left()
+        done = self.schedule.steps.done(self.state.position)
+        return left <= 0 or (done % log_freq == 0 and 2 * left >= log_freq)
+
+    def _steps_left(self) -> int:
+        """Steps until the stage ends, or the run by --max_steps."""
+        left = self.schedule.steps.total - self.schedule.steps.done(self.state.position)
+        limit = self.options.max_steps
+        return left if limit is None else min(left, limit - self.state.position.step)
 
     def write(self, batch: Batch) -> Means:
         """Write the records of the steps since the last one. Only this synchronizes the device in a step.
 
         `batch` is that of the last step.
         """
-        state, metrics, dist = self._state, self._metrics, self._dist
+        state = self.state
+        metrics = self._metrics
+        dist = self.dist
         means = metrics.all_reduced_means(dist)
         record = {
             "epoch": state.position.epoch + 1,  # the current epoch, counted from 1
-            **loss_record(means, self._terms),
+            **loss_record(means, self.terms),
             "learning_rate": state.optimizers[0].param_groups[0]["lr"],
             "gradient_norm": float(metrics.norms[0]),
             **metrics.speed(),
@@ -124,11 +129,11 @@ class Recorder:
         if "adversarial" in means:
             record["disc_learning_rate"] = state.optimizers[1].param_groups[0]["lr"]
             reconstruction, adversarial = state.running_sq_norms
-            ratio = adaptive_weight(reconstruction, adversarial, self._disc_max_weight)
+            ratio = adaptive_weight(reconstruction, adversarial, self.schedule.loss.disc_max_weight)
             record["adversarial_ratio"] = float(ratio)
         if state.fp16:
             record["loss_scale"] = float(state.update.loss_scale)
-        self._logbook.record("train", state.position.step, record)
+        self.logbook.record("train", state.position.step, record)
         gathered = self._write_health(record["data_wait_share"])
         self._show(record)
         self._warn_of_low_memory()
@@ -140,34 +145,38 @@ class Recorder:
 
     def _write_health(self, wait_share: float) -> Gathered:
         """Write the records of the data and of the trainer: one exchange between the processes."""
-        metrics, retry, step = self._metrics, self._retry, self._state.position.step
+        metrics = self._metrics
+        retry = self.retry
+        step = self.state.position.step
         allreduce, exhausted = retry.gradient_sum.exposed_seconds(), retry.settings.out_of_memory
-        gathered = metrics.health.gathered(self._dist, metrics.seconds(), wait_share, allreduce, exhausted)
-        self._logbook.record("data", step, gathered.data())
-        trainer = {"restarts": len(self._state.lineage.ancestors), "out_of_memory": gathered.out_of_memory()}
-        self._logbook.record("trainer", step, {**trainer, **gathered.comparison()})
+        gathered = metrics.health.gathered(self.dist, metrics.seconds(), wait_share, allreduce, exhausted)
+        self.logbook.record("data", step, gathered.data())
+        trainer = {"restarts": len(self.state.lineage.ancestors), "out_of_memory": gathered.out_of_memory()}
+        self.logbook.record("trainer", step, {**trainer, **gathered.comparison()})
         return gathered
 
     def _show_budget(self, gathered: Gathered, batch: Batch) -> None:
         """Print what each part of the input pipeline must deliver, and what it delivers."""
-        images, copy_rate, world_size = batch.images, None, self._dist.world_size
-        if self._dist.device.type == "cuda" and images.numel():
-            self._dist.synchronize()
+        images = batch.images
+        copy_rate = None
+        world_size = self.dist.world_size
+        if self.dist.device.type == "cuda" and images.numel():
+            self.dist.synchronize()
             started = time.perf_counter()
-            images.to(self._dist.device)
-            self._dist.synchronize()
+            images.to(self.dist.device)
+            self.dist.synchronize()
             copy_rate = world_size * images.numel() / (time.perf_counter() - started)
-        total, wait_share = gathered.total(), max(one.data_wait_share for one in gathered.processes)
+        total, wait_share = gathered.total(), max(process.data_wait_share for process in gathered.processes)
         parts = budget_parts(total, gathered.seconds, wait_share, images[:1].numel(), copy_rate)
         begin = f"budget  of {world_size} process{'es' * (world_size > 1)}, so that no step waits:"
         console.info("\n".join([begin, *(part.line() for part in parts)]))
 
     def _warn_of_low_memory(self) -> None:
         """Warn once if other programs take the memory of the plan, while its settings are used."""
-        state = self._state
-        if state.low_memory_reported or self._retry.settings.out_of_memory:
+        state = self.state
+        if state.low_memory_reported or self.retry.settings.out_of_memory:
             return
-        if warning := low_memory_warning(self._dist.device, self._planned_bytes):
+        if warning := low_memory_warning(self.dist.device, self.planned_bytes):
             state.low_memory_reported = True
             console.warning(warning)
 
@@ -180,17 +189,14 @@ class Recorder:
             shown += f", cost {record['cost']:.2f} ({record['cost_per_1000_images']:.3g} per 1,000 images)"
         self._bar.set_postfix_str(shown)
         if self._bar.disable:  # no terminal: a log file gets lines instead of a progress bar
-            console.info(f"step {self._state.position.step}: {shown}")
+            console.info(f"step {self.state.position.step}: {shown}")
 
     def print_duration(self) -> None:
         """Print when the stage will end: after its first steps, and if that has changed by a third."""
-        step, options = self._state.position.step, self._options
+        step, options = self.state.position.step, self.options
         if not self._duration.needs_mark(time.monotonic()) and step % options.log_freq:
             return
-        self._dist.synchronize()  # twice in a stage; a record has already synchronized the device
-        left = self._steps.total - self._steps.done(self._state.position)
-        if options.max_steps is not None:
-            left = min(left, options.max_steps - step)
-        seconds = self._duration.add(step, time.monotonic(), left)
+        self.dist.synchronize()  # twice in a stage; a record has already synchronized the device
+        seconds = self._duration.add(step, time.monotonic(), self._steps_left())
         if seconds is not None:
             console.info(duration_line(seconds, time.time()))

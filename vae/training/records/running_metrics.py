@@ -45,16 +45,13 @@ class RunningMetrics:
         return dict(zip(names, (stacked / max(1.0, self.images)).tolist(), strict=True))
 
     def seconds(self) -> float:
-        """Of training since the last record."""
+        """The seconds of training since the last record."""
         return max(1e-9, time.perf_counter() - self.started - self.pause_seconds)
 
     def speed(self) -> dict[str, float]:
         """images_per_second of all processes, and the share of the time spent waiting for data."""
         seconds = self.seconds()
-        return {
-            "images_per_second": self.images / seconds,
-            "data_wait_share": self.wait_seconds / seconds,
-        }
+        return {"images_per_second": self.images / seconds, "data_wait_share": self.wait_seconds / seconds}
 
 
 def loss_record(means: dict[str, float], terms: LossTerms) -> dict[str, float]:

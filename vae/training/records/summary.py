@@ -11,6 +11,7 @@ import torch
 from vae.config.options import Config, DataConfig, LossConfig, ModelConfig, OptimConfig, SpeedConfig
 from vae.images.psnr import OFF_BY_ONE_DB
 from vae.interop.latent_statistics import LatentConstants
+from vae.losses.perceptual import RANDOM_NOTE
 from vae.losses.terms import LossTerms
 from vae.model.autoencoder import IMAGE_CHANNELS, AutoencoderKL, downsampling
 from vae.model.initialization import carriers_per_group, distinct_latents
@@ -42,7 +43,8 @@ DTYPE_NAMES = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp
 def model_line(config: ModelConfig, model: AutoencoderKL) -> str:
     """Size and shape of the autoencoder."""
     parameters = sum(p.numel() for p in model.parameters()) / MILLION
-    own = f" (decoder {' '.join(map(str, config.up_channels))})" if config.decoder_channels else ""
+    is_other = config.decoder_channels or config.decoder
+    own = f" (decoder {' '.join(map(str, config.up_channels))})" if is_other else ""
     return (
         f"{parameters:.1f} M parameters, channels {' '.join(map(str, config.channels))}{own}, "
         f"{config.z_channels} latent channels, {model.downsampling}x downsampling"
@@ -74,6 +76,19 @@ def loss_line(terms: LossTerms, loss: LossConfig) -> str:
     (noise,), (mask,) = loss.decoder_noise, loss.latent_mask  # those of the stage
     changes = [f"decoder noise up to {noise:g} std"] * (noise > 0) + [f"{mask:.0%} masked"] * (mask > 0)
     return "; ".join([" + ".join(parts), *changes])
+
+
+def late_discriminator_note(loss: LossConfig, step: int, last_step: int) -> str | None:
+    """A note if the adversarial loss begins after `last_step`, the end of a run that is at `step`."""
+    first = loss.disc_start + loss.disc_warmup
+    if not loss.adversarial_weight or first < last_step or step >= last_step:
+        return None
+    middle = (step + last_step) // 2 - loss.disc_warmup
+    remedy = f"--disc_start {middle} begins it in the middle" if middle >= 0 else "lower --disc_warmup"
+    return (
+        f"note: this run ends at step {last_step}, before the adversarial loss begins (step {first}): "
+        f"{remedy}, more epochs reach it"
+    )
 
 
 def device_line(dist: Distributed, speed: SpeedConfig, dtype: torch.dtype, compiled: bool) -> str:
@@ -222,7 +237,8 @@ def result_lines(
     lines = _metrics_lines(config, state, baselines, factor)
     if "psnr" in state.last_validation and "bicubic" in baselines:
         bicubic = f"{factor}x bicubic", baselines["bicubic"]["psnr"]
-        adversarial = config.loss.adversarial_weight > 0
+        begun = state.position.step > config.loss.disc_start + config.loss.disc_warmup
+        adversarial = config.loss.adversarial_weight > 0 and begun
         psnr, start = state.last_validation["psnr"], state.history.start_psnr
         lines.append(verdict_line(psnr, bicubic, start, remedy, adversarial))
     if state.most_rejected:
@@ -260,9 +276,7 @@ def _metrics_lines(
     if not any("lpips" in values for values in measured.values()):
         lines.append("LPIPS was not measured: the loss does not contain it")
     elif config.loss.perceptual_net == "random":
-        lines.append(
-            "LPIPS has random weights (--perceptual_net random): its values cannot be compared with others"
-        )
+        lines.append(RANDOM_NOTE)
     return lines
 
 

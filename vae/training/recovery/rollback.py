@@ -1,20 +1,24 @@
 """A run that diverges goes back to its last good checkpoint with half the learning rate, or stops."""
 
-from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from vae.config.options import Config
-from vae.interop.checkpoint_file import load_checkpoint
 from vae.interop.vae_files import read_vae
 from vae.system import console
-from vae.system.errors import NonFiniteError, UserError
+from vae.system.errors import NonFiniteError
 from vae.training.checkpoints.broadcast import from_main
 from vae.training.checkpoints.saver import Saver
-from vae.training.checkpoints.store import is_on_line, list_checkpoints, position_name, saved_step
+from vae.training.checkpoints.store import (
+    is_on_line,
+    list_checkpoints,
+    position_name,
+    saved_step,
+    valid_checkpoints,
+)
 from vae.training.output.logbook import Logbook
 from vae.training.provenance import ROLLBACK, Resume, saved_lineage
 from vae.training.stages import current_stage
@@ -28,12 +32,13 @@ def begin_run(saver: Saver, logbook: Logbook, resume: Resume) -> None:
     logbook.record("run", saver.state.position.step, saver.provenance.run_record(lineage, resume))
 
 
+@dataclass(frozen=True)
 class Rollback:
     """The way back from a divergence."""
 
-    def __init__(self, config: Config, saver: Saver, logbook: Logbook) -> None:
-        self._config, self._saver, self._logbook = config, saver, logbook
-        self._state, self._stability, self._dist = saver.state, saver.stability, saver.dist
+    config: Config
+    saver: Saver
+    logbook: Logbook
 
     def go_back(self, reason: str, peak: float) -> None:
         """Restore the last good checkpoint, which `latest` then continues, and halve the learning rate.
@@ -42,8 +47,10 @@ class Rollback:
         so the activations overflow. `peak` is that of the stage that diverged. Raises NonFiniteError if it
         has used its --rollbacks.
         """
-        state, saver, allowed = self._state, self._saver, self._config.optim.rollbacks
-        overflows = state.fp16 and self._stability.nonfinite_streak > 0
+        state = self.saver.state
+        saver = self.saver
+        allowed = self.config.optim.rollbacks
+        overflows = state.fp16 and self.saver.stability.nonfinite_streak > 0
         diverged_at, first_epoch = state.position.step, state.stage.first_epoch
         learning_rate = state.optimizers[0].param_groups[0]["lr"]
         saver.give_up()  # before files are read
@@ -59,53 +66,47 @@ class Rollback:
             caps.append(0.5 * learning_rate / peak if peak else 0.5)
         if is_allowed or source != good:  # so that a resumed run knows of the rollback
             saver.replace(good)
-        self._stability.begin(step, None)
-        self._stability.good = good
-        self._logbook.go_back(step)
-        begin_run(saver, self._logbook, Resume(ROLLBACK, reason))
+        self.saver.stability.begin(step, None)
+        self.saver.stability.good = good
+        self.logbook.go_back(step)
+        begin_run(saver, self.logbook, Resume(ROLLBACK, reason))
         values: dict[str, float | int | str | None] = {"diverged_at": diverged_at, "reason": reason}
         values |= {"checkpoint": good.name, "learning_rate": learning_rate}
-        self._logbook.record("rollback", step, values)
-        found = f"step {diverged_at}, learning rate {learning_rate:g}: {reason}"
+        self.logbook.record("rollback", step, values)
+        divergence = f"step {diverged_at}, learning rate {learning_rate:g}: {reason}"
         if not is_allowed:
             raise NonFiniteError(
-                f"{found}; this stage has used its --rollbacks {allowed}: lower --learning_rate (now "
+                f"{divergence}; this stage has used its --rollbacks {allowed}: lower --learning_rate (now "
                 f"{peak:g}), and resume from {good.name}, the last good checkpoint, with: "
                 f"{saver.resume_command}"
             )
         change = f"with half the learning rate (rollback {len(caps)} of {allowed} in this stage)"
         change = "with the same learning rate, and leaves fp16" if overflows else change
-        console.warning(f"{found}; training goes back to step {step} ({good.name}) {change}")
+        console.warning(f"{divergence}; training goes back to step {step} ({good.name}) {change}")
 
     def _last_good(self, reason: str) -> tuple[Path | None, dict[str, Any]]:
         """The last good checkpoint and its content; or else the run's start."""
-        found = from_main(lambda: next(self._valid_checkpoints(), None), self._dist)
-        if found is not None:
-            return found
-        if self._saver.provenance.resumed_from is not None:
-            raise NonFiniteError(f"{reason}; no checkpoint in {self._saver.folder} can be read to go back to")
+        good = from_main(lambda: next(valid_checkpoints(self._candidates()), None), self.saver.dist)
+        if good is not None:
+            return good
+        if self.saver.provenance.resumed_from is not None:
+            raise NonFiniteError(f"{reason}; no checkpoint in {self.saver.folder} can be read to go back to")
         return None, self._initial_content()
 
-    def _valid_checkpoints(self) -> Iterator[tuple[Path, dict[str, Any]]]:
-        """Checkpoints with their content: the good one, then older ones; or else what the run continued."""
-        good, saver = self._stability.good, self._saver
-        limit = saved_step(good) if good else self._state.begun_at.step
+    def _candidates(self) -> list[Path]:
+        """The good checkpoint, then older ones; or else what the run continued."""
+        good, saver = self.saver.stability.good, self.saver
+        limit = saved_step(good) if good else self.saver.state.begun_at.step
         older = [
             path
             for path in list_checkpoints(saver.folder)
-            if 0 <= saved_step(path) <= limit and is_on_line(path, self._state.lineage)
+            if 0 <= saved_step(path) <= limit and is_on_line(path, self.saver.state.lineage)
         ]
-        for path in dict.fromkeys(filter(None, [good, *older, saver.provenance.resumed_from])):
-            try:
-                content = load_checkpoint(path)
-            except UserError as error:
-                console.info(f"skipped: {error}")
-            else:
-                yield path, content
+        return [*dict.fromkeys(filter(None, [good, *older, saver.provenance.resumed_from]))]
 
     def _restore(self, content: dict[str, Any], is_start: bool) -> None:
         """Load the content of a checkpoint, but keep the number of rollbacks; a new run begins after it."""
-        state, rollbacks = self._state, self._state.rollbacks
+        state, rollbacks = self.saver.state, self.saver.state.rollbacks
         if state.discriminator is not None and content["discriminator"] is None:
             restore(state, self._initial_content())
         restore(state, content)
@@ -120,7 +121,9 @@ class Rollback:
 
     def _initial_content(self) -> dict[str, Any]:
         """The snapshot before the first step, on the CPU."""
-        init_from = self._config.model.init_from
-        source = from_main(lambda: read_vae(Path(init_from)), self._dist) if init_from else None
-        state = begin_state(self._config, torch.device("cpu"), self._state.fp16, source)
+        init_from = self.config.model.init_from
+        source = from_main(lambda: read_vae(Path(init_from)), self.saver.dist) if init_from else None
+        if source is not None:
+            source.drop_other_decoder(self.config.model)
+        state = begin_state(self.config, torch.device("cpu"), self.saver.state.fp16, source)
         return snapshot(state)

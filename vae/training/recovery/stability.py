@@ -68,7 +68,9 @@ class Stability:
     def begin_stage(self) -> None:
         """Forget the losses: those of another image size cannot be compared."""
         self.first_step = self.last_record
-        self.losses, self.spike_records, self.spike_steps = [], 0, 0
+        self.losses = []
+        self.spike_records = 0
+        self.spike_steps = 0
 
     def needed(self) -> set[str]:
         """Checkpoints that pruning keeps: the good one, and the one that the next record judges."""
@@ -82,7 +84,9 @@ class Stability:
         `nonfinite_streak`: steps in a row up to this one that were skipped because a gradient was not finite;
         their number is counted on the device. Such a loss is neither ordinary nor a spike.
         """
-        first_step, self.last_record, self.nonfinite_streak = self.last_record, step, nonfinite_streak
+        first_step = self.last_record
+        self.last_record = step
+        self.nonfinite_streak = nonfinite_streak
         while self.written:
             self.unconfirmed.append(self.written.pop(0))
         if nonfinite_streak or not math.isfinite(loss):

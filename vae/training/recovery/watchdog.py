@@ -1,4 +1,7 @@
-"""A watchdog: a run without progress writes the stacks of all threads, saves if possible, and exits."""
+"""A watchdog: a run without progress writes the stacks of all threads, saves if possible, and exits.
+
+`Liveness` is what every long part of a run owes to the outside: signs of life, and an answer to signals.
+"""
 
 import errno
 import faulthandler
@@ -7,12 +10,14 @@ import os
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 from vae.system import console
 from vae.system.errors import EXIT_FAILED, HangError, UserError
 from vae.system.files import open_appending
 from vae.training.output.run_folder import check_run_folder, resume_command
+from vae.training.recovery.signals import LOADING_SECONDS, StopSignals
 
 CHECK_SECONDS = 1.0
 REACTION_SECONDS = 300.0  # a main thread that waits for images saves and ends the run itself
@@ -28,7 +33,9 @@ class Watchdog:
 
     def __init__(self, minutes: float, folder: Path, rank: int = 0) -> None:
         self.save_alone: Callable[[], str | None] = lambda: None  # saves; returns the name of the checkpoint
-        self._minutes, self._folder, self._rank = minutes, folder, rank
+        self._minutes = minutes
+        self._folder = folder
+        self._rank = rank
         self._beats = 0
         self._line: str | None = None  # what a hang prints
         self._reacted = False
@@ -105,3 +112,20 @@ class Watchdog:
         for child in multiprocessing.active_children():
             child.kill()
         os._exit(EXIT_FAILED)
+
+
+@dataclass(frozen=True)
+class Liveness:
+    """The watchdog and the signals of a run."""
+
+    watchdog: Watchdog
+    signals: StopSignals
+
+    def beat(self) -> None:
+        """Report progress."""
+        self.watchdog.beat()
+
+    def check(self, patience: float = LOADING_SECONDS) -> None:
+        """End a wait with an exception, if the run hangs, or `patience` seconds after a signal to stop."""
+        self.watchdog.check()
+        self.signals.check_loading(patience)

@@ -1,9 +1,12 @@
-"""--find_lr: a learning rate range test with real steps on a copy of everything (`lr_range.py`).
+"""--find_lr: a learning rate range test (Smith 2017) with real steps, which are undone.
 
-The unchanged weights are measured on the same images, crops and noise, with their own statistics of latents.
+The rate rises geometrically, and the loss of each batch is measured before its step. Batches differ more than
+the loss falls, so each loss is divided by that of the unchanged weights for the same images, crops and noise.
+Two rates are common choices: where this ratio falls fastest, and a tenth of the rate at which it is lowest.
 """
 
 import itertools
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -20,13 +23,54 @@ from vae.training.datasets import TrainingSet
 from vae.training.memory.stage_memory import StagePlan
 from vae.training.parts import PreparedRun
 from vae.training.records.running_metrics import RunningMetrics, loss_record
-from vae.training.recovery.liveness import Liveness
-from vae.training.trials.lr_range import HIGHEST, LOWEST, Curve, has_diverged, suggest
+from vae.training.recovery.watchdog import Liveness
 from vae.training.trials.trial_steps import Trial
 
 NAME = "find_lr"
 WIDTH, HEIGHT = 1280, 800  # px, of the chart
 COLOURS = (BLUE, ORANGE, GREEN, GREY)
+
+LOWEST, HIGHEST = 1e-7, 1.0  # learning rates
+SMOOTHING = 0.9  # decay of the mean over steps
+DIVERGED = 4.0  # the loss is so many times that of the unchanged weights
+
+
+class Curve(NamedTuple):
+    """The loss of each batch before the step with its learning rate; it ends where training diverges."""
+
+    seed: int
+    rates: list[float]
+    losses: list[float]
+    unchanged: list[float]  # losses of the same batches with the weights before the first step
+
+    def smoothed(self) -> np.ndarray:
+        """loss / unchanged: its geometric mean up to each step, with exponentially falling weights (S,)."""
+        mean, logs = 0.0, []
+        for step, (loss, unchanged) in enumerate(zip(self.losses, self.unchanged, strict=True), 1):
+            mean = SMOOTHING * mean + (1 - SMOOTHING) * math.log(loss / unchanged)
+            logs.append(mean / (1 - SMOOTHING**step))
+        return np.exp(logs)
+
+
+class Suggestion(NamedTuple):
+    """Two usual choices of a learning rate."""
+
+    steepest: float  # where the smoothed loss falls fastest, at most half of the rate at which it is lowest
+    tenth: float  # of the rate at which the smoothed loss is lowest
+
+
+def has_diverged(loss: float, unchanged: float) -> bool:
+    """Whether the loss of a batch shows that the test is over; true for NaN."""
+    return not loss < DIVERGED * unchanged
+
+
+def suggest(curve: Curve) -> Suggestion:
+    """The rates that a curve suggests."""
+    smoothed, rates = curve.smoothed(), np.array(curve.rates)
+    lowest = max(1, int(smoothed.argmin()))
+    slopes = np.gradient(np.log(smoothed[: lowest + 1]))
+    safe = max(1, int((rates[:lowest] <= rates[lowest] / 2).sum()))
+    return Suggestion(float(rates[slopes[:safe].argmin()]), float(rates[lowest] / 10))
 
 
 class Spread(NamedTuple):
@@ -61,14 +105,14 @@ def find_learning_rate(run: PreparedRun, plan: StagePlan, alive: Liveness) -> No
         unchanged = _unchanged_losses(trial, len(rates))
         losses = _losses(trial, rates, unchanged)
         curve = Curve(seed, rates[: len(losses)], losses, unchanged[: len(losses)])
-        found = suggest(curve)
+        suggestion = suggest(curve)
         curves.append(curve)
         console.info(
-            f"seed {seed}: loss {losses[0]:.4g}, falls fastest at {found.steepest:.2g}, is lowest at "
-            f"{10 * found.tenth:.2g} ({min(curve.smoothed()):.3f} times the first)"
+            f"seed {seed}: loss {losses[0]:.4g}, falls fastest at {suggestion.steepest:.2g}, is lowest at "
+            f"{10 * suggestion.tenth:.2g} ({min(curve.smoothed()):.3f} times the first)"
         )
     if run.dist.is_main:
-        _report(run.output_dir, run.given, curves)
+        _report(run.output_dir, run.command.given, curves)
 
 
 def _unchanged_losses(trial: Trial, steps: int) -> list[float]:
@@ -97,18 +141,20 @@ def _loss(trial: Trial, sums: dict[str, Tensor], images: int) -> float:
     metrics = RunningMetrics()
     metrics.add(sums, images, [])
     trial.alive.beat()
-    terms = trial.stepper.retry.networks.terms
-    return loss_record(metrics.all_reduced_means(trial.dist), terms)["loss"]
+    return loss_record(metrics.all_reduced_means(trial.dist), trial.terms)["loss"]
 
 
 def _report(folder: Path, options: dict[str, Any], curves: Sequence[Curve]) -> None:
     """Write the curves, and print the suggestions and the command to train with these options."""
-    found = [suggest(curve) for curve in curves]
-    steepest, tenth = map(Spread.of, zip(*found, strict=True))
+    suggestions = [suggest(curve) for curve in curves]
+    steepest, tenth = map(Spread.of, zip(*suggestions, strict=True))
     content = {
         "steepest": steepest._asdict(),
         "tenth_of_minimum": tenth._asdict(),
-        "curves": [{**curve._asdict(), **one._asdict()} for curve, one in zip(curves, found, strict=True)],
+        "curves": [
+            {**curve._asdict(), **suggestion._asdict()}
+            for curve, suggestion in zip(curves, suggestions, strict=True)
+        ],
     }
     write_json(folder / f"{NAME}.json", content, indent=1)
     given = {k: v for k, v in options.items() if not k.startswith(NAME)}

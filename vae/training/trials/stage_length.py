@@ -8,7 +8,7 @@ from vae.system import console
 from vae.training.memory.stage_memory import StagePlan
 from vae.training.parts import PreparedRun
 from vae.training.records.duration import MINUTE, duration_text
-from vae.training.recovery.liveness import Liveness
+from vae.training.recovery.watchdog import Liveness
 from vae.training.stages import StageSteps, replace_stage
 from vae.training.trials.trial_steps import Trial
 
@@ -31,7 +31,8 @@ def choose_length(run: PreparedRun, plan: StagePlan, alive: Liveness) -> Prepare
     num_epochs, limit = epochs_for(options.train_minutes * MINUTE, seconds, schedule.steps)
     changed = replace(state.stage, num_epochs=num_epochs)
     console.info(_length_line(run, run.steps(changed), seconds, limit))
-    state.stages, state.stage = replace_stage(state.stages, state.stage, changed), changed
+    state.stages = replace_stage(state.stages, state.stage, changed)
+    state.stage = changed
     options = replace(options, num_epochs=num_epochs, train_minutes=None)
     return replace(run, config=replace(run.config, run=options))
 

@@ -10,8 +10,8 @@ from vae.model.recompute import set_recompute
 from vae.training.checkpoints.writer import HostCopy
 from vae.training.memory.oom_retry import OomRetry
 from vae.training.parts import PreparedRun
-from vae.training.recovery.liveness import Liveness
 from vae.training.recovery.signals import MEASURING
+from vae.training.recovery.watchdog import Liveness
 from vae.training.schedule import StageSchedule
 from vae.training.state import restore, snapshot
 
@@ -20,8 +20,12 @@ class Trial:
     """Steps of the stage that trains, with the weights of the run."""
 
     def __init__(self, run: PreparedRun, schedule: StageSchedule, retry: OomRetry, alive: Liveness) -> None:
-        self.stepper, self.alive, self.dist = run.stepper(schedule, retry), alive, run.dist
-        self._run, self._schedule = run, schedule
+        self.stepper = run.stepper(schedule, retry)
+        self.terms = run.networks.terms
+        self.alive = alive
+        self.dist = run.dist
+        self._run = run
+        self._schedule = schedule
 
     @contextmanager
     def batches(self) -> Iterator[Iterator[tuple[Batch, int]]]:

@@ -105,27 +105,29 @@ def mode_reconstruction(
     return reconstruct
 
 
+@dataclass
 class ReconstructionMeter:
     """Measures reconstructions: PSNR, SSIM and, if LPIPS is part of the loss, LPIPS; also the noise."""
 
-    def __init__(self, model: AutoencoderKL, networks: Networks, slices: Slices) -> None:
-        self._model, self._networks, self._slices = model, networks, slices
-        self.channel_std: torch.Tensor | None = None  # (C,) of the latents, once there are metrics of images
+    model: AutoencoderKL
+    networks: Networks
+    slices: Slices
+    channel_std: torch.Tensor | None = None  # (C,) of the latents, once there are metrics of images
 
     def sums(self, batches: Iterable[Batch]) -> dict[str, Sums]:
         """Sums over the images of `batches`, on their device; those of each slice by its label."""
         each_psnr: list[float] = []
         indices: list[int] = []
-        noise = NoiseMeter(self._model.config.z_channels)
+        noise = NoiseMeter(self.model.config.z_channels)
 
         def images() -> Iterator[torch.Tensor]:
             for batch in batches:
                 indices.extend(batch.indices.tolist())
                 yield to_float(batch.images)
 
-        reconstruct = mode_reconstruction(self._model, self._networks, noise)
-        sums = reconstruction_sums(reconstruct, images(), lpips_of(self._networks.terms), each_psnr)
-        return {"": sums | noise.sums(), **self._slices.sums(indices, each_psnr)}
+        reconstruct = mode_reconstruction(self.model, self.networks, noise)
+        sums = reconstruction_sums(reconstruct, images(), lpips_of(self.networks.terms), each_psnr)
+        return {"": sums | noise.sums(), **self.slices.sums(indices, each_psnr)}
 
     def metrics(self, sums: dict[str, Sums], dist: Distributed) -> tuple[Metrics, dict[str, float]]:
         """The means over the images of all processes, and the mean PSNR of each slice."""
@@ -133,27 +135,29 @@ class ReconstructionMeter:
         noise = {name: reduced.pop(name) for name in list(reduced) if name.startswith(LATENTS)}
         facts = noise_facts(noise)
         self.channel_std = channel_facts(noise)[0] if facts else None
-        return means(reduced) | facts, self._slices.means(sums, dist)
+        return means(reduced) | facts, self.slices.means(sums, dist)
 
 
+@dataclass(frozen=True)
 class NoiseCurveMeter:
     """Measures reconstructions from latents with noise, as the errors of a diffusion model leave it."""
 
-    def __init__(self, model: AutoencoderKL, networks: Networks, channel_std: torch.Tensor) -> None:
-        self._model, self._dtype, self._std = model, networks.eval_dtype, channel_std[:, None, None]
+    model: AutoencoderKL
+    dtype: torch.dtype
+    channel_std: torch.Tensor  # (C,) of the latents
 
     def sums(self, batches: Iterable[Batch]) -> dict[str, Sums]:
         """Sums of PSNR by tau over the images of `batches`; each image has the same noise every time."""
         totals = {f"psnr_noise_{tau:g}": (0.0, 0) for tau in NOISES}
         for batch in batches:
             images = to_float(batch.images)
-            latents = encode_images(self._model, images, dtype=self._dtype).mode().float()
+            latents = encode_images(self.model, images, dtype=self.dtype).mode().float()
             draws = [
                 keyed_normal(latents.shape[1:], NOISE_SEED, index, device=latents.device)
                 for index in batch.indices.tolist()
             ]
-            noise = torch.stack(draws) * self._std.to(latents)
-            decode = partial(decode_latents, self._model, size=images.shape[2:], dtype=self._dtype)
+            noise = torch.stack(draws) * self.channel_std[:, None, None].to(latents)
+            decode = partial(decode_latents, self.model, size=images.shape[2:], dtype=self.dtype)
             curve = noise_curve(decode, latents, noise, images, NOISES).clamp(max=OFF_BY_ONE_DB)
             for name, value in zip(totals, curve.sum(1).tolist(), strict=True):
                 totals[name] = totals[name][0] + value, totals[name][1] + len(images)
@@ -166,16 +170,17 @@ class NoiseCurveMeter:
         return reduced
 
 
+@dataclass(frozen=True)
 class BaselineMeter:
     """Measures two baselines: the mean colour, and area reduction by `factor` with bicubic enlargement."""
 
-    def __init__(self, networks: Networks, factor: int) -> None:
-        self._networks, self._factor = networks, factor
+    networks: Networks
+    factor: int
 
     def sums(self, batches: Iterable[Batch]) -> dict[str, Sums]:
         """Sums over the images of `batches`, on their device, by baseline."""
         images = (to_float(batch.images) for batch in batches)
-        return baseline_sums(images, lpips_of(self._networks.terms), self._factor)
+        return baseline_sums(images, lpips_of(self.networks.terms), self.factor)
 
     def metrics(self, sums: dict[str, Sums], dist: Distributed) -> dict[str, Metrics]:
         """The means over the images of all processes, by baseline."""

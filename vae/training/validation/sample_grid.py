@@ -1,10 +1,11 @@
-"""The grids of sample reconstructions that a run saves and shows in TensorBoard.
+"""The grids of sample reconstructions that a run saves and shows in TensorBoard, also of --sample_images.
 
 Shapes: N images of S x S px; T, the side of a tile in the grid.
 """
 
-from collections.abc import Iterator
-from dataclasses import replace
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -12,15 +13,20 @@ from PIL import Image, ImageDraw, ImageFont
 
 from vae.device import is_out_of_memory
 from vae.evaluation.baselines import bicubic_baseline
+from vae.evaluation.protocols import square
+from vae.images.decoding import decode_image
+from vae.images.folder import list_images
+from vae.images.formats import BadImageError
 from vae.images.pixels import to_float, to_uint8
 from vae.images.psnr import psnr
 from vae.model.autoencoder import AutoencoderKL
 from vae.step import Networks
 from vae.system import console
+from vae.system.errors import DataError
 from vae.training.distributed import Distributed
 from vae.training.memory.oom_retry import OomRetry
 from vae.training.output.logbook import Logbook
-from vae.training.recovery.liveness import Liveness
+from vae.training.recovery.watchdog import Liveness
 from vae.training.state import TrainingState
 from vae.training.validation.measure import ValidationSet, mode_reconstruction
 
@@ -32,38 +38,32 @@ GAP = 4  # px between columns
 TEXT_HEIGHT = 24  # px: the titles above all rows, and the caption below each row
 FONT_SIZE = 15
 
+MAX_SAMPLE_IMAGES = 8
 
+
+@dataclass(frozen=True)
 class SampleGrids:
-    """Writes grids of the images of --sample_images, or else of the first validation images.
+    """Writes grids of the images of --sample_images, or else of the first validation images."""
 
-    `sample_images` has the former by image size, on the CPU; it is empty if there are none.
-    """
-
-    def __init__(
-        self,
-        state: TrainingState,
-        networks: Networks,
-        dist: Distributed,
-        retry: OomRetry,
-        logbook: Logbook,
-        alive: Liveness,
-        sample_images: dict[int, torch.Tensor],
-        validation_set: ValidationSet | None,
-    ) -> None:
-        self._state, self._networks, self._dist = state, networks, dist
-        self._retry, self._logbook, self._alive = retry, logbook, alive
-        self._sample_images, self._validation_set = sample_images, validation_set
+    state: TrainingState
+    networks: Networks
+    dist: Distributed
+    retry: OomRetry
+    logbook: Logbook
+    alive: Liveness
+    sample_images: dict[int, torch.Tensor]  # of the flag by image size, on the CPU
+    validation_set: ValidationSet | None
 
     def save(self) -> None:
         """Write a grid of the exported weights; if memory runs out, there is none."""
-        if not self._dist.is_main:
+        if not self.dist.is_main:
             return
-        state, retry = self._state, self._retry
+        state, retry = self.state, self.retry
         try:
             for images in self._images():
                 with retry.beside_graph():
-                    grid = sample_grid(state.eval_model, self._networks, images.to(self._dist.device))
-                self._logbook.image("samples", state.position.step, grid)
+                    grid = sample_grid(state.eval_model, self.networks, images.to(self.dist.device))
+                self.logbook.image("samples", state.position.step, grid)
             return
         except (RuntimeError, MemoryError) as error:
             if not is_out_of_memory(error):
@@ -76,13 +76,13 @@ class SampleGrids:
 
     def _images(self) -> Iterator[torch.Tensor]:
         """The images of a grid as one uint8 batch (N, 3, S, S); no batch if there are none."""
-        size, found = self._state.stage.image_size, self._validation_set
-        if self._sample_images:
-            yield self._sample_images[size]
-        elif found is not None:
-            shown = replace(found, count=min(found.count, GRID_IMAGES))
-            alone = replace(self._dist, world_size=1)  # the images are not divided among processes
-            yield from (b.images for b in shown.batches(size, GRID_IMAGES, alone, self._alive.check))
+        size, validation_set = self.state.stage.image_size, self.validation_set
+        if self.sample_images:
+            yield self.sample_images[size]
+        elif validation_set is not None:
+            shown = replace(validation_set, count=min(validation_set.count, GRID_IMAGES))
+            alone = replace(self.dist, world_size=1)  # the images are not divided among processes
+            yield from (b.images for b in shown.batches(size, GRID_IMAGES, alone, self.alive.check))
 
 
 def sample_grid(model: AutoencoderKL, networks: Networks, images: torch.Tensor) -> np.ndarray:
@@ -129,3 +129,30 @@ def draw_grid(titles: list[str], rows: list[np.ndarray], captions: list[list[str
             middle = top + side + TEXT_HEIGHT / 2
             draw.text((centre, middle), captions[row][column], fill="black", font=font, anchor="mm")
     return np.asarray(grid)
+
+
+def load_sample_images(
+    folder: str, image_sizes: Iterable[int], *, background: str, max_pixels: int
+) -> dict[int, torch.Tensor]:
+    """The first images of `folder` by name, for each image size S: uint8 (N, 3, S, S).
+
+    Each image is scaled by its shorter side, and its centre is cropped. Raises DataError if the folder
+    contains no images or one of them cannot be read.
+    """
+    names = list_images(folder, flag="--sample_images")
+    if len(names) > MAX_SAMPLE_IMAGES:
+        console.info(
+            f"--sample_images {folder}: the grids show the first {MAX_SAMPLE_IMAGES} of {len(names)} images"
+        )
+    crops: dict[int, list[torch.Tensor]] = {size: [] for size in image_sizes}
+    for name in names[:MAX_SAMPLE_IMAGES]:
+        try:
+            pixels = decode_image(Path(folder) / name, max_pixels=max_pixels, background=background)
+        except BadImageError as error:
+            raise DataError(
+                f"--sample_images {folder}: {console.printable(name)}: {error}: remove or replace this file"
+            ) from None
+        for size, images in crops.items():
+            crop = np.ascontiguousarray(square(pixels, size, "resize").transpose(2, 0, 1))
+            images.append(torch.from_numpy(crop))
+    return {size: torch.stack(images) for size, images in crops.items()}

@@ -18,9 +18,9 @@ class Slices:
     of_image: dict[int, str] = field(default_factory=dict)  # by index, of this process's images
 
     @classmethod
-    def of(cls, found: dict[int, str | None], dist: Distributed) -> "Slices":
-        """From the labels of this process's images."""
-        of_image = {index: label for index, label in found.items() if label}
+    def of(cls, labels_of_images: dict[int, str | None], dist: Distributed) -> "Slices":
+        """The slices of all processes, from the labels of this one's images."""
+        of_image = {index: label for index, label in labels_of_images.items() if label}
         labels = dist.all_gather_set(set(of_image.values()))
         if not 1 < len(labels) <= MAX_SLICES:
             return cls()
@@ -30,11 +30,11 @@ class Slices:
         """The PSNR of the images at these indices, summed by label."""
         if not self.labels:
             return {}
-        found: dict[str, list[float]] = {}
+        psnr_of: dict[str, list[float]] = {}
         for index, value in zip(indices, psnr, strict=True):
             if index in self.of_image:
-                found.setdefault(self.of_image[index], []).append(value)
-        return {label: {"psnr": (sum(values), len(values))} for label, values in found.items()}
+                psnr_of.setdefault(self.of_image[index], []).append(value)
+        return {label: {"psnr": (sum(values), len(values))} for label, values in psnr_of.items()}
 
     def means(self, sums: dict[str, Sums], dist: Distributed) -> dict[str, float]:
         """The mean PSNR of each label over the images of all processes."""

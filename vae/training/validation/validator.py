@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 
 import torch
 
@@ -18,8 +18,8 @@ from vae.training.distributed import Distributed
 from vae.training.memory.oom_retry import OomRetry
 from vae.training.output.logbook import Logbook
 from vae.training.output.run_folder import resume_command
-from vae.training.recovery.liveness import Liveness
 from vae.training.recovery.signals import LAST_VALIDATION, VALIDATION, LoadingStoppedError
+from vae.training.recovery.watchdog import Liveness
 from vae.training.schedule import StageSchedule
 from vae.training.state import TrainingState
 from vae.training.validation.measure import (
@@ -38,63 +38,55 @@ MAX_SIGMA_OVER_STD = 0.5
 Source = Callable[[], Iterator[Batch]]  # batches from the first one on; called again if memory runs out
 
 
+@dataclass
 class Validator:
     """Validates the weights of a stage, writes records and prints what they mean."""
 
-    def __init__(
-        self,
-        images: ValidationSet,
-        state: TrainingState,
-        networks: Networks,
-        dist: Distributed,
-        retry: OomRetry,
-        schedule: StageSchedule,
-        logbook: Logbook,
-        alive: Liveness,
-        options: RunConfig,
-    ) -> None:
-        self.images = images
-        self.baselines: dict[str, Metrics] = {}  # by name
-        self._state, self._networks, self._dist = state, networks, dist
-        self._retry, self._schedule = retry, schedule
-        self._logbook, self._alive, self._options = logbook, alive, options
-        self._batch_size: int | None = None  # if memory ran out with the micro-batch
-        self._slices: Slices | None = None  # from the first validation on
-        # One image each, on the CPU: this process's share of so many.
-        self._crops: dict[int, list[Batch]] = {}
+    images: ValidationSet
+    state: TrainingState
+    networks: Networks
+    dist: Distributed
+    retry: OomRetry
+    schedule: StageSchedule
+    logbook: Logbook
+    alive: Liveness
+    options: RunConfig
+    baselines: dict[str, Metrics] = field(default_factory=dict)  # by name
+    _batch_size: int | None = None  # if memory ran out with the micro-batch
+    _slices: Slices | None = None  # from the first validation on
+    # One image each, on the CPU: this process's share of so many.
+    _crops: dict[int, list[Batch]] = field(default_factory=dict)
 
     def measure_baselines(self) -> None:
         """Measure both baselines on all validation images, and write their records."""
-        meter = BaselineMeter(self._networks, self._state.autoencoder.downsampling)
-        with self._alive.signals.answering(VALIDATION):
-            self.baselines = meter.metrics(self._sums(meter, self._batches), self._dist)
+        meter = BaselineMeter(self.networks, self.state.autoencoder.downsampling)
+        with self.alive.signals.answering(VALIDATION):
+            self.baselines = meter.metrics(self._sums(meter, self._batches), self.dist)
         val_path = self.images.data.val_path
         if val_path and not any(metrics["images"] for metrics in self.baselines.values()):
-            raise DataError(
-                f"--val_path {val_path}: none of its images can be used, for the reasons above: give other "
-                "images, or leave the flag out"
-            )
-        values = {"image_size": self._state.stage.image_size}
+            raise DataError(f"--val_path {val_path}: none of its images can be used, see above: give others")
+        values = {"image_size": self.state.stage.image_size}
         for name, metrics in self.baselines.items():
-            self._logbook.record("baseline", self._state.position.step, {"codec": name, **values, **metrics})
+            self.logbook.record("baseline", self.state.position.step, {"codec": name, **values, **metrics})
 
     def validate(self, when: str, epoch: int, ends_run: bool = False) -> Metrics:
         """Validate the weights, write a record and print a line; warn if training has made them worse."""
-        state, started = self._state, time.perf_counter()
-        with self._alive.signals.answering(LAST_VALIDATION if ends_run else VALIDATION):
-            meter = ReconstructionMeter(state.eval_model, self._networks, self._all_slices())
-            measured, by_label = meter.metrics(self._sums(meter, self._batches), self._dist)
+        state, started = self.state, time.perf_counter()
+        with self.alive.signals.answering(LAST_VALIDATION if ends_run else VALIDATION):
+            meter = ReconstructionMeter(state.eval_model, self.networks, self._all_slices())
+            measured, by_label = meter.metrics(self._sums(meter, self._batches), self.dist)
             speed, of_slices = _speed(measured, started), slice_record(by_label)
             if meter.channel_std is not None:
-                curve = NoiseCurveMeter(state.eval_model, self._networks, meter.channel_std)
-                measured |= curve.metrics(self._sums(curve, self._noise_batches), self._dist)
+                curve = NoiseCurveMeter(state.eval_model, self.networks.eval_dtype, meter.channel_std)
+                measured |= curve.metrics(self._sums(curve, self._noise_batches), self.dist)
             metrics = {"epoch": epoch, "image_size": state.stage.image_size, **measured}
-            state.last_validation, state.validated_step = metrics, state.position.step
+            state.last_validation = metrics
+            state.validated_step = state.position.step
             state.history.last_psnr = metrics.get("psnr")
-            precision = DTYPE_NAMES[self._networks.eval_dtype]
+            precision = DTYPE_NAMES[self.networks.eval_dtype]
             values = {**metrics, "precision": precision, **speed, **of_slices}
-            self._logbook.record("validation", state.position.step, values)
-            self._logbook.draw_results()
+            self.logbook.record("validation", state.position.step, values)
+            self.logbook.draw_results()
             baseline = self.baselines.get("bicubic", {})
             line = validation_line(when, metrics, precision, baseline, state.autoencoder.downsampling)
             console.info(line + slice_text(of_slices))
@@ -103,9 +95,9 @@ class Validator:
 
     def _warn(self, metrics: Metrics) -> None:
         """Warn that the posterior's noise hides the latents, or that PSNR is below the stage's start."""
-        state, loss = self._state, self._schedule.loss
+        state, loss = self.state, self.schedule.loss
         ratio = metrics.get("sigma_over_std", 0.0)
-        can_change = self._schedule.optim.train_part != "decoder"
+        can_change = self.schedule.optim.train_part != "decoder"
         if ratio > MAX_SIGMA_OVER_STD and can_change and not state.noise_reported:
             state.noise_reported = True
             flag = "variance_target" if loss.variance_weight > 0 else "kl_weight"
@@ -114,9 +106,9 @@ class Validator:
                 f"{MAX_SIGMA_OVER_STD}), so they lose what the image contains: lower --{flag} (now "
                 f"{getattr(loss, flag):g})"
             )
-        last_weight = self._schedule.adversarial_weight(state.position.step - 1)
+        last_weight = self.schedule.adversarial_weight(state.position.step - 1)
         if "psnr" in metrics and not last_weight:  # the adversarial term may lower PSNR
-            warning = state.history.decrease_warning(metrics["psnr"], self._schedule.remedy)
+            warning = state.history.decrease_warning(metrics["psnr"], self.schedule.remedy)
             if warning:
                 console.warning(warning)
 
@@ -125,14 +117,14 @@ class Validator:
 
         Their crops stay in main memory from the first time on: decoding would cost more than measuring.
         """
-        state, started = self._state, time.perf_counter()
-        meter = ReconstructionMeter(state.eval_model, self._networks, Slices())
-        with self._alive.signals.answering(VALIDATION):
-            measured, _ = meter.metrics(self._sums(meter, self._quick_batches), self._dist)
+        state, started = self.state, time.perf_counter()
+        meter = ReconstructionMeter(state.eval_model, self.networks, Slices())
+        with self.alive.signals.answering(VALIDATION):
+            measured, _ = meter.metrics(self._sums(meter, self._quick_batches), self.dist)
         metrics = {"image_size": state.stage.image_size, **measured}
         values = {**metrics, **_speed(measured, started)}
-        self._logbook.record("quick_validation", state.position.step, values)
-        warning = state.history.regression_warning(metrics, self._options.regression_psnr)
+        self.logbook.record("quick_validation", state.position.step, values)
+        warning = state.history.regression_warning(metrics, self.options.regression_psnr)
         if warning:
             console.warning(f"step {state.position.step}: {warning}")
         return warning is not None
@@ -140,18 +132,18 @@ class Validator:
     def _all_slices(self) -> Slices:
         """The slices of the validation set, whose labels are read once in a stage."""
         if self._slices is None:
-            labels = {index: self.images.label(index) for index in self.images.share(self._dist)}
-            self._slices = Slices.of(labels, self._dist)
+            labels = {index: self.images.label(index) for index in self.images.share(self.dist)}
+            self._slices = Slices.of(labels, self.dist)
         return self._slices
 
     def _batches(self) -> Iterator[Batch]:
-        size, check = self._state.stage.image_size, self._alive.check
-        for batch in self.images.batches(size, self._size(), self._dist, check):
-            self._alive.beat()
+        size, check = self.state.stage.image_size, self.alive.check
+        for batch in self.images.batches(size, self._size(), self.dist, check):
+            self.alive.beat()
             yield self._on_device(batch)
 
     def _quick_batches(self) -> Iterator[Batch]:
-        return self._few_batches(self._options.quick_val_images)
+        return self._few_batches(self.options.quick_val_images)
 
     def _noise_batches(self) -> Iterator[Batch]:
         return self._few_batches(NOISE_IMAGES)
@@ -159,9 +151,9 @@ class Validator:
     def _few_batches(self, count: int) -> Iterator[Batch]:
         if count not in self._crops:
             crops = []
-            size, check = self._state.stage.image_size, self._alive.check
-            for crop in self.images.spread(count).batches(size, 1, self._dist, check):
-                self._alive.beat()
+            size, check = self.state.stage.image_size, self.alive.check
+            for crop in self.images.spread(count).batches(size, 1, self.dist, check):
+                self.alive.beat()
                 crops.append(crop)
             self._crops[count] = crops
         for first in range(0, len(self._crops[count]), self._size()):
@@ -169,14 +161,14 @@ class Validator:
             images, epochs, indices = (
                 torch.cat([getattr(crop, name) for crop in crops]) for name in ("images", "epochs", "indices")
             )
-            self._alive.beat()
+            self.alive.beat()
             yield self._on_device(Batch(images, epochs, indices))
 
     def _on_device(self, batch: Batch) -> Batch:
-        return replace(batch, images=batch.images.to(self._dist.device, non_blocking=True))
+        return replace(batch, images=batch.images.to(self.dist.device, non_blocking=True))
 
     def _size(self) -> int:
-        return self._batch_size or self._retry.settings.micro_batch
+        return self._batch_size or self.retry.settings.micro_batch
 
     def _sums(
         self, meter: ReconstructionMeter | BaselineMeter | NoiseCurveMeter, source: Source
@@ -188,7 +180,7 @@ class Validator:
         failure, sums = None, None
         while sums is None and failure is None:
             try:
-                with self._retry.beside_graph():
+                with self.retry.beside_graph():
                     sums = meter.sums(source())
                 continue
             except (UserError, LoadingStoppedError) as error:
@@ -199,18 +191,18 @@ class Validator:
                     raise
             # Not within the except clause: there, the exception keeps the tensors of the batch alive.
             failure = self._reduce_memory()
-        if self._dist.all_reduce_scalars(failure is not None)[0] or sums is None:
+        if self.dist.all_reduce_scalars(failure is not None)[0] or sums is None:
             raise failure or UserError("validation failed on another process, which reports the reason")
         return sums
 
     def _reduce_memory(self) -> UserError | None:
         """Halve the batch after memory ran out; the error if it has one image."""
-        retry, size = self._retry, self._size()
+        retry, size = self.retry, self._size()
         retry.settings.out_of_memory += 1
         if retry.release_graph():
             return None
         if size == 1:
-            image_size, command = self._state.stage.image_size, resume_command(self._logbook.folder)
+            image_size, command = self.state.stage.image_size, resume_command(self.logbook.folder)
             line = f"out of memory in a validation with one image of {image_size} px"
             return UserError(f"{line}: lower --image_size, and resume with: {command}")
         self._batch_size = size // 2

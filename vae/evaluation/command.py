@@ -42,8 +42,8 @@ def check_command(config: EvaluateConfig) -> None:
 
 def weighted_paths(config: EvaluateConfig) -> list[tuple[str, float]]:
     """The paths of --data_path with their weights, 1 if none is given; UserError for a wrong weight."""
-    found = parse_mixture(" ".join(config.data_path)) or [(path, None) for path in config.data_path]
-    return [(path, 1.0 if weight is None else weight) for path, weight in found]
+    paths = parse_mixture(" ".join(config.data_path)) or [(path, None) for path in config.data_path]
+    return [(path, 1.0 if weight is None else weight) for path, weight in paths]
 
 
 def check_rfid_packages() -> None:
@@ -62,14 +62,11 @@ def _check_watched(folder: Path, promote: bool) -> None:
     if check_folder(folder, RUN_COMMAND, "--watch") is None:
         raise UserError(f"--watch {folder} is empty: --promote needs the folder of a run that has begun")
     if os.path.lexists(folder / PROMOTED_NAME) and not read_promoted(folder):
-        raise UserError(
-            f"--promote would replace {folder / PROMOTED_NAME}, which it has not written: move it elsewhere"
-        )
+        raise UserError(f"--promote would replace {folder / PROMOTED_NAME}, which is not its own: move it")
 
 
 def _check_output(output_dir: Path, overwrite: bool) -> None:
     if check_folder(output_dir, COMMAND) and (output_dir / RESULTS_NAME).exists() and not overwrite:
         raise UserError(
-            f"--output_dir {output_dir} contains an earlier comparison: add --overwrite, or give another "
-            "folder"
+            f"--output_dir {output_dir} contains an earlier comparison: add --overwrite, or use another"
         )

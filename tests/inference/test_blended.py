@@ -1,0 +1,95 @@
+"""Blended tiles: exact for what looks at few pixels, without seams, and bounded in memory."""
+
+import itertools
+from dataclasses import replace
+
+import pytest
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from tests.harness.small_vae import SMALL
+from tests.inference.test_tiled import WAN, image, network
+from vae.config.options import ModelConfig
+from vae.inference.blended import blend, count_tiles, starts
+from vae.inference.codec import decode_latents, encode_images
+from vae.memory.live_bytes import LiveBytes
+from vae.model.autoencoder import AutoencoderKL
+from vae.model.initialization import initialize
+
+
+@pytest.mark.parametrize("size", [(16, 16), (17, 90), (61, 33), (200, 15)])
+def test_a_function_of_single_pixels_is_exact(size):
+    values = torch.randn(2, 3, *size, dtype=torch.float64)
+    steps = []
+    result = blend(
+        lambda tile: (2 * tile).repeat_interleave(4, 2).repeat_interleave(4, 3),
+        values,
+        units=(1, 4),
+        side=16,
+        count=lambda: steps.append(1),
+    )
+    expected = (2 * values).repeat_interleave(4, 2).repeat_interleave(4, 3)
+    torch.testing.assert_close(result, expected, rtol=0, atol=1e-12)
+    assert len(steps) == count_tiles(values.shape, 1, 16)
+
+
+def test_tiles_cover_every_unit_and_overlap():
+    for length in range(1, 200):
+        found = starts(length, 16)
+        assert found[0] == 0
+        assert found[-1] + 16 >= length
+        assert found == sorted(set(found))
+        assert all(before + 16 - after >= 4 for before, after in itertools.pairwise(found))
+
+
+def test_network_with_norms_per_pixel_and_no_attention_is_exact():
+    """Its layers see less than the 16 latent pixels that are left out at the borders of tiles of 256 px."""
+    model = network(replace(WAN, mid_attention=False))
+    images = image(272, 300)
+    whole = encode_images(model, images, dtype=torch.float64)
+    tiled = encode_images(model, images, dtype=torch.float64, tile=256, blended=True)
+    torch.testing.assert_close(tiled.mean, whole.mean, rtol=0, atol=1e-12)
+    recon = decode_latents(model, whole.mean, (270, 297), dtype=torch.float64)
+    in_tiles = decode_latents(model, whole.mean, (270, 297), dtype=torch.float64, tile=256, blended=True)
+    torch.testing.assert_close(in_tiles, recon, rtol=0, atol=1e-12)
+
+
+def test_norms_have_the_statistics_of_the_whole_image():
+    """An image that is flat on one side: with the statistics of each tile, errors are 7 times as large."""
+    model = AutoencoderKL(replace(SMALL, mid_attention=False))
+    initialize(model, "default", 0)
+    images = image(384, 384, torch.float32)[:1]
+    images[..., :192] = 0.1 * images[..., :192] + 0.5
+    whole = encode_images(model, images).mean
+    blended = encode_images(model, images, tile=128, blended=True).mean
+    alone = torch.cat([encode_images(model, part).mean for part in images.split(128, dim=3)], dim=3)
+    assert (blended - whole).square().mean() < (alone - whole).square().mean() / 4
+
+
+def test_seams_fade_over_half_of_the_overlap():
+    """Of black and white tiles, the step from one pixel to the next is a 17th of the difference."""
+    numbers = itertools.count()
+
+    def black_or_white(tile: torch.Tensor) -> torch.Tensor:
+        sides = [8 * side for side in tile.shape[2:]]
+        return torch.full((1, 1, *sides), float(next(numbers) % 2), dtype=torch.float64)
+
+    values = torch.empty(1, 1, 16, 60)
+    result = blend(black_or_white, values, units=(1, 8), side=16, count=lambda: None)
+    assert {0.0, 1.0} <= set(result.unique().tolist())
+    assert result.diff(dim=3).abs().max() <= 1 / 17 + 1e-6
+
+
+def test_memory_is_that_of_a_tile():
+    """Four times the pixels need as much device memory, and on the host only the result and a strip of it."""
+    peaks = []
+    for side in (512, 1024):
+        with FakeTensorMode():
+            with torch.device("cuda"):
+                model = AutoencoderKL(ModelConfig())
+            latents = torch.empty(1, model.config.z_channels, side // 8, side // 8)
+            with LiveBytes("cuda") as device, LiveBytes("cpu") as host:
+                decode_latents(model, latents, tile=256, blended=True)
+        peaks.append(device.peak)
+        assert host.peak <= 3.5 * 3 * side**2 * 4
+    assert peaks[1] == peaks[0]

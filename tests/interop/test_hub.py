@@ -1,0 +1,310 @@
+"""Downloads from and uploads to the Hugging Face hub, against a stand-in for its server."""
+
+import base64
+import hashlib
+import json
+import re
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+from safetensors import safe_open
+
+from tests.harness.runs import run_here, run_script
+from tests.harness.small_vae import SMALL, write_vae
+from vae.interop import hub
+from vae.interop.vae_files import load_vae
+from vae.system.errors import UserError
+
+constants = pytest.importorskip("huggingface_hub.constants", reason="huggingface_hub is not installed")
+COMMIT = "0123456789abcdef0123456789abcdef01234567"
+
+
+class Hub:
+    """A hub that serves the folders of `root` as repositories, and writes what is uploaded into them."""
+
+    def __init__(self, root: Path):
+        self.root, self.refused, self.requests = root, {}, []
+        handler = type("Handler", (_Handler,), {"hub": self})
+        self.server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
+        self.url = f"http://127.0.0.1:{self.server.server_address[1]}"
+        self.blobs: dict[str, bytes] = {}
+        self.created: list[dict] = []
+        threading.Thread(target=self.server.serve_forever, args=(0.02,), daemon=True).start()
+
+
+class _Handler(BaseHTTPRequestHandler):
+    hub: Hub
+
+    def do_HEAD(self) -> None:
+        self._file(with_body=False)
+
+    def do_GET(self) -> None:
+        self._file(with_body=True)
+
+    def _file(self, with_body: bool) -> None:
+        self.hub.requests.append(self.path)
+        match = re.fullmatch(r"/([^/]+/[^/]+)/resolve/main/(.+)", self.path)
+        if match is None:  # what the package asks about itself
+            self.send_error(404)
+            return
+        repo, name = match.groups()
+        file = self.hub.root / repo / name
+        status, code = self.hub.refused.get(repo, (200, ""))
+        if status == 200 and not file.is_file():
+            status, code = 404, "EntryNotFound" if (self.hub.root / repo).is_dir() else "RepoNotFound"
+        data = file.read_bytes() if status == 200 else b""
+        self.send_response(status)
+        if code:
+            self.send_header("X-Error-Code", code)
+        self.send_header("X-Repo-Commit", COMMIT)
+        self.send_header("ETag", f'"{hashlib.sha256(data).hexdigest()}"')
+        self.send_header("Content-Length", str(len(data)))
+        self.end_headers()
+        if with_body:
+            self.wfile.write(data)
+
+    def do_PUT(self) -> None:
+        self.hub.blobs[self.path.rpartition("/")[2]] = self._body()
+        self._answer({})
+
+    def do_POST(self) -> None:
+        body, path = self._body(), self.path
+        if path == "/api/repos/create":
+            if self.hub.refused:
+                self.send_response(403)
+                self.send_header("Content-Length", "0")
+                self.end_headers()
+                return
+            self.hub.created.append(json.loads(body))
+            self._answer({"url": f"{self.hub.url}/someone/mine"})
+        elif path == "/api/validate-yaml":
+            wrong = "license: nothing\n" in json.loads(body)["content"]
+            errors = [{"message": '"license" must be one of [apache-2.0, mit]'}] if wrong else []
+            self._answer({"errors": errors, "warnings": []}, 400 if wrong else 200)
+        elif path.endswith("/preupload/main"):
+            files = json.loads(body)["files"]
+            modes = {
+                f["path"]: "lfs" if f["path"].endswith((".safetensors", ".png")) else "regular" for f in files
+            }
+            self._answer(
+                {"files": [{"path": p, "uploadMode": m, "shouldIgnore": False} for p, m in modes.items()]}
+            )
+        elif path.endswith("/objects/batch"):
+            objects = json.loads(body)["objects"]
+            answer = [
+                {**o, "actions": {"upload": {"href": f"{self.hub.url}/blob/{o['oid']}"}}} for o in objects
+            ]
+            self._answer({"transfer": "basic", "objects": answer})
+        elif path.endswith("/commit/main"):
+            self._commit(re.fullmatch(r"/api/models/(.+)/commit/main", path)[1], body)
+            self._answer({"commitUrl": f"{self.hub.url}/someone/mine/commit/{COMMIT}", "commitOid": COMMIT})
+        else:
+            raise AssertionError(path)
+
+    def _commit(self, repo: str, body: bytes) -> None:
+        folder = self.hub.root / repo
+        folder.mkdir(parents=True, exist_ok=True)
+        for line in map(json.loads, body.splitlines()):
+            value = line["value"]
+            if line["key"] == "file":
+                (folder / value["path"]).write_bytes(base64.b64decode(value["content"]))
+            elif line["key"] == "lfsFile":
+                (folder / value["path"]).write_bytes(self.hub.blobs[value["oid"]])
+
+    def _body(self) -> bytes:
+        if "chunked" not in self.headers.get("Transfer-Encoding", ""):
+            return self.rfile.read(int(self.headers["Content-Length"]))
+        data = b""
+        while size := int(self.rfile.readline(), 16):
+            data += self.rfile.read(size)
+            self.rfile.readline()
+        self.rfile.readline()
+        return data
+
+    def _answer(self, content: dict, status: int = 200) -> None:
+        data = json.dumps(content).encode()
+        self.send_response(status)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(data)))
+        self.end_headers()
+        self.wfile.write(data)
+
+    def log_message(self, *_args: object) -> None:
+        """Print nothing."""
+
+
+@pytest.fixture
+def server(tmp_path, monkeypatch) -> Iterator[Hub]:
+    """A hub with one repository, someone/pipeline, that contains a VAE in vae/."""
+    write_vae(tmp_path / "hub" / "someone" / "pipeline" / "vae", seed=1)
+    server = Hub(tmp_path / "hub")
+    monkeypatch.setattr(constants, "ENDPOINT", server.url)
+    template = server.url + constants.HUGGINGFACE_CO_URL_TEMPLATE.removeprefix(constants._HF_DEFAULT_ENDPOINT)
+    monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", True)
+    monkeypatch.setattr(constants, "HF_TOKEN_PATH", str(tmp_path / "token"))
+    monkeypatch.setenv("HF_TOKEN", "hf_of_nobody")
+    monkeypatch.chdir(tmp_path)
+    hub.download.cache_clear()
+    yield server
+    server.server.shutdown()
+    hub.download.cache_clear()
+
+
+def test_pipeline_subfolder_and_file_of_a_repository_are_the_same_vae(server):
+    expected = load_vae(server.root / "someone" / "pipeline" / "vae")
+    repo = server.root / "someone" / "pipeline"
+    assert export(repo / "vae", "--output", repo / "one.safetensors").returncode == 0
+    for name in ("someone/pipeline", "someone/pipeline:vae", "someone/pipeline:one.safetensors"):
+        loaded = load_vae(Path(name))
+        for key, value in expected.autoencoder.state_dict().items():
+            assert value.equal(loaded.autoencoder.state_dict()[key]), (name, key)
+    assert load_vae(Path("someone/pipeline:vae")).scaling_factor == 0.5
+
+
+def test_folder_on_this_machine_wins_and_the_hub_is_not_asked(server, tmp_path):
+    own = load_vae(write_vae(tmp_path / "someone" / "pipeline", seed=2)).autoencoder.state_dict()
+    loaded = load_vae(Path("someone/pipeline")).autoencoder.state_dict()
+    assert all(value.equal(loaded[key]) for key, value in own.items())
+    with pytest.raises(UserError, match=r"--vae someone/pipelin: there is no such file or folder$"):
+        load_vae(Path("someone/pipelin"))
+    assert server.requests == []
+
+
+@pytest.mark.parametrize(
+    ("refused", "name", "said"),
+    [
+        (
+            None,
+            "someone/nothing",
+            "there is no such file or folder, and the hub has no such public repository",
+        ),
+        (None, "someone/pipeline:unet", "the repository has no unet/diffusion_pytorch_model.safetensors"),
+        (None, "someone/pipeline:x.safetensors", "the repository has no such file: correct the path"),
+        ((401, "GatedRepo"), "someone/pipeline", "the repository is gated: accept its terms on its page"),
+        ((403, "GatedRepo"), "someone/pipeline", "the repository is gated: accept its terms on its page"),
+        (
+            (401, "RepoNotFound"),
+            "someone/pipeline",
+            "the hub has no such public repository: correct it, or log in",
+        ),
+        (
+            (401, ""),
+            "someone/pipeline",
+            "there is no such file or folder, and the hub answered 401: you have no access: log in",
+        ),
+        ((403, ""), "someone/pipeline", "the hub answered 403: you have no access: log in"),
+    ],
+)
+def test_refusals_are_one_line(server, refused, name, said):
+    if refused:
+        server.refused["someone/pipeline"] = refused
+    with pytest.raises(UserError, match=re.escape(said)) as error:
+        load_vae(Path(name), flag="--init_from")
+    assert str(error.value).startswith(f"--init_from {name}: ")
+    assert "\n" not in str(error.value)
+
+
+def test_offline_uses_the_cache_and_says_what_it_lacks(server, monkeypatch):
+    load_vae(Path("someone/pipeline"))
+    hub.download.cache_clear()
+    asked = len(server.requests)
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    assert load_vae(Path("someone/pipeline")).scaling_factor == 0.5
+    with pytest.raises(
+        UserError, match=r"--vae someone/other: there is no such .* the hub cannot be reached"
+    ):
+        load_vae(Path("someone/other"))
+    assert len(server.requests) == asked
+
+
+def test_without_the_package_the_message_names_it_and_the_download(server, monkeypatch):
+    monkeypatch.setattr(hub.importlib.util, "find_spec", lambda _name: None)
+    with pytest.raises(
+        UserError, match=r"pip install huggingface_hub, or .* hf download someone/pipeline --"
+    ):
+        load_vae(Path("someone/pipeline"))
+
+
+def test_scripts_read_hf_endpoint(server, tmp_path):
+    env = {"HF_ENDPOINT": server.url, "HF_HOME": str(tmp_path / "home"), "HF_HUB_DISABLE_XET": "1"}
+    words = (
+        "--vae",
+        "someone/pipeline",
+        "--output",
+        str(tmp_path / "out.safetensors"),
+        "--scaling_factor",
+        "1",
+    )
+    done = run_script("export_vae.py", *words, env=env)
+    assert done.returncode == 0, done.stderr
+    assert f"someone/pipeline: commit {COMMIT[:12]} of the Hugging Face hub" in done.stdout
+
+
+def export(*words: object):
+    return run_here("export_vae.py", "--vae", *words)
+
+
+def test_upload_and_download_give_the_same_vae(server, tmp_path):
+    run = tmp_path / "run"
+    write_vae(run / "vae", seed=3)
+    records = [
+        {"kind": "baseline", "step": 0, "codec": "bicubic", "image_size": 64, "psnr": 26.5, "images": 2},
+        {"kind": "validation", "step": 5, "image_size": 64, "psnr": 20.0, "ssim": 0.5, "images": 2},
+        {"kind": "validation", "step": 9, "image_size": 64, "psnr": 31.25, "ssim": 0.9, "images": 2},
+    ]
+    (run / "metrics.jsonl").write_text("\n".join(map(json.dumps, records)) + "\n")
+    settings = {"image_size": 64, "kl_weight": 1e-6, "data_path": "/home/me", "init_from": "someone/pipeline"}
+    (run / "config.json").write_text(json.dumps(settings))
+    (run / "samples").mkdir()
+    for step in (5, 9):
+        (run / "samples" / f"samples_step_{step:07}.png").write_bytes(b"png%d" % step)
+    words = (run / "vae", "--output", tmp_path / "out", "--push_to", "someone/mine", "--license", "cc0-1.0")
+    done = export(*words)
+    assert done.returncode == 0, done.stderr
+    assert "uploaded: diffusion_pytorch_model.safetensors, config.json, README.md, samples.png" in done.stdout
+    assert server.created[0]["visibility"] == "private"
+
+    repo = server.root / "someone" / "mine"
+    assert (repo / "samples.png").read_bytes() == b"png9"
+    card = (repo / "README.md").read_text()
+    header, body = card.split("---\n")[1:]
+    assert "license: cc0-1.0\n" in header
+    assert "library_name: diffusers\n" in header
+    assert "base_model: someone/pipeline\n" in header
+    assert "| VAE | 31.25 dB | 0.9000 |" in body
+    assert "| bicubic | 26.50 dB |  |" in body
+    assert "| image_size | 64 |" in body
+    assert "kl_weight" not in body  # the default
+    assert "/home/me" not in card
+    with safe_open(repo / "diffusion_pytorch_model.safetensors", "pt") as file:
+        assert file.metadata()["modelspec.license"] == "cc0-1.0"
+    loaded, own = load_vae(Path("someone/mine")), load_vae(run / "vae")
+    for key, value in own.autoencoder.state_dict().items():
+        assert value.equal(loaded.autoencoder.state_dict()[key]), key
+
+    (repo / "README.md").write_text("written by hand")
+    assert "its README.md is kept" in export(*words, "--overwrite").stdout
+    assert (repo / "README.md").read_text() == "written by hand"
+
+
+@pytest.mark.parametrize(
+    ("license", "said"),
+    [
+        ("mit", "the hub answered 403: you have no access"),
+        ("nothing", '"license" must be one of [apache-2.0'),
+    ],
+)
+def test_refused_upload_keeps_the_files_and_says_how_to_go_on(server, tmp_path, license, said):
+    server.refused = {} if license == "nothing" else {"someone/mine": (403, "")}
+    vae = write_vae(tmp_path / "mine")
+    done = export(vae, "--output", tmp_path / "out", "--push_to", "someone/mine", "--license", license)
+    assert done.returncode == 78
+    assert done.stderr.count("\n") == 1
+    assert said in done.stderr
+    assert f"is complete; then run: hf upload someone/mine {tmp_path / 'out'}" in done.stderr
+    assert load_vae(tmp_path / "out").autoencoder.config == SMALL

@@ -1,0 +1,157 @@
+"""Tiny decoders: trained on the latents of a VAE, and written for diffusers and ComfyUI."""
+
+import json
+
+import pytest
+import torch
+from diffusers import AutoencoderTiny
+from safetensors.torch import load_file
+
+from tests.harness.runs import TINY
+from tests.harness.training_runs import records
+from tests.harness.vae_families import diffusers_model, image
+from tests.harness.wan_models import wan_model
+from vae.config.export_flags import ExportConfig
+from vae.config.options import ModelConfig
+from vae.inference.codec import decode_latents
+from vae.interop.diffusers_folder import diffusers_config, save_diffusers_folder
+from vae.interop.exporting import export
+from vae.interop.vae_files import load_vae
+from vae.interop.vae_path import WEIGHTS_NAME
+from vae.model.autoencoder import AutoencoderKL
+from vae.system.errors import UserError
+from vae.training.run import train
+
+SHAPE = ("channels", "norm_groups", "layers_per_block", "z_channels")  # of the file of --init_from
+RUN = {name: value for name, value in TINY.items() if name not in SHAPE}
+RUN |= {"train_part": "decoder", "decoder": "tiny", "num_epochs": 1, "max_steps": 4}
+
+
+def train_tiny(teacher, image_folder, folder, **options) -> None:
+    teacher.save_pretrained(folder / "teacher")
+    given = {"data_path": str(image_folder), "init_from": str(folder / "teacher")}
+    assert train({**RUN, **given, "output_dir": str(folder / "run"), **options}) == 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", ["sd", "sd3", "wan"])
+def test_diffusers_decodes_the_exported_folder_to_our_images(family, image_folder, tmp_path, capsys):
+    teacher = wan_model() if family == "wan" else diffusers_model(family, (32, 32, 64, 64), 1)
+    train_tiny(teacher, image_folder, tmp_path)
+    before, loaded = load_vae(tmp_path / "teacher"), load_vae(tmp_path / "run" / "vae")
+    ours, latents = loaded.autoencoder, before.autoencoder.encode(image()).mode()
+    assert torch.equal(ours.encode(image()).mode(), latents)
+    for output in ("folder", "one.safetensors"):
+        export(ExportConfig(vae=(str(tmp_path / "run" / "vae"),), output=str(tmp_path / output)))
+
+    theirs, loading = AutoencoderTiny.from_pretrained(tmp_path / "folder", output_loading_info=True)
+    assert not any(loading.values())
+    normalized = (latents - ours.decoder.latents_mean[:, None, None]) / ours.decoder.latents_std[
+        :, None, None
+    ]
+    if family == "wan":
+        torch.testing.assert_close(normalized, before.autoencoder.bn.normalize(latents))
+    else:
+        expected = (latents - (before.shift_factor or 0)) * before.scaling_factor
+        torch.testing.assert_close(normalized, expected)
+    expected = theirs.eval().decode(normalized).sample
+    assert (ours.decode(latents) - expected).abs().max() < 1e-5
+    said = {
+        "sd": "(z - 0) * 0.18215",
+        "sd3": "(z - 0.0609) * 1.5305",
+        "wan": "(z - latents_mean) / latents_std",
+    }
+    assert f"as diffusion models have them: {said[family]}" in capsys.readouterr().out
+
+    single = load_file(tmp_path / "one.safetensors")  # taesd's first layer has no weights
+    folder = load_file(tmp_path / "folder" / WEIGHTS_NAME)
+    assert single.keys() >= {"1.weight", "3.conv.0.weight", "7.weight", "18.conv.4.bias", "19.bias"}
+    for name, value in single.items():
+        index, _, rest = name.partition(".")
+        assert torch.equal(value, folder[f"decoder.layers.{int(index) - 1}.{rest}"]), name
+    assert len(single) == sum(name.startswith("decoder.") for name in folder)
+    assert json.loads((tmp_path / "folder" / "config.json").read_text())["latent_channels"] == len(latents[0])
+
+
+@pytest.mark.parametrize("levels", [2, 4])
+@pytest.mark.parametrize("padding", ["zeros", "reflect"])
+def test_exact_tiles_are_the_whole_image(levels, padding):
+    torch.manual_seed(0)
+    shape = ModelConfig(channels=(8,) * levels, norm_groups=4, z_channels=4, decoder="tiny", padding=padding)
+    model = AutoencoderKL(shape).double().eval()
+    with torch.no_grad():
+        for weight in model.decoder.parameters():  # PyTorch's are too small for an effect from far away
+            weight *= 1.5
+    latents, seen = torch.randn(1, 4, 60, 2, dtype=torch.float64), []
+    whole = decode_latents(model, latents, dtype=torch.float64)
+    side = 8 * model.downsampling
+    count = lambda *counts: seen.append(counts)  # noqa: E731
+    tiles = decode_latents(model, latents, dtype=torch.float64, tile=side, on_step=count)
+    torch.testing.assert_close(tiles, whole, rtol=1e-12, atol=1e-12)
+    assert seen[-1][0] == pytest.approx(seen[-1][1], rel=1e-6)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("teacher_weight", [0.0, 1.0])
+def test_a_resumed_run_equals_one_without_a_stop(teacher_weight, image_folder, tmp_path):
+    for name, stops in (("whole", (4,)), ("resumed", (2, 4))):
+        (tmp_path / name).mkdir()
+        given = {"teacher_weight": teacher_weight, "max_steps": stops[0]}
+        train_tiny(diffusers_model("sd", (32, 32), 1), image_folder, tmp_path / name, **given)
+        for stop in stops[1:]:
+            given = {"output_dir": str(tmp_path / name / "run"), "max_steps": stop}
+            assert train({**given, "resume_from": "latest"}) == 0
+    ends = [load_vae(tmp_path / name / "run" / "vae").autoencoder for name in ("whole", "resumed")]
+    for name, value in ends[0].state_dict().items():
+        assert torch.equal(value, ends[1].state_dict()[name]), name
+
+
+def test_wrong_uses_are_one_line(image_folder, tmp_path):
+    teacher = diffusers_model("sd", (32, 32), 1)
+    with pytest.raises(UserError, match=r"^--decoder tiny learns the latents .* --profile decoder$"):
+        train_tiny(teacher, image_folder, tmp_path, train_part="all")
+    with pytest.raises(UserError, match=r"^--decoder tiny has 64 channels in each level: omit"):
+        train_tiny(teacher, image_folder, tmp_path, decoder_channels=(8, 16))
+    weights = (tmp_path / "teacher" / WEIGHTS_NAME).rename(tmp_path / "a.safetensors")
+    with pytest.raises(UserError, match=r"does not contain the scaling of its latents, which --decoder tiny"):
+        train_tiny(teacher, image_folder, tmp_path, init_from=str(weights))
+    shape = ModelConfig(channels=(8, 8), norm_groups=4, layers_per_block=1, decoder="tiny")
+    export_of = {"vae": (str(tmp_path / "tiny"),), "output": str(tmp_path / "out")}
+    model = AutoencoderKL(shape)
+    save_diffusers_folder(tmp_path / "tiny", model.state_dict(), diffusers_config(shape, 32, 0.5, 0.0))
+    assert load_vae(tmp_path / "tiny").autoencoder.config == shape
+    with pytest.raises(UserError, match=r"^--add_quant_conv: --vae .* has a tiny decoder"):
+        export(ExportConfig(**export_of, add_quant_conv=True))
+    export(ExportConfig(**export_of))
+    with pytest.raises(UserError, match="AutoencoderTiny"):
+        load_vae(tmp_path / "out")
+
+
+# ---- the teacher's loss ----------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_teachers_loss_falls_and_is_recorded_also_after_a_resume(image_folder, tmp_path):
+    given = {"teacher_weight": 1.0, "learning_rate": 1e-3, "log_freq": 1, "max_steps": 8, "num_epochs": 4}
+    train_tiny(diffusers_model("sd", (32, 32), 1), image_folder, tmp_path, **given)
+    resume = {"output_dir": str(tmp_path / "run"), "resume_from": "latest", "max_steps": 12}
+    assert train(resume) == 0
+    values = [record["teacher"] for record in records(tmp_path / "run", "train")]
+    assert len(values) == 12
+    assert sum(values[-4:]) < 0.9 * sum(values[:4])
+    other = diffusers_model("sd", (32, 32), 1)
+    other.encoder.conv_in.weight.data += 1
+    other.save_pretrained(tmp_path / "teacher")
+    with pytest.raises(UserError, match=r"teacher has another encoder now: restore .* --teacher_weight 0$"):
+        train({**resume, "max_steps": 14})
+    assert train({**resume, "max_steps": 14, "teacher_weight": 0.0}) == 0
+
+
+def test_without_a_teacher_its_loss_is_refused(image_folder, tmp_path):
+    teacher = diffusers_model("sd", (32, 32), 1)
+    given = {"teacher_weight": 0.5, "decoder": None}
+    with pytest.raises(
+        UserError, match=r"^--teacher_weight 0.5 has no teacher: it needs --init_from and a new"
+    ):
+        train_tiny(teacher, image_folder, tmp_path, **given)
+    assert not (tmp_path / "run").exists()

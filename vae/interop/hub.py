@@ -1,0 +1,161 @@
+"""VAEs on the Hugging Face hub, OWNER/REPO[:PATH]: downloaded wherever one is read, uploaded by --push_to.
+
+The package huggingface_hub is imported when it is needed. It finds the user's token and its cache by itself,
+and obeys HF_HUB_OFFLINE and HF_ENDPOINT.
+"""
+
+import importlib.util
+import os
+import re
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from vae.system import console
+from vae.system.errors import UserError
+
+_REPO = r"[A-Za-z0-9][\w.-]*/[\w.-]*\w"
+_NAME = re.compile(rf"({_REPO})(?::([^:]+))?")
+_FILES = (".safetensors", ".sft")
+_OTHER_FILES = (".pt", ".ckpt", ".bin", ".pth", ".pkl", ".gguf", ".png", ".jpg")
+INSTALL = "python -m pip install huggingface_hub"
+
+
+def hub_name(path: Path) -> tuple[str, str] | None:
+    """OWNER/REPO and the path in it, if `path` can be on the hub.
+
+    It cannot if its first folder is on this machine: then it is a mistyped path, and the hub is not asked.
+    """
+    match = _NAME.fullmatch(path.as_posix())
+    if match is None or match[1].endswith((*_FILES, *_OTHER_FILES)) or os.path.exists(path.parts[0]):
+        return None
+    return match[1], (match[2] or "").strip("/")
+
+
+def check_repo(repo: str, flag: str) -> None:
+    """Raise UserError if no repository has such a name, or huggingface_hub is missing."""
+    if not re.fullmatch(_REPO, repo):
+        raise UserError(f"{flag} {repo} is not a repository of the Hugging Face hub: give OWNER/REPO")
+    if importlib.util.find_spec("huggingface_hub") is None:
+        raise UserError(f"{flag} {repo} needs huggingface_hub: run {INSTALL}")
+
+
+@cache  # the checks before the start, and the reading of the weights, see the same files
+def download(repo: str, inside: str, names: tuple[str, ...], where: str) -> Path:
+    """The local copy of a VAE in the repository: a folder with one of the weights `names`, or one file.
+
+    `inside` is a folder or a .safetensors file in the repository; "": its root, or vae/ as in a pipeline.
+    Raises UserError that starts with `where`.
+    """
+    if importlib.util.find_spec("huggingface_hub") is None:
+        raise UserError(
+            f"{where}: there is no such file or folder; for the repository of the Hugging Face hub, run "
+            f"{INSTALL}, or give the folder of: hf download {repo} --local-dir FOLDER"
+        )
+    hub = _package()
+    inside = inside.removesuffix(names[0]).rstrip("/")  # it needs its config.json, too
+    folders = [inside] if inside else ["", "vae"]
+    found = None
+    with _one_line(where):
+        if inside.endswith(_FILES):
+            return _shown(Path(hub.hf_hub_download(repo, inside)), repo)
+        wanted = [(folder, name) for folder in folders for name in names]
+        found = _first(hub, repo, wanted)
+        if found is not None:
+            folder, weights = found
+            hub.hf_hub_download(repo, f"{folder}/config.json".lstrip("/"))
+            return _shown(weights.parent, repo)
+    places = " or ".join(f"{folder}/{names[0]}".lstrip("/") for folder in folders)
+    raise UserError(f"{where}: the repository has no {places}: add :PATH of a folder or .safetensors file")
+
+
+def upload(repo: str, files: Mapping[str, Path | bytes], output: Path) -> str:
+    """Write the files by their names in the repository, in one commit; returns its address.
+
+    A repository is created if it does not exist, as a private one. A model card that it has is kept. Raises
+    UserError that names `output`, which has everything on this machine.
+    """
+    hub = _package()
+    again = console.command_line("hf", "upload", repo, output)
+    with _one_line(f"--push_to {repo}", f"{output} is complete; then run: {again}"):
+        api = hub.HfApi()
+        url = api.create_repo(repo, private=True, exist_ok=True)
+        if "README.md" in files and api.file_exists(repo, "README.md"):
+            console.info(f"--push_to {repo}: its README.md is kept")
+            files = {name: content for name, content in files.items() if name != "README.md"}
+        operations = [hub.CommitOperationAdd(name, content) for name, content in files.items()]
+        api.create_commit(repo, operations, commit_message="Upload VAE")
+    return str(url)
+
+
+def _package() -> Any:
+    import huggingface_hub
+    from huggingface_hub.utils import disable_progress_bars, logging
+
+    logging.set_verbosity_error()
+    if not sys.stderr.isatty():
+        disable_progress_bars()
+    return huggingface_hub
+
+
+def _first(hub: Any, repo: str, wanted: list[tuple[str, str]]) -> tuple[str, Path] | None:
+    """The first of the files (folder, name) that the repository has, with its folder."""
+    from huggingface_hub.errors import EntryNotFoundError, LocalEntryNotFoundError
+
+    unreachable = None
+    for folder, name in wanted:
+        try:
+            path = hub.hf_hub_download(
+                repo, f"{folder}/{name}".lstrip("/"), local_files_only=unreachable is not None
+            )
+            return folder, Path(path)
+        except LocalEntryNotFoundError as error:  # the others may be in the cache
+            unreachable = unreachable or error
+        except EntryNotFoundError:
+            continue
+    if unreachable is not None:
+        raise unreachable
+    return None
+
+
+def _shown(path: Path, repo: str) -> Path:
+    commit = next((part for part in reversed(path.parts) if re.fullmatch(r"[0-9a-f]{40}", part)), "")
+    console.info(f"{repo}: commit {commit[:12]} of the Hugging Face hub, in {path}")
+    return path
+
+
+@contextmanager
+def _one_line(where: str, done: str = "") -> Iterator[None]:
+    """Errors of huggingface_hub as a UserError that starts with `where` and ends with what is done."""
+    from huggingface_hub import errors
+
+    ending = f"; {done}" if done else ""
+    login = "log in with: hf auth login"
+    here = "" if done else "there is no such file or folder, and "
+
+    def failed(text: str) -> UserError:
+        return UserError(f"{where}: {text}{ending}")
+
+    try:
+        yield
+    except errors.GatedRepoError:
+        raise failed(f"the repository is gated: accept its terms on its page, and {login}") from None
+    except errors.RemoteEntryNotFoundError:
+        raise failed("the repository has no such file: correct the path after the colon") from None
+    except errors.RepositoryNotFoundError:
+        raise failed(f"{here}the hub has no such public repository: correct it, or {login}") from None
+    except (errors.HfHubHTTPError, errors.LocalEntryNotFoundError) as error:
+        response = getattr(error, "response", None) or getattr(error.__cause__, "response", None)
+        if response is not None:
+            refused = response.status_code in (401, 403)
+            remedy = f"you have no access: {login}, as a user who has" if refused else str(error)
+            text = f"{here}the hub answered {response.status_code}: {' '.join(remedy.split())}"
+            raise failed(text) from None
+        remedy = "connect to the network, or give a folder"
+        raise failed(f"{here}the hub cannot be reached, and the cache has no copy: {remedy}") from None
+    # a name or a license, no connection, a full disk
+    except (ValueError, errors.HTTPError, OSError) as error:
+        raise failed(f"{here}{type(error).__name__}: {' '.join(str(error).split())}") from None

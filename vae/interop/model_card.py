@@ -1,0 +1,120 @@
+"""The model card of an upload: README.md with the facts of the VAE and of the run that it comes from."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from vae.config.options import all_options
+from vae.interop.hub import hub_name
+from vae.model.autoencoder import AutoencoderKL
+from vae.system.files import read_json, read_json_lines
+
+_FIGURES = {"psnr": ("PSNR", "{:.2f} dB"), "ssim": ("SSIM", "{:.4f}"), "lpips": ("LPIPS", "{:.4f}")}
+_PATHS = ("PATH", "FILE", "DIR")  # metavars of options that name files of the user's machine
+
+
+def card_files(
+    name: str,
+    license: str,
+    model: AutoencoderKL,
+    content: dict[str, Any],
+    run: Path | None = None,
+    step: int | None = None,
+) -> dict[str, bytes | Path]:
+    """README.md and its pictures for a VAE with `content` as its config.json.
+
+    `run` is the folder of the run that trained it, as `run_of` finds it; `step` is the step of its
+    checkpoint, None: the last one.
+    """
+    pictures = {} if run is None else _pictures(run)
+    text = "\n".join(
+        [
+            *_header(license, content, {} if run is None else _read_settings(run)),
+            f"# {name}\n",
+            *_facts(model, content),
+            *([] if run is None else [*_figures(run, step), *_settings(run)]),
+            *(f"![{title}]({title}.png)\n" for title in pictures),
+        ]
+    )
+    return {"README.md": text.encode(), **{f"{title}.png": path for title, path in pictures.items()}}
+
+
+def run_of(vae: Path) -> Path | None:
+    """The folder of the run that wrote `vae`: a checkpoint, its folder vae/, or the folder itself."""
+    return next((folder for folder in (vae, vae.parent) if (folder / "metrics.jsonl").is_file()), None)
+
+
+def _pictures(run: Path) -> dict[str, Path]:
+    """The newest sample grid and the curves of a run, as far as there are any."""
+    samples = sorted((run / "samples").glob("samples_step_*.png"))
+    found = {"samples": samples[-1]} if samples else {}
+    return found | ({"results": run / "results.png"} if (run / "results.png").is_file() else {})
+
+
+def _header(license: str, content: dict[str, Any], settings: dict[str, Any]) -> list[str]:
+    lines = ["---", f"license: {license}", "tags: [vae, autoencoder, image-to-image]"]
+    if not content["_class_name"].startswith("VaeTrainer"):
+        lines.append("library_name: diffusers")
+    if base := hub_name(Path(str(settings.get("init_from") or ""))):
+        lines.append(f"base_model: {base[0]}")
+    return [*lines, "---\n"]
+
+
+def _facts(model: AutoencoderKL, content: dict[str, Any]) -> list[str]:
+    config = model.config
+    facts = {
+        "class": content["_class_name"],
+        "latent channels": config.z_channels,
+        "downsampling": f"{model.downsampling}x",
+        "channels": " ".join(map(str, config.channels)),
+        "channels of the decoder": " ".join(map(str, config.up_channels)),
+        "parameters": f"{sum(p.numel() for p in model.parameters()) / 1e6:.1f} million",
+    }
+    facts |= {name: content[name] for name in ("scaling_factor", "shift_factor") if name in content}
+    return _table("VAE", facts)
+
+
+def _figures(run: Path, step: int | None) -> list[str]:
+    """Of the validation at this step, or of the last one, with what it is compared with."""
+    last: dict[str, dict[str, Any]] = {}
+    for record in read_json_lines(run / "metrics.jsonl"):
+        if record.get("kind") == "baseline" or (
+            record.get("kind") == "validation" and step in (None, record.get("step"))
+        ):
+            last[str(record.get("codec", "VAE")).replace("_", " ")] = record
+    columns = [name for name in _FIGURES if any(name in record for record in last.values())]
+    if "VAE" not in last or not columns:
+        return []
+    lines = ["| reconstruction | " + " | ".join(_FIGURES[name][0] for name in columns) + " |"]
+    lines.append("|---" * (len(columns) + 1) + "|")
+    for codec, record in last.items():
+        cells = [_FIGURES[name][1].format(record[name]) if name in record else "" for name in columns]
+        lines.append(f"| {codec} | " + " | ".join(cells) + " |")
+    record = last["VAE"]
+    size, images = record.get("image_size"), record.get("images")
+    return [f"Mean of {images} validation images at {size} px:\n", *lines, ""]
+
+
+def _read_settings(run: Path) -> dict[str, Any]:
+    try:
+        content = read_json(run / "config.json")
+    except (OSError, ValueError):
+        return {}
+    return content if isinstance(content, dict) else {}
+
+
+def _settings(run: Path) -> list[str]:
+    """The options of the run that change its result and differ from their defaults, without paths."""
+    known, settings = all_options(), _read_settings(run)
+    shown = {}
+    for name, value in settings.items():
+        item = known[name][1] if name in known else None
+        if item is None or item.metadata["scope"] != "result" or item.metadata["metavar"] in _PATHS:
+            continue
+        if json.dumps(value) != json.dumps(item.default):
+            shown[name] = " ".join(map(str, value)) if isinstance(value, list) else value
+    return _table("setting of the training", shown) if shown else []
+
+
+def _table(title: str, values: dict[str, Any]) -> list[str]:
+    return [f"| {title} | |", "|---|---|", *(f"| {name} | {value} |" for name, value in values.items()), ""]

@@ -1,0 +1,79 @@
+"""Actions of train_vae.py instead of training: --save_config and --plan."""
+
+import os
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+from vae.config.options import RECOMPUTE, Config, flatten
+from vae.config.resolve import with_local_batch
+from vae.device import pick_device
+from vae.memory.plan_table import ProfilePlan, Target, find_target, plan_profile, print_table
+from vae.system import console
+from vae.system.errors import UserError
+from vae.system.files import write_json
+from vae.training.command import Command
+from vae.training.setup import check_stage, machine_of, resolve_options, run_stages
+from vae.training.stages import Stage, config_of, planned_stages
+
+
+def save_config(command: Command, path: str) -> None:
+    """Resolve the options of a command and write all of them to `path`; UserError if something is wrong.
+
+    The file contains no reference to other files of options, because it replaces them.
+    """
+    file = Path(path)
+    if os.path.lexists(file):
+        raise UserError(f"--save_config {file} exists: use another name, or delete it first")
+    options = resolve_options(command, *machine_of(pick_device(command.value("device"))))
+    if options.content is None:
+        planned_stages(options.config)  # checks --progressive
+    values = flatten(options.config)
+    del values["config"], values["profile"]  # their options are in the file
+    if values["train_minutes"] is not None:  # chosen by the run; in the file it would contradict
+        del values["num_epochs"]
+    if "val_split" not in command.given:  # given with a manifest that is split already, it is an error
+        del values["val_split"]
+    try:
+        write_json(file, values, indent=2)
+    except OSError as error:
+        raise UserError(f"--save_config {file} cannot be written: {error.strerror}") from None
+    words = console.command_line("python", "train_vae.py", "--config", file)
+    console.info(f"{file}: {len(values)} options; nothing was trained. Train with: {words}")
+
+
+def print_stage_plans(command: Command, gpu: str | None = None, vram_gib: float | None = None) -> None:
+    """Print each stage of the command that is left, as chosen and at each other recompute level.
+
+    The card is that of `find_target`. Raises UserError if something is wrong.
+    """
+    target = find_target(gpu, vram_gib)
+    options = resolve_options(command, target.is_gpu, target.settings)
+    config = with_local_batch(options.config, 1)
+    stages, position = run_stages(config, command, options.content)
+    left = {
+        number: _at_stage(config, stage, stages)
+        for number, stage in enumerate(stages, 1)
+        if stage.end_epoch > position.epoch
+    }
+    print_table(target, _plans(left, target), "stage")
+
+
+def _at_stage(config: Config, stage: Stage, stages: list[Stage]) -> Config:
+    check_stage(config, stage)
+    config = config_of(stage, stages, config)
+    return replace(
+        config,
+        data=replace(config.data, image_size=stage.image_size),
+        run=replace(config.run, batch_size=stage.batch_size),
+    )
+
+
+def _plans(configs: dict[int, Config], target: Target) -> Iterator[ProfilePlan]:
+    for number, config in configs.items():
+        chosen = plan_profile(f"{number}", config, target)
+        yield chosen
+        for level in RECOMPUTE:
+            if level != chosen.recompute and config.speed.recompute == "auto":
+                speed = replace(config.speed, recompute=level)
+                yield plan_profile("  or", replace(config, speed=speed), target)

@@ -1,0 +1,148 @@
+"""A training command and its checks that need no PyTorch, so that mistakes are reported at once."""
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from vae.config.options import all_options
+from vae.config.recipes import recipe_values
+from vae.config.resolve import (
+    check_batch,
+    check_encoder,
+    check_length,
+    parse_progressive,
+    resolve,
+    split_progressive,
+)
+from vae.data.exclude_list import read_exclude_list
+from vae.data.manifest import is_manifest
+from vae.images.decoding import parse_background
+from vae.images.folder import check_images
+from vae.interop.vae_path import check_checkpoint_path, locate_vae
+from vae.shards.dataset_json import is_dataset, read_dataset
+from vae.shards.mixture import parse_mixture
+from vae.system.errors import UserError
+from vae.training.output.run_folder import check_run_folder, checkpoint_paths, contains_run, resume_command
+from vae.training.output.wandb_run import check_wandb_installed
+
+
+@dataclass(frozen=True)
+class Command:
+    """What a user gave, as flags or in --config: a checkpoint, a profile and the card may add to it."""
+
+    given: dict[str, Any]  # option values by name
+
+    @classmethod
+    def of(cls, given: dict[str, Any]) -> "Command":
+        """With the folder of the checkpoint of --resume_from as --output_dir, if none is given."""
+        resumed = given.get("resume_from")
+        if resumed not in (None, "latest"):
+            given = {"output_dir": str(Path(resumed).parent), **given}
+        return cls(given)
+
+    def value(self, name: str) -> Any:
+        """The given value of an option, or its default."""
+        return self.given[name] if name in self.given else all_options()[name][1].default
+
+    @property
+    def output_dir(self) -> Path:
+        """The folder of the run."""
+        return Path(self.value("output_dir"))
+
+    @property
+    def resume_from(self) -> str | None:
+        """A checkpoint, "latest", or None for a new run."""
+        return self.value("resume_from")
+
+    @property
+    def checkpoint(self) -> Path | None:
+        """The checkpoint that --resume_from names."""
+        return Path(self.resume_from) if self.resume_from not in (None, "latest") else None
+
+
+def check_command(given: dict[str, Any]) -> Command:
+    """The command with these options; UserError for mistakes, as far as they are known without PyTorch."""
+    command = Command.of(given)
+    _check_options(command)
+    if command.value("init_from") and not command.resume_from:  # giving both is another mistake
+        locate_vae(Path(command.value("init_from")), "--init_from")
+    if command.checkpoint:
+        check_checkpoint_path(command.checkpoint, "--resume_from")
+    _check_output(command)
+    _check_images(command)
+    if command.value("exclude"):
+        read_exclude_list(command.value("exclude"))
+    if command.value("wandb"):
+        check_wandb_installed()
+    return command
+
+
+def _check_images(command: Command) -> None:
+    """Raise UserError if a folder of images is missing, empty or contains the output."""
+    data_path, folder = command.value("data_path"), command.output_dir
+    is_given = "data_path" in command.given
+    begins = not command.resume_from or (command.resume_from == "latest" and not checkpoint_paths(folder))
+    if begins and command.resume_from and not is_given and not os.path.exists(data_path):
+        raise UserError(
+            f"--resume_from latest: there is no checkpoint in --output_dir {folder}: give the folder of a "
+            "run, or --data_path to begin one"
+        )
+    folders = {name: command.value(name) for name in ("val_path", "sample_images") if command.value(name)}
+    if (is_given or begins) and not is_manifest(data_path):
+        folders = {"data_path": data_path, **folders}
+    mixture = [path for path, _ in parse_mixture(folders.get("data_path", ""))]
+    for path in mixture:
+        read_dataset(path)
+    if mixture:
+        del folders["data_path"]
+    for name, path in folders.items():
+        if name != "sample_images" and is_dataset(path):
+            read_dataset(path, flag=f"--{name}")
+            continue
+        check_images(path, flag=f"--{name}")
+        _check_apart(folder, f"--{name}", path)
+
+
+def _check_apart(output_dir: Path, flag: str, images: str) -> None:
+    """Raise UserError if the run would write its sample grids into a folder of images."""
+    if Path(os.path.realpath(output_dir)).is_relative_to(os.path.realpath(images)):
+        raise UserError(
+            f"--output_dir {output_dir} is inside {flag} {images}, so the sample grids of the run would "
+            "become images of it: give a folder outside"
+        )
+
+
+def _check_options(command: Command) -> None:
+    """Check the options themselves; across options only if no file and no device adds others."""
+    given = command.given
+    name = command.value("profile")
+    progressive = command.value("progressive")
+    recipe = recipe_values(name, has_gpu=False) if name else None
+    parse_background(command.value("background"))
+    check_length(given)
+    check_batch(given)
+    if progressive:
+        split_progressive(progressive)
+    if command.resume_from or command.value("init_from") or name == "demo":  # demo depends on the device
+        return
+    config = resolve(given, profile=recipe)
+    check_encoder(config, given)
+    if progressive:
+        parse_progressive(progressive, config.model)
+
+
+def _check_output(command: Command) -> None:
+    """Raise UserError if the output folder cannot be written, is of others or contains another run.
+
+    With --resume_from latest, the run in the folder is this run, even if it stopped before its first
+    checkpoint.
+    """
+    folder, checkpoint = command.output_dir, command.checkpoint
+    check_run_folder(folder)
+    if command.resume_from == "latest" or (checkpoint and checkpoint.parent.resolve() == folder.resolve()):
+        return
+    if contains_run(folder):
+        raise UserError(
+            f"--output_dir {folder} contains another run: use a new one, or resume: {resume_command(folder)}"
+        )
