@@ -617,8 +617,11 @@ def test_certificate_that_is_not_trusted_is_named(root, tmp_path, monkeypatch):
     ],
 )
 def test_address_that_cannot_be_read_names_the_remedy(address, words, monkeypatch):
-    monkeypatch.setitem(sys.modules, "s3fs", None)
-    monkeypatch.setitem(sys.modules, "gcsfs", None)
+    from fsspec.registry import _registry  # keeps the classes that other tests have imported
+
+    for package, scheme in (("s3fs", "s3"), ("gcsfs", "gs")):
+        monkeypatch.setitem(sys.modules, package, None)
+        monkeypatch.delitem(_registry, scheme, raising=False)
     with pytest.raises(UserError, match=words):
         read_dataset(address, flag="--val_path")
 
