@@ -32,6 +32,10 @@ SPECIFIERS = (
     "==2.10",
     "<3,>=2.9",
     ">=13",
+    "<=2.13.0",
+    ">2.13.0,<=3",
+    "~=2.10",
+    "~=2.13.0",
     "",
 )
 
@@ -41,7 +45,7 @@ def test_read_requirements():
     assert found["torch"].startswith(">=2.10")
     assert "!=2.13.0+cpu" in found["torch"]
     assert found["Pillow"] == (">=13.0" if sys.version_info >= (3, 11) else ">=12.3")  # markers are read
-    clause = r"(==|!=|>=|<)[^,<>=!~]+"  # the signs that `satisfies` knows
+    clause = r"(~=|[=!<>]=|[<>])[^,<>=!~]+"
     assert all(re.fullmatch(f"{clause}(,{clause})*", specifier) for specifier in found.values())
     assert set(found) >= {"torchvision", "lpips", "numpy", "tqdm", "tensorboard", "safetensors"}
 

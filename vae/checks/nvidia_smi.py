@@ -1,7 +1,6 @@
 """Driver and cards as nvidia-smi reports them: one query, parsed into facts."""
 
 import csv
-import os
 import re
 import shutil
 
@@ -29,9 +28,8 @@ def query(timeout_seconds: float = TIMEOUT_SECONDS) -> Smi:
 
 
 def find_program() -> str | None:
-    # Under WSL its folder may be missing from PATH; older Windows drivers install it in a folder of its own.
-    folders = (None, "/usr/lib/wsl/lib", os.path.expandvars(r"%ProgramFiles%\NVIDIA Corporation\NVSMI"))
-    return next(filter(None, (shutil.which("nvidia-smi", path=folder) for folder in folders)), None)
+    # Under WSL its folder may be missing from PATH.
+    return shutil.which("nvidia-smi") or shutil.which("nvidia-smi", path="/usr/lib/wsl/lib")
 
 
 def parse(code: int, out: str, err: str) -> Smi:

@@ -1,6 +1,7 @@
 """Which packages are installed, read from their files, and versions compared as pip does."""
 
 import importlib.metadata
+import operator
 import platform
 import re
 import sys
@@ -10,7 +11,8 @@ from vae.checks.facts import Requirement, TorchFiles
 from vae.system.files import read_text
 
 _LINE = re.compile(r"([A-Za-z0-9._-]+)\s*([^;]*)(?:; python_version (.+))?")
-_CLAUSE = re.compile(r"(==|!=|>=|<)\s*\"?([^,;\s)\"]+)")
+_CLAUSE = re.compile(r"(~=|[=!<>]=|[<>])\s*\"?([^,;\s)\"]+)")
+_ORDER = {">=": operator.ge, "<=": operator.le, ">": operator.gt, "<": operator.lt}
 
 
 def read_requirements(project: Path) -> list[tuple[str, str]]:
@@ -75,8 +77,11 @@ def satisfies(version: str, specifier: str) -> bool:
 
 def _matches(version: str, sign: str, wanted: str) -> bool:
     ours, theirs = ((*release(text), 0, 0, 0, 0)[:5] for text in (version, wanted))
-    if sign in (">=", "<"):
-        return (ours >= theirs) == (sign == ">=")
+    if sign in _ORDER:
+        return _ORDER[sign](ours, theirs)
+    if sign == "~=":  # ~=2.10.1 is >=2.10.1,==2.10.*
+        series = release(wanted)[:-1]
+        return ours >= theirs and ours[: len(series)] == series
     if wanted.endswith(".*"):
         equal = ours[: len(release(wanted))] == release(wanted)
     else:  # 2.13.0+cpu is one build of 2.13.0
