@@ -2,8 +2,9 @@
 
 from dataclasses import dataclass
 
+from vae.config.declare import option
 from vae.config.flags import parse_section
-from vae.config.options import Config, option
+from vae.config.options import Config
 from vae.system.errors import UsageError
 
 DESCRIPTION = """\

@@ -3,8 +3,7 @@
 from dataclasses import MISSING, dataclass
 from typing import Any
 
-from vae.config.flags import parse_values
-from vae.config.options import (
+from vae.config.declare import (
     background_option,
     cache_dir_option,
     cache_gib_option,
@@ -15,6 +14,7 @@ from vae.config.options import (
     option,
     weights_option,
 )
+from vae.config.flags import parse_values
 from vae.system.errors import UserError
 
 MIN_SIZE = 8  # px: a smaller image is smaller than one latent pixel of this model family

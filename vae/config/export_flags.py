@@ -2,8 +2,9 @@
 
 from dataclasses import MISSING, dataclass
 
+from vae.config.declare import device_option, kernels_option, option, weights_option
 from vae.config.flags import parse_section
-from vae.config.options import MIN_IMAGE_SIZE, device_option, kernels_option, option, weights_option
+from vae.config.options import MIN_IMAGE_SIZE
 from vae.system.console import counted
 from vae.system.errors import UserError
 

@@ -2,8 +2,7 @@
 
 from dataclasses import MISSING, dataclass
 
-from vae.config.flags import parse_section
-from vae.config.options import (
+from vae.config.declare import (
     background_option,
     device_option,
     kernels_option,
@@ -11,6 +10,7 @@ from vae.config.options import (
     option,
     weights_option,
 )
+from vae.config.flags import parse_section
 from vae.system.errors import UserError
 
 MODES = ("reconstruct", "encode", "decode", "interpolate", "variations")

@@ -4,11 +4,21 @@ Flags, JSON files, checkpoints and docs/flags.md are all generated from these fi
 """
 
 from dataclasses import dataclass, field, fields
-from typing import Any, Literal, get_type_hints
+from typing import Any, get_type_hints
 
+from vae.config.declare import (
+    background_option,
+    cache_dir_option,
+    cache_gib_option,
+    device_option,
+    exclude_option,
+    kernels_option,
+    max_pixels_option,
+    option,
+    term_weight,
+)
 from vae.system.addresses import public_options
 
-MAX_PIXELS = 300_000_000  # per image file: 0.9 GB of decoded RGB
 CONTRACT = "contract"  # a key of config.json that is no option: see vae/training/provenance.py
 NO_JITTER = (0.0, 0.0, 0.0, 0.0)  # --color_jitter of brightness, contrast, saturation and hue
 MAX_CHANNELS = 2**16  # of a layer: a hundred times the widest in use, and no tensor overflows its count
@@ -17,131 +27,6 @@ MIN_IMAGE_SIZE = 11  # px: the SSIM window (Wang et al. 2004); every validation 
 TINY_WIDTH = 64  # channels of every level of --decoder tiny, as in taesd
 # Recompute levels, from the fastest to the one that needs least memory: each names what backward recomputes.
 RECOMPUTE = ("none", "activations", "top_level", "blocks", "blocks_encoder", "all")
-
-
-def option(
-    default: Any,
-    help: str,
-    *,
-    choices: tuple | None = None,
-    metavar: str | None = None,
-    at_least: float | None = None,
-    at_most: float | None = None,
-    auto: bool = False,
-    unset: str | None = None,
-    words: bool = False,
-    scope: Literal["result", "machine"] = "result",
-    inherited: bool = True,
-    writes: bool = False,
-    changes_samples: bool = False,
-    searched: bool | None = None,
-) -> Any:
-    """A dataclass field with its help text and valid values; `auto` also allows the text "auto".
-
-    `unset` is what the default None means, as the help prints it. `words`: several make one text.
-
-    scope: "machine" if another value gives the same result, so that machines of one search may differ.
-    inherited: whether a resumed run takes the value from its checkpoint.
-    writes: it is a path that is written. changes_samples: it changes training crops.
-    searched: whether tune_vae.py may search it; None: only in the sections model, loss and optim.
-    """
-    limits = {"at_least": at_least, "at_most": at_most, "auto": auto, "words": words}
-    texts = {"help": help, "choices": choices, "metavar": metavar, "unset": unset}
-    facts = {"scope": scope, "inherited": inherited, "writes": writes, "changes_samples": changes_samples}
-    return field(default=default, metadata={**texts, **limits, **facts, "searched": searched})
-
-
-def term_weight(
-    default: float, help: str, term: str, *, always: bool = False, statistics: bool = False
-) -> Any:
-    """The weight of a term of the training loss: NAME_weight is that of `vae/losses/NAME.py`.
-
-    `term` is "image", "latent", "view" or "teacher", as in `LossTerms`. With weight 0 the term is not
-    computed, unless `always`. `statistics`: it needs those of the latents (vae/losses/latent_statistics.py).
-    """
-    metadata = option(default, help, at_least=0).metadata
-    facts = {"term": term, "always": always, "statistics": statistics}
-    return field(default=default, metadata={**metadata, **facts})
-
-
-def device_option(purpose: str) -> Any:
-    """--device of every script that computes."""
-    return option(
-        "auto",
-        f"device {purpose}; auto: cuda if available",
-        choices=("auto", "cuda", "cpu"),
-        inherited=False,
-        scope="machine",
-    )
-
-
-def kernels_option() -> Any:
-    """--kernels of every script that computes."""
-    return option(
-        "auto",
-        "our kernels on a GPU; auto: Triton, and PyTorch for each kernel that fails its test at the start; "
-        "triton: an error if one fails; torch: never Triton, slower",
-        choices=("auto", "triton", "torch"),
-        scope="machine",
-    )
-
-
-def background_option() -> Any:
-    """--background of every script that decodes images."""
-    return option(
-        "white",
-        "colour behind transparent pixels: a colour name or #rrggbb",
-        metavar="COLOR",
-        changes_samples=True,
-    )
-
-
-def max_pixels_option(action: str) -> Any:
-    """--max_pixels of every script that decodes images; `action`: what happens to larger ones."""
-    help_text = f"{action} images with more pixels than this before decoding them"
-    return option(MAX_PIXELS, help_text, metavar="N", at_least=64, changes_samples=True)
-
-
-def cache_dir_option() -> Any:
-    """--cache_dir of every script that reads a dataset of shards."""
-    return option(
-        None,
-        "folder on this machine for shards of remote datasets (in vae-trainer-shards); if given, also for "
-        "those on a shared disk",
-        metavar="DIR",
-        unset="vae-trainer in the user's cache folder, for remote datasets only",
-        inherited=False,
-        scope="machine",
-        writes=True,
-    )
-
-
-def cache_gib_option(without: str = "; 0: images are read one by one over the network") -> Any:
-    """--cache_gib of every script that reads a dataset of shards; `without`: what 0 means."""
-    return option(
-        50,
-        "maximum GiB of --cache_dir, less if the disk is smaller" + without,
-        metavar="GIB",
-        at_least=0,
-        inherited=False,
-        scope="machine",
-    )
-
-
-def exclude_option() -> Any:
-    """--exclude of every script that measures or trains with images."""
-    return option(
-        None,
-        "text file of images that are not used, one per line: the SHA-256 of a file, a name in the dataset, "
-        "or a url or source in its metadata",
-        metavar="FILE",
-    )
-
-
-def weights_option() -> Any:
-    """--weights of every script that reads a trained VAE."""
-    help_text = "weights to read from a checkpoint of train_vae.py: EMA weights or raw weights"
-    return option("ema", help_text, choices=("ema", "raw"))
 
 
 @dataclass(frozen=True)

@@ -5,8 +5,8 @@ from contextlib import suppress
 from dataclasses import MISSING, dataclass, fields
 from typing import Any
 
+from vae.config.declare import MAX_PIXELS, background_option, cache_dir_option, cache_gib_option, option
 from vae.config.flags import parse_section
-from vae.config.options import MAX_PIXELS, background_option, cache_dir_option, cache_gib_option, option
 from vae.config.parser import OneLineParser, unknown_flag
 from vae.config.values import most_similar
 from vae.system import console

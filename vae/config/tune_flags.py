@@ -2,8 +2,8 @@
 
 from dataclasses import MISSING, dataclass
 
+from vae.config.declare import option
 from vae.config.flags import parse_section
-from vae.config.options import option
 from vae.config.values import unknown_choice
 from vae.system.errors import UserError
 

@@ -17,7 +17,7 @@ import numpy as np
 from PIL import Image, ImageColor, ImageFile, ImageOps
 from PIL.TiffImagePlugin import TiffImageFile
 
-from vae.config.options import MAX_PIXELS
+from vae.config.declare import MAX_PIXELS
 from vae.images.color import to_srgb, transform_to_srgb
 from vae.images.formats import (
     BadImageError,

@@ -1,0 +1,134 @@
+"""How an option is declared: a dataclass field with its help text, its limits and facts about it.
+
+The options that several scripts have are declared here, once.
+"""
+
+from dataclasses import field
+from typing import Any, Literal
+
+MAX_PIXELS = 300_000_000  # per image file: 0.9 GB of decoded RGB
+
+
+def option(
+    default: Any,
+    help: str,
+    *,
+    choices: tuple | None = None,
+    metavar: str | None = None,
+    at_least: float | None = None,
+    at_most: float | None = None,
+    auto: bool = False,
+    unset: str | None = None,
+    words: bool = False,
+    scope: Literal["result", "machine"] = "result",
+    inherited: bool = True,
+    writes: bool = False,
+    changes_samples: bool = False,
+    searched: bool | None = None,
+) -> Any:
+    """A dataclass field with its help text and valid values; `auto` also allows the text "auto".
+
+    `unset` is what the default None means, as the help prints it. `words`: several make one text.
+
+    scope: "machine" if another value gives the same result, so that machines of one search may differ.
+    inherited: whether a resumed run takes the value from its checkpoint.
+    writes: it is a path that is written. changes_samples: it changes training crops.
+    searched: whether tune_vae.py may search it; None: only in the sections model, loss and optim.
+    """
+    limits = {"at_least": at_least, "at_most": at_most, "auto": auto, "words": words}
+    texts = {"help": help, "choices": choices, "metavar": metavar, "unset": unset}
+    facts = {"scope": scope, "inherited": inherited, "writes": writes, "changes_samples": changes_samples}
+    return field(default=default, metadata={**texts, **limits, **facts, "searched": searched})
+
+
+def term_weight(
+    default: float, help: str, term: str, *, always: bool = False, statistics: bool = False
+) -> Any:
+    """The weight of a term of the training loss: NAME_weight is that of `vae/losses/NAME.py`.
+
+    `term` is "image", "latent", "view" or "teacher", as in `LossTerms`. With weight 0 the term is not
+    computed, unless `always`. `statistics`: it needs those of the latents (vae/losses/latent_statistics.py).
+    """
+    metadata = option(default, help, at_least=0).metadata
+    facts = {"term": term, "always": always, "statistics": statistics}
+    return field(default=default, metadata={**metadata, **facts})
+
+
+def device_option(purpose: str) -> Any:
+    """--device of every script that computes."""
+    return option(
+        "auto",
+        f"device {purpose}; auto: cuda if available",
+        choices=("auto", "cuda", "cpu"),
+        inherited=False,
+        scope="machine",
+    )
+
+
+def kernels_option() -> Any:
+    """--kernels of every script that computes."""
+    return option(
+        "auto",
+        "our kernels on a GPU; auto: Triton, and PyTorch for each kernel that fails its test at the start; "
+        "triton: an error if one fails; torch: never Triton, slower",
+        choices=("auto", "triton", "torch"),
+        scope="machine",
+    )
+
+
+def background_option() -> Any:
+    """--background of every script that decodes images."""
+    return option(
+        "white",
+        "colour behind transparent pixels: a colour name or #rrggbb",
+        metavar="COLOR",
+        changes_samples=True,
+    )
+
+
+def max_pixels_option(action: str) -> Any:
+    """--max_pixels of every script that decodes images; `action`: what happens to larger ones."""
+    help_text = f"{action} images with more pixels than this before decoding them"
+    return option(MAX_PIXELS, help_text, metavar="N", at_least=64, changes_samples=True)
+
+
+def cache_dir_option() -> Any:
+    """--cache_dir of every script that reads a dataset of shards."""
+    return option(
+        None,
+        "folder on this machine for shards of remote datasets (in vae-trainer-shards); if given, also for "
+        "those on a shared disk",
+        metavar="DIR",
+        unset="vae-trainer in the user's cache folder, for remote datasets only",
+        inherited=False,
+        scope="machine",
+        writes=True,
+    )
+
+
+def cache_gib_option(without: str = "; 0: images are read one by one over the network") -> Any:
+    """--cache_gib of every script that reads a dataset of shards; `without`: what 0 means."""
+    return option(
+        50,
+        "maximum GiB of --cache_dir, less if the disk is smaller" + without,
+        metavar="GIB",
+        at_least=0,
+        inherited=False,
+        scope="machine",
+    )
+
+
+def exclude_option() -> Any:
+    """--exclude of every script that measures or trains with images."""
+    return option(
+        None,
+        "text file of images that are not used, one per line: the SHA-256 of a file, a name in the dataset, "
+        "or a url or source in its metadata",
+        metavar="FILE",
+    )
+
+
+def weights_option() -> Any:
+    """--weights of every script that reads a trained VAE."""
+    help_text = "weights to read from a checkpoint of train_vae.py: EMA weights or raw weights"
+    return option("ema", help_text, choices=("ema", "raw"))
