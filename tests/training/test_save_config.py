@@ -13,7 +13,7 @@ from vae.config.flags import command_words, parse_flags
 from vae.config.options import Config, all_options
 from vae.system.errors import UserError
 from vae.training.command import Command
-from vae.training.setup import machine_of, resolve_options
+from vae.training.resolved_options import machine_of, resolve_options
 
 CPU = torch.device("cpu")
 

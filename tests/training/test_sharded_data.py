@@ -13,8 +13,8 @@ from tests.harness.tars import write_webdataset
 from tests.harness.training_runs import assert_same, last_checkpoint, records
 from vae.shards.dataset_json import read_dataset
 from vae.system.errors import DataError, UserError
+from vae.training.resolved_options import _keep_order
 from vae.training.run import train
-from vae.training.setup import _keep_order
 
 
 @pytest.fixture(scope="module")

@@ -13,7 +13,8 @@ from vae.system import console
 from vae.system.errors import UserError
 from vae.system.files import write_json
 from vae.training.command import Command
-from vae.training.setup import check_stage, machine_of, resolve_options, run_stages
+from vae.training.resolved_options import machine_of, resolve_options, run_stages
+from vae.training.setup import check_stage
 from vae.training.stages import Stage, config_of, planned_stages
 
 

@@ -1,6 +1,6 @@
 """From given options to a run that is ready to train: everything is checked before anything is written."""
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -9,25 +9,18 @@ import torch
 from torch import nn
 
 from vae.config.options import MIN_IMAGE_SIZE, Config
-from vae.config.recipes import recipe_values
 from vae.config.resolve import (
     DECODER_SHAPE,
-    check_decoder,
     check_discriminator,
-    check_encoder,
     check_image_size,
-    check_new_decoder,
-    check_shape,
-    check_teacher,
     check_views,
-    resolve,
     with_local_batch,
 )
 from vae.data.probing import probe
 from vae.data.workers import resolve_num_workers
 from vae.interop.averaging import hash_of_weights
-from vae.interop.fitting import check_fit, load_weights, missing_part
-from vae.interop.vae_files import VaeFile, read_vae
+from vae.interop.fitting import check_fit, load_weights
+from vae.interop.vae_files import read_vae
 from vae.losses.terms import LossTerms, build_terms
 from vae.memory.plan import stage_spec
 from vae.model.autoencoder import AutoencoderKL, downsampling, mirrored
@@ -38,18 +31,14 @@ from vae.step import Networks, trained_networks
 from vae.system import console
 from vae.system.addresses import public_text
 from vae.system.errors import DataError, UserError
-from vae.system.folder_marker import read_marker
-from vae.system.gpus import CPU_SETTINGS, match_card
-from vae.system.host import GIB
 from vae.training.checkpoints.broadcast import from_main
-from vae.training.checkpoints.store import is_on_line, load_named, load_newest, saved_step
+from vae.training.checkpoints.store import is_on_line, saved_step
 from vae.training.command import Command
 from vae.training.datasets import TrainingSet, find_images
 from vae.training.distributed import Distributed
 from vae.training.gradient_sum import GRADIENT_DTYPES, GradientSum, check_same_networks
 from vae.training.joint_reading import with_aspects, without_excluded
 from vae.training.kernel_shapes import kernel_shapes
-from vae.training.output.run_folder import folders_of_runs, resume_command
 from vae.training.parts import PreparedRun
 from vae.training.precision import (
     MEASURED_CROPS,
@@ -71,21 +60,12 @@ from vae.training.provenance import (
     saved_lineage,
 )
 from vae.training.recovery.stability import Stability
-from vae.training.schedule import RANDOM, TRAINED, WARM
-from vae.training.stages import (
-    Position,
-    Stage,
-    config_of,
-    current_stage,
-    is_started,
-    planned_stages,
-    resumed_stages,
-)
+from vae.training.resolved_options import ResolvedOptions, machine_of, resolve_options, run_stages
+from vae.training.schedule import TRAINED
+from vae.training.stages import Position, Stage, config_of, current_stage, is_started
 from vae.training.state import TrainingState, begin_state, restore
 from vae.training.validation.measure import ValidationSet
 from vae.training.validation.sample_grid import load_sample_images
-
-Checkpoint = tuple[Path, dict[str, Any]]
 
 
 def prepare_run(command: Command, dist: Distributed) -> PreparedRun:
@@ -174,7 +154,7 @@ def leave_fp16(run: PreparedRun) -> None:
 
 
 def _provenance(
-    options: "ResolvedOptions",
+    options: ResolvedOptions,
     config: Config,
     state: TrainingState,
     training_set: TrainingSet,
@@ -193,16 +173,7 @@ def _provenance(
     if content is not None:
         resume = compare(content["contract"], samples)
         print_resume(resume, None if is_started(stage, position) else stage.image_size)
-    return Provenance(samples, begun_from(config, content, options.source), path, resume)
-
-
-def begun_from(config: Config, content: dict[str, Any] | None, source: VaeFile | None) -> str:
-    """The weights that the first stage of the run began with."""
-    if content is not None:
-        return content["begun_from"]
-    if source is not None:
-        return TRAINED if source.has_decoder else RANDOM if config.model.decoder else WARM
-    return WARM if config.model.init == "warm" else RANDOM
+    return Provenance(samples, options.begun_from, path, resume)
 
 
 def _continue(
@@ -230,82 +201,6 @@ def begin_stability(run: PreparedRun) -> Stability:
     return stability
 
 
-@dataclass(frozen=True)
-class ResolvedOptions:
-    """The options of a command from all sources, and the files among these sources."""
-
-    config: Config
-    path: Path | None  # of the checkpoint of --resume_from
-    content: dict[str, Any] | None  # of this checkpoint
-    source: VaeFile | None  # of --init_from
-
-
-def machine_of(device: torch.device) -> tuple[bool, dict[str, Any]]:
-    """Whether the device is a card, and the options that it sets."""
-    if device.type != "cuda":
-        return False, CPU_SETTINGS
-    properties = torch.cuda.get_device_properties(device)
-    card = match_card(properties.name, properties.total_memory / GIB)
-    return True, card.settings if card else {}
-
-
-def resolve_options(
-    command: Command, has_gpu: bool, machine_settings: dict[str, Any], dist: Distributed | None = None
-) -> ResolvedOptions:
-    """Combine the given options with the files that they name, the profile and the machine.
-
-    `dist`: the processes that call this together; None: only this one.
-    """
-    given = command.given
-    path = None
-    content = None
-    if command.resume_from is not None:
-        find = partial(_find_checkpoint, command)
-        path, content = (from_main(find, dist) if dist else find()) or (None, None)
-    if content is not None:
-        _keep_order(content)
-    name = command.value("profile")
-    profile = recipe_values(name, has_gpu) if name else None
-    config = resolve(given, content["config"] if content else None, profile, machine_settings)
-    source = None
-    if content is None:
-        check_encoder(config, given)
-        config, source = _existing_vae(config, given, dist)
-    elif config.loss.teacher_weight:
-        config = replace(config, model=replace(config.model, init_from=content["config"]["init_from"]))
-    check_decoder(config)
-    check_teacher(config)
-    return ResolvedOptions(config, path, content, source)
-
-
-def _existing_vae(
-    config: Config, given: dict[str, Any], dist: Distributed | None
-) -> tuple[Config, VaeFile | None]:
-    """The VAE of --init_from, and the configuration with its shape; unchanged and None without the flag.
-
-    Another given shape of the decoder replaces its decoder by a new one.
-    """
-    if not config.model.init_from:
-        return config, None
-    read = partial(read_vae, Path(config.model.init_from))
-    file = from_main(read, dist) if dist else read()
-    shape = {"norm_groups": config.model.norm_groups, "padding": config.model.padding, **file.shape}
-    of_decoder = {name: value for name in DECODER_SHAPE if (value := getattr(config.model, name)) is not None}
-    check_shape(
-        {name: value for name, value in given.items() if name not in of_decoder}, shape, "--init_from"
-    )
-    shape |= {name: tuple(value) for name, value in shape.items() if isinstance(value, list)}
-    model = replace(config.model, **shape)
-    check_fit(model, file.weights, f"--init_from {config.model.init_from}")
-    if missing_part(file.weights) == "encoder":
-        raise UserError(f"--init_from {config.model.init_from} has no encoder, which training needs")
-    wanted = replace(model, **{name: getattr(config.model, name) for name in of_decoder})
-    file.drop_other_decoder(wanted)
-    if not file.has_decoder:
-        check_new_decoder(wanted)
-    return replace(config, model=wanted), file
-
-
 def _teacher(config: Config, student: AutoencoderKL, dist: Distributed) -> nn.Module | None:
     """The decoder of --init_from, for --teacher_weight; UserError if it is not that of these latents."""
     if not config.loss.teacher_weight:
@@ -324,22 +219,6 @@ def _teacher(config: Config, student: AutoencoderKL, dist: Distributed) -> nn.Mo
         raise UserError(f"{where} has another encoder now: restore that file, or add --teacher_weight 0")
     layout = torch.channels_last if config.speed.channels_last else torch.contiguous_format
     return teacher.frozen_decoder().to(dist.device).to(memory_format=layout)
-
-
-def run_stages(
-    config: Config, command: Command, content: dict[str, Any] | None
-) -> tuple[list[Stage], Position]:
-    """The stages of the run and the position at which it begins or resumes."""
-    if content is None:
-        return planned_stages(config), Position()
-    if profile := command.value("profile"):
-        console.info(f"note: --profile {profile} does not change a resumed run: use flags instead")
-    saved = [Stage(**stage) for stage in content["stages"]]
-    stages, position = resumed_stages(saved, Position(**content["position"]), config, command.given)
-    if config.run.global_batch_size is not None:  # the saved stages may have had another number of processes
-        size = config.run.batch_size
-        stages = [replace(s, batch_size=size) if s.end_epoch > position.epoch else s for s in stages]
-    return stages, position
 
 
 def _keep_length(config: Config, stages: list[Stage], position: Position) -> Config:
@@ -362,49 +241,6 @@ def _sample_images(config: Config, stages: list[Stage], dist: Distributed) -> di
     return load_sample_images(
         config.run.sample_images, sizes, background=data.background, max_pixels=data.max_pixels
     )
-
-
-def _find_checkpoint(command: Command) -> Checkpoint | None:
-    """The checkpoint of --resume_from; None if there is none yet."""
-    folder = command.output_dir
-    if command.checkpoint is not None:
-        path, content = load_named(command.checkpoint)
-    elif (newest := load_newest(folder) if folder.is_dir() else None) is not None:
-        path, content = newest
-    else:
-        _no_checkpoint_yet(folder, "output_dir" in command.given)
-        return None
-    marker = read_marker(folder)
-    is_inside = path.parent.resolve() == folder.resolve()
-    if marker is not None and is_inside and not saved_lineage(content).is_of(marker.id):
-        raise UserError(
-            f"--resume_from {command.resume_from}: {path} is not of the run in --output_dir {folder}: give a "
-            "new --output_dir"
-        )
-    return path, content
-
-
-def _no_checkpoint_yet(folder: Path, folder_given: bool) -> None:
-    """Report that a new run begins, as restart loops need; UserError if another folder is clearly meant."""
-    runs = folders_of_runs(folder)
-    shown = ", ".join(map(str, runs[:3])) + (f" and {len(runs) - 3} more" if len(runs) > 3 else "")
-    if runs and not folder_given:
-        raise UserError(
-            f"--resume_from latest: {folder} contains no checkpoint, but {shown} "
-            f"{'does' if len(runs) == 1 else 'do'}: resume with: {resume_command(runs[0])}"
-        )
-    console.info(
-        f"--resume_from latest: {folder} contains no checkpoint yet, so a new run begins"
-        + (f" (there are checkpoints in {shown})" if runs else "")
-    )
-
-
-def _keep_order(content: dict[str, Any]) -> None:
-    """Add the --data_streams and --shuffle_shards that the data of the run decided: defaults may change."""
-    config = content["config"]
-    for name, of_run in (("data_streams", "streams"), ("shuffle_shards", "shuffle_shards")):
-        if config[name] is None:
-            config[name] = content["contract"]["topology"][of_run]
 
 
 def _check_stages(

@@ -103,34 +103,25 @@ class Stepper:
 
     def inputs(self, batch: Batch, total_images: int) -> StepInputs:
         """The batch on the device with its noise; a process without images gets a placeholder of weight 0."""
-        model = self.state.autoencoder
+        state = self.state
+        model = state.autoencoder
         device = self.dist.device
-        size = self.state.stage.image_size
+        share = self.dist.world_size / max(1, total_images)
+        if len(batch.images) == 0:
+            batch = _placeholder(state.stage.image_size)
+            share = 0.0
         height, width = (side // model.downsampling for side in batch.images.shape[2:])
         shape = (model.config.z_channels, height, width)
-        pixels = batch.images.to(device, non_blocking=True)
-        noise = image_noise(batch.epochs, batch.indices, shape, self.seed, device)
-        share = self.dist.world_size / max(1, total_images)
-        loss, factor = self.schedule.loss, self._adversarial_factor()
-        decoder_noise, turns = self._decoder_noise(batch, shape), self._turns(batch)
-        kept = self._kept(batch, shape)
-        if len(pixels) == 0:
-            pixels = torch.zeros(1, 3, size, size, dtype=torch.uint8, device=device)
-            noise = torch.zeros(1, *shape, device=device)
-            share = 0.0
-            decoder_noise = None if decoder_noise is None else torch.zeros_like(noise)
-            kept = None if kept is None else torch.ones_like(noise[:, :1], dtype=torch.bool)
-            turns = None if turns is None else torch.zeros(1, device=device)
         return StepInputs(
-            images=pixels,
-            noise=noise,
+            images=batch.images.to(device, non_blocking=True),
+            noise=image_noise(batch.epochs, batch.indices, shape, self.seed, device),
             image_share=share,
-            loss_scale=self.state.update.loss_scale,
-            adversarial_factor=factor,
-            running_moments=self.state.running_moments if needs_statistics(loss) else None,
-            decoder_noise=decoder_noise,
-            kept=kept,
-            turns=turns,
+            loss_scale=state.update.loss_scale,
+            adversarial_factor=self._adversarial_factor(),
+            running_moments=state.running_moments if needs_statistics(self.schedule.loss) else None,
+            decoder_noise=self._decoder_noise(batch, shape),
+            kept=self._kept(batch, shape),
+            turns=self._turns(batch),
         )
 
     def _decoder_noise(self, batch: Batch, shape: tuple[int, int, int]) -> torch.Tensor | None:
@@ -181,3 +172,9 @@ class Stepper:
         shares = (self.schedule.ends_share, 1.0)
         for optimizer, rate, share in zip(self.state.optimizers, rates, shares, strict=False):
             set_learning_rate(optimizer, rate, share)
+
+
+def _placeholder(image_size: int) -> Batch:
+    """One black image, for a process without images in a step."""
+    key = torch.zeros(1, dtype=torch.int64)
+    return Batch(torch.zeros(1, 3, image_size, image_size, dtype=torch.uint8), key, key)

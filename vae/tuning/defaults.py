@@ -19,8 +19,8 @@ from vae.training.command import check_command as check_training
 from vae.training.datasets import TrainingSet, ValidationSet, find_images
 from vae.training.distributed import Distributed
 from vae.training.joint_reading import without_excluded
+from vae.training.resolved_options import machine_of, resolve_options
 from vae.training.schedule import StageSchedule
-from vae.training.setup import begun_from, machine_of, resolve_options
 from vae.training.stages import StageSteps, first_stages
 from vae.tuning.presets import PRESETS, preset
 from vae.tuning.space import Space, check_space, read_space
@@ -90,8 +90,7 @@ def learning_rate_of(
             f"--batch_size {stage.batch_size} is more than the {training_set.num_images} training images: "
             "lower it in --config or add images"
         )
-    start = begun_from(config, None, options.source)
-    return StageSchedule(steps, start, config.model.widest, config.optim, config.loss).peak
+    return StageSchedule(steps, options.begun_from, config.model.widest, config.optim, config.loss).peak
 
 
 def _defaults(config: TuneConfig) -> dict[str, Any]:
