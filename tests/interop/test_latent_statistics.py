@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from vae.interop.latent_statistics import LatentSums, add_patches
-from vae.model.autoencoder import Posterior
+from vae.interop.latent_statistics import LatentStatistics, LatentSums, sums_of
+from vae.model.autoencoder import LatentNorm, Posterior
 
 
 def posteriors(count: int, channels: int = 3) -> list[Posterior]:
@@ -20,16 +20,14 @@ def posteriors(count: int, channels: int = 3) -> list[Posterior]:
     ]
 
 
-def sums_of(parts) -> LatentSums:
-    sums = LatentSums()
-    for part in parts:
-        sums.add(part.mean, part.logvar)
-    return sums
+def statistics_of(parts) -> LatentStatistics:
+    latents, _ = sums_of(parts, None)
+    return latents.statistics()
 
 
 def test_statistics_match_many_samples():
     parts = posteriors(4)
-    found = sums_of(parts).statistics()
+    found = statistics_of(parts)
     generator = torch.Generator().manual_seed(1)
     samples = torch.cat(
         [p.sample(torch.randn(p.mean.shape, generator=generator)) for p in parts for _ in range(500)]
@@ -43,7 +41,7 @@ def test_statistics_match_many_samples():
 def test_statistics_do_not_depend_on_batching():
     parts = posteriors(4)
     whole = Posterior(torch.cat([p.mean for p in parts]), torch.cat([p.logvar for p in parts]))
-    one, other = sums_of(parts).statistics(), sums_of([whole]).statistics()
+    one, other = statistics_of(parts), statistics_of([whole])
     assert torch.allclose(one.mean, other.mean, rtol=1e-12)
     assert torch.allclose(one.std, other.std, rtol=1e-12)
     assert one.count == other.count == 4 * 2 * 6 * 4
@@ -61,9 +59,8 @@ def test_large_mean_does_not_hide_small_std():
 
 def test_patches_exclude_an_odd_border():
     part = Posterior(torch.randn(1, 2, 5, 7), torch.zeros(1, 2, 5, 7))
-    sums = LatentSums()
-    add_patches(sums, part, 2)
-    found = sums.statistics()
+    _, patches = sums_of([part], LatentNorm(2, patch=2))
+    found = patches.statistics()
     assert found.count == 2 * 3
     corner = part.mean[:, 0, 0:4:2, 1:6:2]  # channel 0, row 0, column 1 of each patch
     assert found.mean[1].item() == pytest.approx(corner.mean().item(), abs=1e-6)

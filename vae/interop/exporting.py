@@ -26,10 +26,9 @@ from vae.interop.hub import upload
 from vae.interop.latent_statistics import (
     LatentConstants,
     LatentStatistics,
-    LatentSums,
-    add_patches,
     is_unmeasured,
     set_latent_norm,
+    sums_of,
 )
 from vae.interop.model_card import card_files, run_of
 from vae.interop.modelspec import COMPVIS, modelspec
@@ -159,17 +158,12 @@ def _measure_latents(
     model: AutoencoderKL, batches: Iterable[torch.Tensor], image_size: int, encoder_trained: bool
 ) -> LatentStatistics:
     """Measure the statistics of the latents; also sets a latent norm that is not measured for them."""
-    sums, patches, num_images = LatentSums(), LatentSums(), 0
-    for images in batches:
-        posterior = model.encode(images)
-        sums.add(posterior.mean, posterior.logvar)
-        num_images += 1
-        if model.bn is not None:
-            add_patches(patches, posterior, model.bn.patch)
-    statistics = sums.statistics()
+    latents, patches = sums_of(map(model.encode, batches), model.bn)
+    statistics = latents.statistics()
+    num_crops = statistics.count // (image_size // model.downsampling) ** 2
     mean, std = (" ".join(f"{x:.3g}" for x in part.tolist()) for part in (statistics.mean, statistics.std))
     console.info(
-        f"latents of {num_images} crops of {image_size} px: mean {statistics.shift:.5g}, "
+        f"latents of {num_crops} crops of {image_size} px: mean {statistics.shift:.5g}, "
         f"standard deviation {1 / statistics.scaling:.5g}"
     )
     console.info(f"  mean of each channel:               {mean}")

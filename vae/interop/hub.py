@@ -35,12 +35,12 @@ def hub_name(path: Path) -> tuple[str, str] | None:
     return match[1], (match[2] or "").strip("/")
 
 
-def check_repo(repo: str, flag: str) -> None:
-    """Raise UserError if no repository has such a name, or huggingface_hub is missing."""
+def check_repo(repo: str) -> None:
+    """Raise UserError for a --push_to if no repository has such a name, or huggingface_hub is missing."""
     if not re.fullmatch(_REPO, repo):
-        raise UserError(f"{flag} {repo} is not a repository of the Hugging Face hub: give OWNER/REPO")
+        raise UserError(f"--push_to {repo} is not a repository of the Hugging Face hub: give OWNER/REPO")
     if importlib.util.find_spec("huggingface_hub") is None:
-        raise UserError(f"{flag} {repo} needs huggingface_hub: run {INSTALL}")
+        raise UserError(f"--push_to {repo} needs huggingface_hub: run {INSTALL}")
 
 
 @cache  # the checks before the start, and the reading of the weights, see the same files

@@ -3,6 +3,7 @@
 Shapes: B latents of C channels, h x w.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -75,11 +76,20 @@ class LatentSums:
         return LatentStatistics(mean, variance.clamp(min=MIN_VARIANCE).sqrt(), self.count)
 
 
-def add_patches(sums: LatentSums, posterior: Posterior, patch: int) -> None:
-    """Add the patches that LatentNorm normalizes; a last row or column beyond them is excluded."""
-    height, width = (side // patch * patch for side in posterior.mean.shape[-2:])
-    mean, logvar = (part[..., :height, :width] for part in (posterior.mean, posterior.logvar))
-    sums.add(F.pixel_unshuffle(mean, patch), F.pixel_unshuffle(logvar, patch))
+def sums_of(posteriors: Iterable[Posterior], norm: LatentNorm | None) -> tuple[LatentSums, LatentSums]:
+    """The sums of latents, and those of the patches that `norm` normalizes, if there is one.
+
+    A last row or column beyond the patches is excluded.
+    """
+    latents = LatentSums()
+    patches = LatentSums()
+    for posterior in posteriors:
+        latents.add(posterior.mean, posterior.logvar)
+        if norm is not None:
+            height, width = (side // norm.patch * norm.patch for side in posterior.mean.shape[-2:])
+            mean, logvar = (part[..., :height, :width] for part in (posterior.mean, posterior.logvar))
+            patches.add(F.pixel_unshuffle(mean, norm.patch), F.pixel_unshuffle(logvar, norm.patch))
+    return latents, patches
 
 
 def is_unmeasured(norm: LatentNorm, encoder_trained: bool = False) -> bool:

@@ -16,7 +16,7 @@ from vae.system.folder_marker import check_folder
 def check_command(config: ExportConfig) -> None:
     """Raise UserError if the output is in use, or if a VAE or the folder of images does not exist."""
     if config.push_to is not None:
-        check_repo(config.push_to, "--push_to")
+        check_repo(config.push_to)
     _check_output(Path(config.output), config)
     for path in config.vae:
         locate_vae(Path(path), "--vae")

@@ -22,17 +22,18 @@ from urllib.parse import urlsplit
 
 import numpy as np
 
-from vae.shards.hashed_files import JSON_NAME, read_hashed, write_hashed
 from vae.shards.index import Shard, index_path, max_index_bytes, parse_index, read_index
 from vae.shards.shard_list import IS_SHARD, ShardColumns, Shards
 from vae.shards.store import StoreFile, TooLargeError, read_file
 from vae.system.addresses import HTTP, address_problem, is_remote, public_text
 from vae.system.errors import DataError, UserError
-from vae.system.files import MAX_JSON_BYTES, parse_json, read_json, write_json
+from vae.system.files import MAX_JSON_BYTES, parse_json, read_json, read_regular, sha256_of_file, write_json
 
 FORMAT = 3  # written only for what format 2 does not have
 MAX_LISTED = 25_000  # shards in one file: with the longest names 13 MB, below MAX_JSON_BYTES
 MAX_LISTS = 400  # of shards: 10 million
+# Only names in the dataset's own folder: a dataset may come from a stranger.
+_JSON_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]*\.json")
 _FOLDER_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_-]*")
 _SHARE = re.compile(r"[\\/]{2}")  # \\host\share: on Windows, opening it is a login attempt
 
@@ -123,7 +124,9 @@ def write_dataset(path: Path, content: Mapping[str, Any]) -> None:
         for first in range(0, len(shards), MAX_LISTED):
             part = shards[first : first + MAX_LISTED]
             name = f"{path.stem}-shards-{first // MAX_LISTED:06}.json"
-            lists.append(write_hashed(path.with_name(name), part))
+            list_path = path.with_name(name)
+            write_json(list_path, part)
+            lists.append({"name": name, "sha256": sha256_of_file(list_path)})
         content = {**content, "shards": [], "shard_lists": lists}
     write_json(path, content, indent=1)
 
@@ -224,7 +227,7 @@ def _read_content(path: Path | StoreFile) -> tuple[Any, Shards]:
         if not isinstance(lists, list) or len(lists) > MAX_LISTS:
             raise ValueError("its lists of shards are not valid")
         for reference in lists:
-            listed = parse_json(read_hashed(path, reference), columns.take)
+            listed = parse_json(_read_list(path, reference), columns.take)
             if not isinstance(listed, list) or not isinstance(content.get("shards"), list):
                 raise ValueError("its list of shards is not valid")
             content["shards"] += listed
@@ -233,12 +236,29 @@ def _read_content(path: Path | StoreFile) -> tuple[Any, Shards]:
     return content, Shards(columns)
 
 
+def _read_list(path: Path | StoreFile, reference: Any) -> str:
+    """The text of a list of shards of the dataset at `path`; ValueError if it is another file."""
+    name = reference.get("name") if isinstance(reference, dict) else None
+    if not isinstance(name, str) or not _JSON_NAME.fullmatch(name):
+        raise ValueError("it refers to a file without a valid name")
+    if isinstance(path, StoreFile):
+        data = read_file(path.sibling(name), max_bytes=MAX_JSON_BYTES)
+    else:
+        try:
+            data = read_regular(path.with_name(name), MAX_JSON_BYTES)
+        except FileNotFoundError:
+            raise ValueError(f"{name} is missing") from None
+    if hashlib.sha256(data).hexdigest() != reference.get("sha256"):
+        raise ValueError(f"{name} does not have the SHA-256 that {path.name} lists")
+    return data.decode()
+
+
 def _problem(content: Mapping[str, Any], shards: Shards, path: Path | StoreFile) -> str | None:
     """What is wrong with the content of a dataset of a known format."""
     listed, validation = content.get("shards"), content.get("validation")
     if not isinstance(listed, list) or not listed or not isinstance(content.get("policy"), dict):
         return "it lacks shards or policy"
-    if validation is not None and not (isinstance(validation, str) and JSON_NAME.fullmatch(validation)):
+    if validation is not None and not (isinstance(validation, str) and _JSON_NAME.fullmatch(validation)):
         return "validation is no file name"
     if validation == path.name:
         return "it is its own validation"

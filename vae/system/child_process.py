@@ -29,12 +29,12 @@ def start(command: list[str], **options: Any) -> "subprocess.Popen[bytes]":
     return subprocess.Popen(command, start_new_session=sys.platform != "win32", **options)
 
 
-def end(process: "subprocess.Popen[bytes]", number: int, seconds: float = SECONDS_TO_END) -> None:
+def end(process: "subprocess.Popen[bytes]", number: int) -> None:
     """Send a signal to a command and all that it has started, and kill what has not ended in time."""
     try:
         _send(process, number)
         with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(seconds)
+            process.wait(SECONDS_TO_END)
     finally:  # also after a second signal
         kill(process)
 

@@ -242,9 +242,9 @@ def read_regular(path: str | os.PathLike[str], max_bytes: int) -> bytes:
     return data
 
 
-def read_text(path: str | os.PathLike[str], *, max_bytes: int = MAX_JSON_BYTES) -> str:
+def read_text(path: str | os.PathLike[str]) -> str:
     """The text of a small file, undecodable bytes included; ValueError and OSError as `read_regular`."""
-    return read_regular(path, max_bytes).decode("utf-8", "surrogateescape")
+    return read_regular(path, MAX_JSON_BYTES).decode("utf-8", "surrogateescape")
 
 
 def bounded_lines(file: TextIO) -> Iterator[str]:

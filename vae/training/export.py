@@ -21,13 +21,7 @@ from vae.interop.diffusers_folder import (
     save_diffusers_folder,
 )
 from vae.interop.families import latents_config
-from vae.interop.latent_statistics import (
-    LatentConstants,
-    LatentSums,
-    add_patches,
-    is_unmeasured,
-    set_latent_norm,
-)
+from vae.interop.latent_statistics import LatentConstants, is_unmeasured, set_latent_norm, sums_of
 from vae.interop.modelspec import modelspec
 from vae.interop.safetensors_file import stored_metadata, stored_weights
 from vae.interop.vae_files import CHECKPOINT_KEY, RUN_KEY, START_KEY
@@ -62,12 +56,8 @@ def latent_constants(
     latent_norm = model.bn if model.bn is not None and is_unmeasured(model.bn, encoder_trained) else None
     if fixed is not None and latent_norm is None:
         return fixed
-    latents, patches = LatentSums(), LatentSums()
-    for images in batches:
-        posterior = model.encode(network_input(to_float(images), networks, networks.eval_dtype))
-        latents.add(posterior.mean, posterior.logvar)
-        if latent_norm is not None:
-            add_patches(patches, posterior, latent_norm.patch)
+    inputs = (network_input(to_float(images), networks, networks.eval_dtype) for images in batches)
+    latents, patches = sums_of(map(model.encode, inputs), latent_norm)
     if latent_norm is not None and patches.count:
         set_latent_norm(model, patches.statistics())
     if fixed is not None or not latents.count:
