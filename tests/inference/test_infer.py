@@ -11,7 +11,7 @@ from safetensors import safe_open
 
 from tests.harness.small_vae import write_vae
 from vae import progress
-from vae.inference import session
+from vae.inference import infer
 from vae.interop.vae_files import load_vae
 from vae.system.errors import DataError, UserError
 from vae.system.folder_marker import claim_folder
@@ -72,7 +72,7 @@ def test_latent_file_contains_tensors_and_metadata(command, odd_image, tmp_path)
 
 def test_large_images_on_a_cpu_are_computed_in_tiles(command, image_folder, monkeypatch, capsys):
     monkeypatch.setattr(progress, "SECONDS_BETWEEN_LINES", 0)
-    monkeypatch.setattr(session, "MAX_WHOLE_PIXELS", 400)
+    monkeypatch.setattr(infer, "MAX_WHOLE_PIXELS", 400)
     assert command("reconstruct", "--input", image_folder / "image_00.png", "--tile_size", "32") == 0
     assert "encode: " in capsys.readouterr().err
     words = ("--overwrite", "--tiles", "off", "--input", image_folder / "image_00.png")

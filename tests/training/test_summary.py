@@ -17,15 +17,14 @@ from vae.shards.shard_images import ShardImages
 from vae.shards.store import StoreFile
 from vae.system.host import GIB
 from vae.training.distributed import Distributed
-from vae.training.records.summary import (
-    PROBLEMS_PAGE,
+from vae.training.records.stage_report import (
     busy_line,
     cache_warning,
     device_line,
     late_discriminator_note,
-    verdict_line,
     warm_start_warning,
 )
+from vae.training.records.summary import PROBLEMS_PAGE, verdict_line
 from vae.training.run import train
 
 BICUBIC = "8x bicubic", 22.26

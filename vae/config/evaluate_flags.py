@@ -15,6 +15,7 @@ from vae.config.declare import (
     weights_option,
 )
 from vae.config.flags import parse_values
+from vae.config.values import check_once
 from vae.system.errors import UserError
 
 MIN_SIZE = 8  # px: a smaller image is smaller than one latent pixel of this model family
@@ -238,11 +239,8 @@ def _check_together(config: EvaluateConfig) -> None:
     for size in config.sizes:
         if size != WHOLE and size < MIN_SIZE:
             raise UserError(f"--sizes {size} is below {MIN_SIZE}: raise it; 0 measures whole images")
-    for name in ("sizes", "vae"):
-        values = getattr(config, name)
-        twice = next((value for value in values if values.count(value) > 1), None)
-        if twice is not None:
-            raise UserError(f"--{name} contains {twice} twice: give it once")
+    check_once("sizes", config.sizes)
+    check_once("vae", config.vae)
     if config.measures_diffusability and config.sizes == (WHOLE,):
         name = "diffusion_probe" if config.diffusion_probe else "diffusability"
         raise UserError(f"--{name} needs squares, because latents of one shape are compared: add --sizes 256")

@@ -4,7 +4,7 @@ from dataclasses import MISSING, dataclass
 
 from vae.config.declare import option
 from vae.config.flags import parse_section
-from vae.config.values import unknown_choice
+from vae.config.values import check_once, unknown_choice
 from vae.system.errors import UserError
 
 DIRECTIONS = {"psnr": "maximize", "ssim": "maximize", "lpips": "minimize"}  # the objectives
@@ -117,7 +117,5 @@ def _check_together(config: TuneConfig) -> None:
     for name in config.objective:
         if name not in DIRECTIONS:
             raise UserError(unknown_choice("--objective", name, DIRECTIONS))
-    for flag, values in {"objective": config.objective, "cards": config.cards or ()}.items():
-        twice = next((value for value in values if values.count(value) > 1), None)
-        if twice is not None:
-            raise UserError(f"--{flag} contains {twice} twice: give it once")
+    check_once("objective", config.objective)
+    check_once("cards", config.cards or ())

@@ -5,6 +5,7 @@ import json
 import math
 import types
 import typing
+from collections.abc import Sequence
 from dataclasses import Field
 from typing import Any
 
@@ -58,6 +59,13 @@ def check(item: Field[Any], value: Any) -> None:
             raise UserError(f"--{item.name} {part} is too small: the minimum is {limits['at_least']}")
         if limits["at_most"] is not None and part > limits["at_most"]:
             raise UserError(f"--{item.name} {part} is too large: the maximum is {limits['at_most']}")
+
+
+def check_once(name: str, values: Sequence[Any]) -> None:
+    """Raise UserError if an option has the same value more than once."""
+    twice = next((value for value in values if values.count(value) > 1), None)
+    if twice is not None:
+        raise UserError(f"--{name} contains {twice} twice: give it once")
 
 
 def from_json(item: Field[Any], value: Any) -> Any:

@@ -25,7 +25,7 @@ from vae.training.export import LATENT_IMAGES, Export, is_exported, latent_const
 from vae.training.joint_reading import store_aspects
 from vae.training.loop import StageEnd, TrainingLoop
 from vae.training.memory.oom_retry import OomRetry
-from vae.training.memory.stage_memory import StagePlan, memory_limit, reset_memory_peaks
+from vae.training.memory.stage_memory import StagePlan, memory_limit, record_memory, reset_memory_peaks
 from vae.training.output.appending import write_json
 from vae.training.output.folder_lock import FolderLock
 from vae.training.output.logbook import Logbook
@@ -34,7 +34,7 @@ from vae.training.output.wandb_run import WandbRun
 from vae.training.parts import PreparedRun
 from vae.training.precision import activations_of, search_plans
 from vae.training.records.cost import cost_text, recorded_cost
-from vae.training.records.stage_report import print_remarks, print_stage, record_memory
+from vae.training.records.stage_report import print_remarks, print_stage
 from vae.training.records.summary import next_command, progress_line, result_lines
 from vae.training.recovery.rollback import Rollback, begin_run
 from vae.training.recovery.signals import EXPORT, LoadingStoppedError, StopSignals

@@ -11,12 +11,15 @@ from vae.memory.available import CUDA_RESERVE, available_bytes
 from vae.memory.plan import StepMemory, choose_step, reserve_bytes, stage_spec
 from vae.memory.plan_table import describe_step, features_note
 from vae.ops.library import REPLACED, KernelKey, runs_kernels
+from vae.system import console
 from vae.system.errors import UserError
 from vae.system.host import GIB
 from vae.training.distributed import Distributed
 from vae.training.memory.cuda_graph import StepGraph
 from vae.training.memory.oom_retry import StepSettings
+from vae.training.output.logbook import Logbook
 from vae.training.stages import Stage
+from vae.training.state import TrainingState
 
 # From here on, the kernels of a pass take longer than the host needs to start them: for one image an H100
 # needs 165 ms, and the host 28 (docs/cluster.md); at 512 px it needs 38.
@@ -147,7 +150,7 @@ def memory_peaks(device: torch.device) -> dict[str, float]:
     return {"memory_peak_gib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / GIB}
 
 
-def memory_line(predicted_gib: float, peaks: dict[str, float], settings_changed: bool = False) -> str:
+def _memory_line(predicted_gib: float, peaks: dict[str, float], settings_changed: bool = False) -> str:
     """The predicted and the measured peak. The size of a CPU process does not measure the step."""
     line = f"memory  predicted peak {predicted_gib:.2f} GiB"
     if settings_changed:
@@ -159,3 +162,19 @@ def memory_line(predicted_gib: float, peaks: dict[str, float], settings_changed:
     if "memory_peak_gib" in peaks:
         line += f"; the process used at most {peaks['memory_peak_gib']:.2f} GiB, including libraries and data"
     return f"{line} (only a GPU measures the step alone)"
+
+
+def record_memory(logbook: Logbook, state: TrainingState, plan: StagePlan, settings: StepSettings) -> None:
+    """Record and print the stage's measured memory peaks beside the predicted one."""
+    planned, device = plan.memory, state.running_sq_norms.device
+    predicted, peaks = plan.predicted / GIB, memory_peaks(device)
+    record: dict[str, float | str] = {
+        "image_size": state.stage.image_size,
+        "micro_batch": settings.micro_batch,
+        "recompute": settings.recompute,
+        "predicted_peak_gib": predicted,
+        **peaks,
+    }
+    logbook.record("memory", state.position.step, record)
+    changed = (settings.recompute, settings.micro_batch) != (planned.recompute, planned.micro_batch)
+    console.info(_memory_line(predicted, peaks, changed))

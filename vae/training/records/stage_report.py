@@ -1,40 +1,43 @@
-"""What a run prints at its start, such as a warning about disk space, and around a stage."""
+"""What a run prints before it trains: the stage, and warnings about disk, cache and warm start."""
 
+import math
+import os
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import torch
 
-from vae.config.options import Config
+from vae.config.options import Config, DataConfig, LossConfig, ModelConfig, OptimConfig, SpeedConfig
 from vae.losses.perceptual import RANDOM_NOTE
+from vae.losses.terms import LossTerms
 from vae.memory.plan import checkpoint_bytes
 from vae.memory.plan_table import floor_seconds
+from vae.model.autoencoder import IMAGE_CHANNELS, AutoencoderKL, downsampling
+from vae.model.initialization import carriers_per_group, distinct_latents
+from vae.sampling.buckets import Buckets
+from vae.sampling.mixture import MixtureOrder
+from vae.sampling.streams import StreamOrder, shards_at_once, streams_of_process
+from vae.shards.dataset_json import is_dataset
+from vae.shards.mixture import dataset_paths
+from vae.shards.shard_cache import default_folder, has_remote_shards
 from vae.system import console
+from vae.system.addresses import public_text
 from vae.system.files import nearest_existing
 from vae.system.gpus import match_card
 from vae.system.host import GIB
-from vae.training.memory.oom_retry import StepSettings
-from vae.training.memory.stage_memory import StagePlan, memory_line, memory_peaks, plan_line
-from vae.training.output.logbook import Logbook
+from vae.training.datasets import TrainingSet, cached_shards
+from vae.training.distributed import Distributed
+from vae.training.memory.stage_memory import StagePlan, plan_line
 from vae.training.output.run_folder import checkpoint_paths
 from vae.training.parts import PreparedRun
 from vae.training.records.duration import duration_text
-from vae.training.records.summary import (
-    busy_line,
-    cache_line,
-    cache_warning,
-    crops_text,
-    data_line,
-    device_line,
-    late_discriminator_note,
-    loss_line,
-    model_line,
-    steps_line,
-    warm_start_warning,
-)
-from vae.training.schedule import HARMFUL_FACTOR, StageSchedule
+from vae.training.schedule import HARMFUL_FACTOR, StageSchedule, warmup_steps
 from vae.training.stages import Stage, StageSteps
-from vae.training.state import TrainingState
+
+MILLION = 1e6
+DTYPE_NAMES = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16 with loss scaling"}
 
 
 def print_remarks(run: PreparedRun) -> None:
@@ -90,6 +93,178 @@ def print_stage(run: PreparedRun, schedule: StageSchedule, plan: StagePlan) -> N
     console.info("\n".join(filter(None, lines)))
 
 
+def model_line(config: ModelConfig, model: AutoencoderKL) -> str:
+    """Size and shape of the autoencoder."""
+    parameters = sum(p.numel() for p in model.parameters()) / MILLION
+    is_other = config.decoder_channels or config.decoder
+    own = f" (decoder {' '.join(map(str, config.up_channels))})" if is_other else ""
+    return (
+        f"{parameters:.1f} M parameters, channels {' '.join(map(str, config.channels))}{own}, "
+        f"{config.z_channels} latent channels, {model.downsampling}x downsampling"
+    )
+
+
+def data_line(config: DataConfig, training: int, validation: int) -> str:
+    """Numbers of training and validation images."""
+    shown = f"{validation} for validation" if validation else "none for validation"
+    return f"{training} images of {public_text(config.data_path)}, {shown}"
+
+
+def crops_text(crop: str, image_size: int, buckets: Buckets | None) -> str:
+    """The size of the training crops, or their shapes as width x height, with the share of images of each."""
+    if buckets is None:
+        return f"{image_size} px {crop} crops"
+    shares = np.bincount(buckets.codes, minlength=len(buckets.shapes)) / max(1, len(buckets.codes))
+    shapes = [f"{w}x{h} {share:.0%}" for (h, w), share in zip(buckets.shapes, shares, strict=True)]
+    return f"{image_size} px {crop} crops of {console.counted(len(shapes), 'shape')} ({', '.join(shapes)})"
+
+
+def loss_line(terms: LossTerms, loss: LossConfig) -> str:
+    """The weighted terms of the loss."""
+    parts = [f"{term.weight:g} {term.label}" for term in terms.all]
+    if loss.adversarial_weight:
+        parts.append(
+            f"{loss.adversarial_weight:g} adversarial from step {loss.disc_start + loss.disc_warmup}"
+        )
+    (noise,), (mask,) = loss.decoder_noise, loss.latent_mask  # those of the stage
+    changes = [f"decoder noise up to {noise:g} std"] * (noise > 0) + [f"{mask:.0%} masked"] * (mask > 0)
+    return "; ".join([" + ".join(parts), *changes])
+
+
+def late_discriminator_note(loss: LossConfig, step: int, last_step: int) -> str | None:
+    """A note if the adversarial loss begins after `last_step`, the end of a run that is at `step`."""
+    first = loss.disc_start + loss.disc_warmup
+    if not loss.adversarial_weight or first < last_step or step >= last_step:
+        return None
+    middle = (step + last_step) // 2 - loss.disc_warmup
+    remedy = f"--disc_start {middle} begins it in the middle" if middle >= 0 else "lower --disc_warmup"
+    return (
+        f"note: this run ends at step {last_step}, before the adversarial loss begins (step {first}): "
+        f"{remedy}, more epochs reach it"
+    )
+
+
+def device_line(dist: Distributed, speed: SpeedConfig, dtype: torch.dtype, compiled: bool) -> str:
+    """The device, the number of processes, the precision and the speed settings in use."""
+    device = dist.device
+    if device.type == "cuda":
+        properties = torch.cuda.get_device_properties(device)
+        known = match_card(properties.name, properties.total_memory / GIB)
+        name = properties.name
+        if known is None or not known.settings:
+            name += ", no profile: settings come from its memory"
+    else:
+        name = console.counted(torch.get_num_threads(), "thread")
+    extras = ["TF32"] if speed.enable_tf32 and device.type == "cuda" else []
+    extras += ["channels_last"] * speed.channels_last + ["compiled"] * compiled
+    world = f", {dist.world_size} processes" if dist.world_size > 1 else ""
+    return f"{device.type} ({name}){world}, " + ", ".join([DTYPE_NAMES[dtype], *extras])
+
+
+def busy_line(device: torch.device, threads: int) -> str | None:
+    """A note if other programs keep all cores busy, for a run on the CPU; None on Windows, which has no load.
+
+    A load average counts the processes of the whole machine, so it is compared with all of its cores, also
+    in a container that may use fewer.
+    """
+    if device.type != "cpu" or not hasattr(os, "getloadavg"):
+        return None
+    load, cores = os.getloadavg()[0], os.cpu_count() or 1
+    if load <= cores:
+        return None
+    fewer = ", or set OMP_NUM_THREADS=1, which suffers least" if threads > 1 else ""
+    return (
+        f"note: the load average is {load:.1f} on {cores} cores, so other programs slow this run down: "
+        f"wait for them{fewer}"
+    )
+
+
+def warm_start_warning(model: ModelConfig) -> str | None:
+    """A warning if the widths or norm groups are too narrow for the linear codec of --init warm."""
+    if model.init != "warm" or model.init_from:
+        return None
+    fewer = [
+        replace(model, norm_groups=groups)
+        for groups in range(1, model.norm_groups)
+        if all(width % groups == 0 for width in (*model.channels, *model.up_channels))
+    ]
+    if not _norms_fit(model):
+        better = [f"--norm_groups {other.norm_groups}" for other in fewer if _norms_fit(other)]
+        width = min(model.up_channels[0], model.channels[-1])
+        channels = console.counted(width // model.norm_groups, "channel")
+        return (
+            f"--norm_groups {model.norm_groups} leaves {channels} per group at width {width}, too few for "
+            "the warm start: it begins several dB below the bicubic baseline: use "
+            f"{better[-1] if better else 'wider --channels'}"
+        )
+    distinct = distinct_latents(model)
+    wanted = min(model.z_channels, IMAGE_CHANNELS * downsampling(model) ** 2)
+    if distinct >= wanted:
+        return None
+    better = [f"--norm_groups {other.norm_groups}, " for other in fewer if distinct_latents(other) >= wanted]
+    return (
+        f"--z_channels {model.z_channels}: with --channels {' '.join(map(str, model.channels))} and "
+        f"--norm_groups {model.norm_groups}, the warm start fills {distinct} latent channels and repeats "
+        f"them in the others: use {better[-1] if better else ''}wider --channels or --z_channels {distinct}"
+    )
+
+
+def _norms_fit(model: ModelConfig) -> bool:
+    """Whether the norms before the last convolutions have channels for the carriers."""
+    ends = (model.up_channels[0], model.channels[-1])
+    return all(carriers_per_group(width, model.norm_groups) for width in ends)
+
+
+def cache_line(data: DataConfig) -> str | None:
+    """Where shards are kept, or that they are read in place; None for a folder of images."""
+    paths = [path for path in (*dataset_paths(data.data_path), data.val_path) if path and is_dataset(path)]
+    if not paths:
+        return None
+    if data.cache_dir is None and not any(map(has_remote_shards, paths)):
+        return "cache   none, shards are read in place (from a shared disk, --cache_dir keeps them here)"
+    return f"cache   at most {data.cache_gib:g} GiB of shards in {data.cache_dir or default_folder()}"
+
+
+def cache_warning(data: DataConfig, training_set: TrainingSet, dist: Distributed) -> str | None:
+    """A warning if the shards that the streams of this machine read at once do not fit into the cache."""
+    order, sizes = training_set.order, cached_shards(training_set.images, data)
+    if not sizes or not isinstance(order, StreamOrder | MixtureOrder):
+        return None
+    mean, total = sum(size.mean() for size in sizes), sum(size.sum() for size in sizes)
+
+    def needed_gib(streams: int, window: int) -> float:
+        here = min(streams, dist.local_world_size * streams_of_process(streams, dist.world_size))
+        return float(min(total, shards_at_once(here, window) * mean)) / GIB
+
+    streams, window = order.num_streams, order.shuffle_shards // order.num_streams
+    needed = needed_gib(streams, window)
+    if needed <= data.cache_gib:
+        return None
+    counts = [n for n in range(dist.world_size, streams, dist.world_size) if streams % n == 0]
+    smaller = [*((n, 1) for n in counts), *((streams, shards) for shards in range(1, window))]
+    fitting = [pair for pair in smaller if needed_gib(*pair) <= data.cache_gib]
+    remedy = ""
+    if fitting:
+        count, shards = fitting[-1]
+        fewer = f"--data_streams {count} " if count < streams else ""
+        remedy = f", or start a new run with {fewer}--shuffle_shards {count * shards}"
+    return (
+        f"--cache_gib {data.cache_gib:g}: --shuffle_shards {order.shuffle_shards} needs about {needed:.3g} "
+        "GiB of shards at once on this machine, so many images will be read one by one over the network: use "
+        f"--cache_gib {math.ceil(needed)}{remedy}"
+    )
+
+
+def steps_line(steps: StageSteps, optim: OptimConfig, peak: float) -> str:
+    """Number of steps, epochs and the learning-rate schedule of a stage."""
+    warm_up = warmup_steps(optim.warmup_epochs, steps.per_epoch, steps.total)
+    first, last = steps.first_epoch + 1, steps.first_epoch + steps.num_epochs
+    return (
+        f"{steps.total} of {steps.images} images: epochs {first} to {last}, {steps.per_epoch} steps each; "
+        f"{warm_up} of warm-up, then {optim.lr_schedule} from {peak:.3g}"
+    )
+
+
 def _last_step(run: PreparedRun, steps: StageSteps) -> int:
     """The optimizer step at which the run ends; `steps` are those of the stage that begins or goes on."""
     state, limit = run.state, run.config.run.max_steps
@@ -124,22 +299,6 @@ def _rate_note(schedule: StageSchedule) -> str | None:
         f"note: --learning_rate {schedule.peak:g} is kept, but {steps} at this rate may end below their "
         f"start ({schedule.start}): the default is {schedule.ruled_peak:.2g} here"
     )
-
-
-def record_memory(logbook: Logbook, state: TrainingState, plan: StagePlan, settings: StepSettings) -> None:
-    """Record and print the stage's measured memory peaks beside the predicted one."""
-    planned, device = plan.memory, state.running_sq_norms.device
-    predicted, peaks = plan.predicted / GIB, memory_peaks(device)
-    record: dict[str, float | str] = {
-        "image_size": state.stage.image_size,
-        "micro_batch": settings.micro_batch,
-        "recompute": settings.recompute,
-        "predicted_peak_gib": predicted,
-        **peaks,
-    }
-    logbook.record("memory", state.position.step, record)
-    changed = (settings.recompute, settings.micro_batch) != (planned.recompute, planned.micro_batch)
-    console.info(memory_line(predicted, peaks, changed))
 
 
 def checkpoints_at_once(config: Config, stages: list[Stage], steps: list[StageSteps]) -> int:
