@@ -33,19 +33,19 @@ def pretrained(folder: Path) -> None:
     (folder / "vae" / WEIGHTS_NAME).write_bytes(b"weights")
 
 
-def earlier_version(folder: Path) -> None:
+def copied_checkpoint(folder: Path) -> None:
     folder.mkdir()
     save_checkpoint(folder / "checkpoint_epoch_2.pt", checkpoint(2))
 
 
 @pytest.mark.parametrize("resume", [{}, {"resume_from": "latest"}])
-@pytest.mark.parametrize("fill", [pretrained, earlier_version])
+@pytest.mark.parametrize("fill", [pretrained, copied_checkpoint])
 def test_a_folder_of_others_is_refused_and_not_changed(tiny, tmp_path, fill, resume):
     fill(tmp_path / "run")
     before = tree(tmp_path)
     with pytest.raises(UserError, match=FOREIGN) as caught:
         train({**tiny, **resume})
-    assert ("--resume_from" in str(caught.value)) == (fill is earlier_version)
+    assert ("--resume_from" in str(caught.value)) == (fill is copied_checkpoint)
     assert tree(tmp_path) == before
 
 

@@ -139,10 +139,7 @@ def check_same_model(given: dict[str, Any], checkpoint: dict[str, Any]) -> None:
     if given.get("init_from"):
         raise UserError("--init_from and --resume_from exclude each other: give only one of them")
     discriminator = _DISCRIMINATOR_SHAPE if checkpoint["adversarial_weight"] > 0 else ()
-    names = (
-        name for name in (*SHAPE, *discriminator) if name in checkpoint
-    )  # not in that of an older version
-    shape = {name: checkpoint[name] for name in names}
+    shape = {name: checkpoint[name] for name in (*SHAPE, *discriminator)}
     check_shape(given, shape, "--resume_from")
     for name in ("train_part", "optimizer"):  # each has other moments
         saved = checkpoint[name]

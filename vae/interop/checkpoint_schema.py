@@ -156,8 +156,7 @@ def _check_optimizer(
         and isinstance(saved.get("state"), dict)
     ):
         name = "Muon's" if len(expected) == 3 else "AdamW's"
-        hint = "if an earlier version wrote it, use the vae/ in its folder"
-        raise ContentError(f"{what} is not {name} state of {len(parameters)} parameters ({hint})")
+        raise ContentError(f"{what} is not {name} state of {len(parameters)} parameters")
     states = saved["state"]
     if (is_required or states) and set(states) != set(range(len(parameters))):
         raise ContentError(f"{what} has moments of {len(states)} parameters, not of {len(parameters)}")

@@ -146,7 +146,7 @@ def _read_checkpoint(path: Path, flag: str, weights: str) -> VaeFile:
     mean, std = _of_channels(content["latent_channels"] or {}, config["z_channels"], where)
     return VaeFile(
         kind="checkpoint",
-        shape={"decoder": None} | {name: config[name] for name in _MODEL_KEYS if name in config},
+        shape={name: config[name] for name in _MODEL_KEYS},
         weights=ema if ema is not None else content["model"],
         dtype=torch.float32,
         scaling_factor=scaling,
@@ -199,9 +199,7 @@ def _latent_norm(
     published = (WAN_MEAN, WAN_STD) if z == len(WAN_MEAN) else ((0.0,) * z, (1.0,) * z)
     found = []
     for name, default in zip(("latents_mean", "latents_std"), published, strict=True):
-        values = config.get(name, default)
-        if not _are_numbers(values) or len(values) != z:
-            raise UserError(f"{where}: {name} in config.json is not {z} numbers")
+        values = _numbers(config[name], name, z, where) if name in config else default
         found.append(torch.tensor(values, dtype=torch.float64))
     mean, std = found
     return {
@@ -209,12 +207,6 @@ def _latent_norm(
         "bn.running_var": std.square().float(),
         "bn.num_batches_tracked": torch.zeros((), dtype=torch.int64),
     }
-
-
-def _are_numbers(values: Any) -> bool:
-    if not isinstance(values, list | tuple):
-        return False
-    return all(type(value) in (int, float) and math.isfinite(value) for value in values)
 
 
 def _from_tensors(path: Path, where: str, found_config: dict[str, Any] | None) -> VaeFile:

@@ -29,7 +29,7 @@ RUN_NAME = "run.json"
 EXPORTED = "exported"  # key: the SHA-256 of the checkpoint whose weights the run has exported at its end
 RULES = 1  # of the order of images and of their crops as functions of (seed, epoch, position)
 # Without these keys two records can be equal: they do not decide samples.
-NOT_COMPARED = {"path", "policy", "transforms", "parent", "exclude_keys", "exclude_matched"}
+NOT_COMPARED = {"path", "policy", "transforms", "exclude_keys", "exclude_matched"}
 NEW = "new"
 EXACT = "exact"
 TOPOLOGY = "other topology"

@@ -195,7 +195,7 @@ def restore(state: TrainingState, content: dict[str, Any]) -> None:
     for name, value in content["update"].items():
         if name in ("nonfinite_streak", "nonfinite_total") or (state.fp16 and content["fp16"]):
             setattr(state.update, name, value.to(device))  # a loss scale exists in fp16 only
-    state.overflows_fp16 |= bool(content.get("overflows_fp16"))  # a rollback does not forget it
+    state.overflows_fp16 |= content["overflows_fp16"]  # a rollback does not forget it
     state.running_sq_norms = content["running_sq_norms"].to(device)
     state.running_moments = content["running_moments"].to(device)
     channels = content["latent_channels"] or {}  # none: its file had none

@@ -45,7 +45,7 @@ def check_run_folder(folder: Path) -> FolderMarker | None:
             raise
         words = "--resume_from", max(paths, key=_position), "--output_dir", "NEW_FOLDER"
         command = console.command_line("python", "train_vae.py", *words)
-        raise UserError(f"{error}; to continue a run of an earlier version: {command}") from None
+        raise UserError(f"{error}; to go on from a checkpoint in it: {command}") from None
 
 
 def _position(path: Path) -> tuple[bool, int]:
