@@ -6,13 +6,13 @@ import pytest
 
 from tests.harness.machines import DESKTOP, changed, verdict
 from vae.checks.machine import (
-    find_compiler,
     gather_folder,
     gather_host,
     project_python,
     vgg_path,
 )
 from vae.checks.table import SKIP
+from vae.system.host import find_compiler
 
 
 def test_host_facts_are_consistent():

@@ -13,7 +13,7 @@ from vae.checks.packages import release
 # CUDA's major version -> first driver branch that runs all of its minor versions: NVIDIA's "CUDA
 # Compatibility", table of minor version compatibility
 # (https://docs.nvidia.com/deploy/cuda-compatibility/minor-version-compatibility.html).
-FIRST_DRIVER = {11: 450, 12: 525, 13: 580}
+FIRST_DRIVER = {12: 525, 13: 580}
 NEWEST_DRIVER = FIRST_DRIVER[13]  # the branch to update to: it runs every build in BUILDS
 
 # R570 is the first branch that supports compute capability 10 and 12; its first public Linux driver came with

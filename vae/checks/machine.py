@@ -13,7 +13,7 @@ from vae.config.options import Config
 from vae.system.addresses import is_remote, public_text
 from vae.system.child_process import ChildProcess
 from vae.system.files import nearest_existing
-from vae.system.host import free_memory, main_memory, usable_cores
+from vae.system.host import find_compiler, free_memory, main_memory, usable_cores
 
 VGG_FILE = "vgg16-397923af.pth"  # torchvision's VGG16_Weights.IMAGENET1K_V1, the trunk of LPIPS
 FINDMNT_SECONDS = 5.0  # a network drive that does not answer
@@ -63,12 +63,6 @@ def gather_host() -> HostFacts:
         c_compiler=find_compiler(),
         visible_devices=os.environ.get("CUDA_VISIBLE_DEVICES"),
     )
-
-
-def find_compiler() -> str | None:
-    """The C compiler that Triton and torch.compile would use."""
-    names = (os.environ.get("CC", "gcc"), "cc", "clang", "cl")
-    return next(filter(None, (shutil.which(name) for name in names if name)), None)
 
 
 def gather_folder(flag: str, path: str, *, given: bool, writes: bool) -> Folder:

@@ -121,11 +121,11 @@ def _pair(facts: Facts) -> Cases:
     text = f"torch {torch}, torchvision {vision or 'not installed'}"
     yield not torch, SKIP, NO_TORCH
     yield not vision or not satisfies(torch, required), FAIL, text, reinstall, expected
-    text += ": two different builds" if build(torch) != build(vision) else ""
-    text += f" ({loaded.vision_error})" if loaded.vision_error else ""
-    yield build(torch) != build(vision) or loaded.vision_error, FAIL, text, reinstall, expected
-    crashed = loaded.unfinished == "loading torchvision"
-    yield crashed, FAIL, f"{text} ({loaded.ended})", reinstall, expected
+    other_build = build(torch) != build(vision)
+    text += ": two different builds" if other_build else ""
+    error = loaded.ended if loaded.unfinished == "loading torchvision" else loaded.vision_error
+    text += f" ({error})" if error else ""
+    yield other_build or error, FAIL, text, reinstall, expected
     yield True, PASS, text
 
 

@@ -1,7 +1,6 @@
 """Imports PyTorch and computes with it in a child process, so that a crash or hang is a result of the check.
 
-`main` runs inside it and prints one line of JSON, with all facts so far, for each new one. The last complete
-line counts.
+`main` runs inside it and prints a line of JSON for each new fact, so that those before a crash are known.
 """
 
 import importlib.util
@@ -41,7 +40,7 @@ def parse(process: FinishedProcess) -> LoadedTorch:
     for line in process.out.splitlines():
         if line.startswith(FACTS):
             try:
-                facts = parse_json(line)["facts"]
+                facts |= parse_json(line)["facts"]
             except ValueError:  # the process ended in the middle of the line
                 continue
     devices = facts.pop("devices", [])
@@ -65,11 +64,9 @@ def _how_it_ended(process: FinishedProcess) -> str:
 
 
 def main() -> None:
-    """Print all facts so far whenever there is a new one."""
-    facts: dict[str, Any] = {}
+    """Print each new fact."""
     for new in _facts():
-        facts |= new
-        print(FACTS + json.dumps(facts) + "}", flush=True)
+        print(FACTS + json.dumps(new) + "}", flush=True)
 
 
 def _facts() -> Iterator[dict[str, Any]]:

@@ -1,6 +1,7 @@
-"""Cores and main memory that this process may use, including the limits of a container."""
+"""What a process may use of its host: cores and memory, with the limits of a container, and a compiler."""
 
 import os
+import shutil
 import sys
 from pathlib import Path
 
@@ -128,3 +129,9 @@ def windows_memory() -> dict[str, int]:
     status = Status(length=ctypes.sizeof(Status))
     ctypes.windll.kernel32.GlobalMemoryStatusEx(ctypes.byref(status))
     return {name: getattr(status, name) for name in names}
+
+
+def find_compiler() -> str | None:
+    """The C compiler that Triton and torch.compile would use; None if there is none."""
+    names = (os.environ.get("CC", "gcc"), "cc", "clang", "cl")
+    return next(filter(None, (shutil.which(name) for name in names if name)), None)

@@ -1,7 +1,6 @@
 """The dtype that networks compute in, backend settings for speed, and compilation."""
 
 import os
-import shutil
 from collections.abc import Iterable
 from itertools import islice
 
@@ -16,6 +15,7 @@ from vae.interop.half_precision import LargestActivation, largest_activation
 from vae.model.autoencoder import AutoencoderKL
 from vae.ops.library import launch
 from vae.system import console
+from vae.system.host import find_compiler
 
 
 def compute_dtype(speed: SpeedConfig, device: torch.device) -> torch.dtype:
@@ -80,7 +80,7 @@ def why_not_compile(device: torch.device, kernels: str = "auto") -> str | None:
             import triton  # noqa: F401
         except ImportError:
             return "Triton is not installed"
-        if os.name != "nt" and not any(map(shutil.which, (os.environ.get("CC", "gcc"), "cc", "clang"))):
+        if os.name != "nt" and find_compiler() is None:
             return "Triton needs a C compiler, and none is installed (Debian, Ubuntu: apt install gcc)"
         return None
     from torch._inductor.cpp_builder import get_cpp_compiler
