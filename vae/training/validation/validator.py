@@ -3,6 +3,7 @@
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 import torch
 
@@ -78,7 +79,9 @@ class Validator:
             speed, of_slices = _speed(measured, started), slice_record(by_label)
             if meter.channel_std is not None:
                 curve = NoiseCurveMeter(state.eval_model, self.networks.eval_dtype, meter.channel_std)
-                measured |= curve.metrics(self._sums(curve, self._noise_batches), self.dist)
+                measured |= curve.metrics(
+                    self._sums(curve, partial(self._few_batches, NOISE_IMAGES)), self.dist
+                )
             metrics = {"epoch": epoch, "image_size": state.stage.image_size, **measured}
             state.last_validation = metrics
             state.validated_step = state.position.step
@@ -120,7 +123,8 @@ class Validator:
         state, started = self.state, time.perf_counter()
         meter = ReconstructionMeter(state.eval_model, self.networks, Slices())
         with self.alive.signals.answering(VALIDATION):
-            measured, _ = meter.metrics(self._sums(meter, self._quick_batches), self.dist)
+            few = partial(self._few_batches, self.options.quick_val_images)
+            measured, _ = meter.metrics(self._sums(meter, few), self.dist)
         metrics = {"image_size": state.stage.image_size, **measured}
         values = {**metrics, **_speed(measured, started)}
         self.logbook.record("quick_validation", state.position.step, values)
@@ -141,12 +145,6 @@ class Validator:
         for batch in self.images.batches(size, self._size(), self.dist, check):
             self.alive.beat()
             yield self._on_device(batch)
-
-    def _quick_batches(self) -> Iterator[Batch]:
-        return self._few_batches(self.options.quick_val_images)
-
-    def _noise_batches(self) -> Iterator[Batch]:
-        return self._few_batches(NOISE_IMAGES)
 
     def _few_batches(self, count: int) -> Iterator[Batch]:
         if count not in self._crops:
