@@ -9,7 +9,8 @@ from typing import Any
 import torch
 
 from vae.config.export_flags import CHANNELS, FOLDED_SCALING, PUBLISHED_SCALING, ExportConfig
-from vae.device import pick_device
+from vae.config.options import build
+from vae.device import DTYPES, pick_device
 from vae.interop.averaging import combine
 from vae.interop.compvis_names import to_compvis
 from vae.interop.crops import DEFAULT_IMAGE_SIZE, Crops
@@ -17,9 +18,11 @@ from vae.interop.diffusers_folder import (
     channel_config,
     channel_metadata,
     diffusers_config,
+    read_config,
     save_diffusers_folder,
 )
 from vae.interop.families import comfyui_problem, latents_config
+from vae.interop.fitting import check_fit
 from vae.interop.folding import fold, folding_for, with_quant_conv
 from vae.interop.half_precision import LargestActivation, largest_activation
 from vae.interop.hub import upload
@@ -33,11 +36,11 @@ from vae.interop.latent_statistics import (
 from vae.interop.model_card import card_files, run_of
 from vae.interop.modelspec import COMPVIS, modelspec
 from vae.interop.precheck import check_command
-from vae.interop.safetensors_file import stored_weights, write_safetensors
+from vae.interop.safetensors_file import read_tensors, stored_weights, write_safetensors
 from vae.interop.tiny_files import write_tiny
-from vae.interop.vae_files import CONFIG_KEY, START_KEY, LoadedVae, load_vae
-from vae.interop.vae_path import WEIGHTS_NAME
-from vae.interop.video_file import write_into
+from vae.interop.vae_files import CONFIG_KEY, START_KEY, LoadedVae, load_vae, read_vae
+from vae.interop.vae_path import WEIGHTS_NAME, locate_vae
+from vae.interop.wan_names import into_wan
 from vae.model.autoencoder import AutoencoderKL
 from vae.ops.kernel_check import choose_kernels
 from vae.progress import track
@@ -80,7 +83,7 @@ def export(config: ExportConfig) -> None:
     elif config.dtype == "fp16":
         console.warning("the activations were not tested for fp16: give images with --data_path to test them")
     if config.into is not None:
-        write_into(Path(config.into), output, model, config.dtype)
+        _write_into(Path(config.into), output, model, config.dtype)
         return
     if findings.scaling is None and model.bn is None and not (config.is_single or model.config.decoder):
         raise _missing_scaling(config.vae[0])
@@ -237,3 +240,34 @@ def _channel_constants(loaded: LoadedVae, config: ExportConfig, findings: _Findi
     if loaded.file.latents_mean and config.fold_scaling is None:
         return LatentConstants(mean=loaded.file.latents_mean, std=loaded.file.latents_std)
     return findings.statistics.constants if findings.statistics is not None else LatentConstants()
+
+
+def _write_into(video: Path, output: Path, model: AutoencoderKL, dtype: str) -> None:
+    """Write the video VAE at `video` with `model`, the 2-D network that is a part of it (wan_names.py).
+
+    A folder is written if `video` is one, else a single file. Raises UserError if it is another network.
+    """
+    where = f"--into {video}"
+    file = read_vae(video, flag="--into")
+    if file.kind != "wan" or model.config.family != "wan":
+        other = "--vae" if model.config.family != "wan" else where
+        raise UserError(f"--into is for Wan 2.1 and Qwen-Image, and {other} is another network: omit it")
+    check_fit(build(file.shape).model, model.state_dict(), "--vae")
+    located = locate_vae(video, "--into")
+    tensors, metadata = read_tensors(located.weights, where)
+    kept = {name: value.to(DTYPES[dtype]) for name, value in tensors.items()}
+    stored = into_wan(kept, stored_weights(model, dtype))
+    if located.config is None:
+        write_safetensors(output, stored, metadata)
+    else:
+        config = read_config(located.config, where) | latents_config(model.bn)
+        save_diffusers_folder(output, stored, config, metadata)
+    new = model.state_dict()
+    of_encoder = [name for name in file.weights if name.startswith(("encoder.", "quant_conv."))]
+    same = all(torch.equal(new[n].flatten().cpu(), file.weights[n].flatten()) for n in of_encoder)
+    latents = "unchanged" if same else "new: models that were trained on the old ones do not fit"
+    console.info(f"written: {output} ({dtype}); its latents are {latents}")
+    console.warning(
+        "single images are exactly those of the trained network, but videos are not: keep the original for "
+        "them"
+    )

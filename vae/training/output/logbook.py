@@ -8,11 +8,11 @@ from io import TextIOWrapper
 from pathlib import Path
 
 import numpy as np
-from PIL import Image
 from torch.utils.tensorboard import summary
 
+from vae.inference.image_files import write_png
 from vae.system import console
-from vae.system.files import MAX_LINE_CHARS, atomic_path, open_regular, parse_json, replace_text
+from vae.system.files import MAX_LINE_CHARS, open_regular, parse_json, replace_text
 from vae.training.output.appending import Appender, EventFile, try_to_write
 from vae.training.output.results_image import RESULTS_NAME, write_results
 from vae.training.output.run_folder import METRICS_NAME
@@ -75,7 +75,7 @@ class Logbook:
         if not self.active:
             return
         path = self.folder / "samples" / f"{name}_step_{step:07d}.png"
-        self._try("samples", lambda: _save_png(pixels, path))
+        self._try("samples", lambda: write_png(path, pixels))
         self._tensorboard.add(summary.image(name, pixels, dataformats="HWC"), step)
         if self._wandb is not None:
             self._wandb.image(name, step, pixels)
@@ -116,11 +116,6 @@ class Logbook:
                 file.close()
         if self._wandb is not None:
             self._wandb.close()
-
-
-def _save_png(pixels: np.ndarray, path: Path) -> None:
-    with atomic_path(path) as temporary:
-        Image.fromarray(pixels).save(temporary, format="PNG")
 
 
 def _is_json(value: object) -> bool:
