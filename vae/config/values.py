@@ -111,7 +111,8 @@ def nearest(name: str, known: typing.Iterable[str]) -> str:
 
 def most_similar(name: str, known: typing.Iterable[str]) -> str | None:
     """The most similar known name, or None if none is similar."""
-    known, name = list(known), name[:_MAX_NAME]
+    known = list(known)
+    name = name[:_MAX_NAME]
     bare = name.lstrip("-")
     ours = name_here(bare)
     if ours is not None and name[: len(name) - len(bare)] + ours in known:
@@ -123,7 +124,9 @@ def most_similar(name: str, known: typing.Iterable[str]) -> str | None:
 
 def unknown_choice(flag: str, value: Any, choices: typing.Iterable[Any]) -> str:
     """The message about a value that is not one of the choices."""
-    names, value = [str(choice) for choice in choices], str(value)[:_MAX_NAME]
-    listed, suggestion = ", ".join(names), nearest(value, names)
+    names = [str(choice) for choice in choices]
+    value = str(value)[:_MAX_NAME]
+    listed = ", ".join(names)
+    suggestion = nearest(value, names)
     remedy = f"{suggestion} ({listed})" if suggestion else f": choose one of {listed}"
     return f"{flag} {value} is unknown{remedy}"

@@ -199,7 +199,8 @@ def _attempt(session: Session, task: Task) -> str | None:
         return _attempt(session, task)
     if tiles == "blended":
         console.warning(f"{task.name} {problem}: computes it in blended tiles, which are approximate")
-        before, session.tiles = session.tiles, tiles
+        before = session.tiles
+        session.tiles = tiles
         reason = _attempt(session, task)
         session.tiles = before  # the next images may fit
         return reason

@@ -144,7 +144,8 @@ def _measure_on_images(model: AutoencoderKL, crops: Crops, config: ExportConfig,
     """Measure the latents, fold a scaling if --fold_scaling is given, and test fp16; fills `findings`."""
     device = next(model.parameters()).device
     images = track(crops.batches(), "latents", len(crops.images), "crop", keep=False)
-    batches, trained = (batch.to(device) for batch in images), findings.encoder_trained
+    batches = (batch.to(device) for batch in images)
+    trained = findings.encoder_trained
     findings.statistics = _measure_latents(model, batches, crops.image_size, trained)
     if config.fold_scaling is not None:
         findings.statistics = _fold(model, findings.statistics, config)

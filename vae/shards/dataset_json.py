@@ -119,7 +119,8 @@ def dataset_content(
 
 def write_dataset(path: Path, content: Mapping[str, Any]) -> None:
     """Write a `dataset.json`, and lists of its shards if there are more than MAX_LISTED."""
-    shards, lists = content["shards"], []
+    shards = content["shards"]
+    lists = []
     if len(shards) > MAX_LISTED:
         for first in range(0, len(shards), MAX_LISTED):
             part = shards[first : first + MAX_LISTED]
@@ -255,7 +256,8 @@ def _read_list(path: Path | StoreFile, reference: Any) -> str:
 
 def _problem(content: Mapping[str, Any], shards: Shards, path: Path | StoreFile) -> str | None:
     """What is wrong with the content of a dataset of a known format."""
-    listed, validation = content.get("shards"), content.get("validation")
+    listed = content.get("shards")
+    validation = content.get("validation")
     if not isinstance(listed, list) or not listed or not isinstance(content.get("policy"), dict):
         return "it lacks shards or policy"
     if validation is not None and not (isinstance(validation, str) and _JSON_NAME.fullmatch(validation)):
@@ -281,7 +283,8 @@ def _problem_of_place(content: Mapping[str, Any], path: Path | StoreFile) -> str
     """What is wrong with where the tar files and the indexes are; a dataset may come from a stranger."""
     if "tars" not in content and "indexes" not in content:
         return None
-    tars, indexes = content.get("tars"), content.get("indexes")
+    tars = content.get("tars")
+    indexes = content.get("indexes")
     if content["format"] != FORMATS[1]:
         return f"tars needs format {FORMATS[1]}"
     if not isinstance(indexes, str) or not _FOLDER_NAME.fullmatch(indexes):

@@ -97,8 +97,10 @@ class Export:
                 f"{self.folder} is not written, because weights or statistics of the latents are not finite: "
                 f"{self._remedy('lower --learning_rate')}"
             )
-        weights, start = stored_weights(state.eval_model, "fp32"), state.lineage.start
-        digest, marker = checkpoint_digest(checkpoint), read_marker(self.folder.parent)
+        weights = stored_weights(state.eval_model, "fp32")
+        start = state.lineage.start
+        digest = checkpoint_digest(checkpoint)
+        marker = read_marker(self.folder.parent)
         metadata = {CHECKPOINT_KEY: digest, RUN_KEY: marker.id if marker else ""}
         metadata |= {START_KEY: start} if start else {}
         if state.eval_model.bn is None:
@@ -111,7 +113,8 @@ class Export:
             console.warning(f"{self.folder} is not of this run, so it is kept in {self._keep_replaced()}")
         elif state.history.is_below_start and before and before.get(WORSE_KEY) != stage:
             self._report_worse(self._keep_replaced())
-        shape, size = state.eval_model.config, state.stage.image_size
+        shape = state.eval_model.config
+        size = state.stage.image_size
         config = diffusers_config(shape, size, constants.scaling, constants.shift, overflows_fp16)
         config |= latents_config(state.eval_model.bn)
         if state.eval_model.bn is None:
@@ -130,9 +133,11 @@ class Export:
     def _keep_replaced(self) -> Path:
         """Rename the folder that would be replaced; its new name."""
         folder = self.folder
-        kept, number = folder.with_name("vae_before"), 2
+        kept = folder.with_name("vae_before")
+        number = 2
         while os.path.lexists(kept):
-            kept, number = folder.with_name(f"vae_before_{number}"), number + 1
+            kept = folder.with_name(f"vae_before_{number}")
+            number += 1
         try:
             folder.rename(kept)
         except OSError as error:  # Windows: a program has opened one of its files

@@ -164,7 +164,8 @@ class _Run:
         self.alive.beat()
         set_recompute(self.state.autoencoder, settings.recompute)
         print_stage(self.prepared, schedule, plan)
-        shapes, steps = max(1, self.prepared.config.data.buckets), schedule.steps
+        shapes = max(1, self.prepared.config.data.buckets)
+        steps = schedule.steps
         passes = steps.total * -(-steps.local_images // settings.micro_batch)
         if search_plans(self.dist.device, passes // shapes):
             console.info("the first step can take minutes: cuDNN times all its algorithms for a long stage")
@@ -208,11 +209,13 @@ class _Run:
 
         `checkpoint` is the file with these weights.
         """
-        run, state = self.prepared, self.state
+        run = self.prepared
+        state = self.state
         run.samples(retry, logbook, self.alive).save()
         logbook.draw_results()
         self.alive.beat()
-        failure, constants = None, LatentConstants()
+        failure = None
+        constants = LatentConstants()
         if not self.dist.is_main:
             self.alive.watchdog.end()  # it waits while the main process exports
         else:
@@ -242,7 +245,8 @@ class _Run:
 
     def _create_folder(self) -> None:
         """Create and lock the output folder, with the configuration and the split of the images."""
-        run, folder = self.prepared, self.prepared.output_dir
+        run = self.prepared
+        folder = self.prepared.output_dir
         _on_main(self.dist, folder, self._claim_folder)
         if self.dist.is_main:
             split = {"train": run.training_set.record(), "validation": []}
@@ -256,7 +260,8 @@ class _Run:
 
     def _claim_folder(self) -> None:
         """Mark and lock the folder. The first run in it has the id of its marker, later ones an ancestor."""
-        state, lineage = self.state, self.state.lineage
+        state = self.state
+        lineage = self.state.lineage
         marker = claim_folder(self.prepared.output_dir, COMMAND, folder_id=lineage.id)
         if not lineage.is_of(marker.id):  # the first one was killed before it saved anything
             if lineage.ancestors:
@@ -266,7 +271,8 @@ class _Run:
         self.lock.acquire(self.prepared.output_dir)
 
     def _open_logbook(self, wandb: WandbRun | None = None) -> Logbook:
-        step, dist = self.state.position.step, self.dist
+        step = self.state.position.step
+        dist = self.dist
         return Logbook(self.prepared.output_dir, step, dist.is_main, wandb, dist.rank)
 
     def _start_wandb(self) -> WandbRun | None:
@@ -288,7 +294,8 @@ class _Run:
 
     def _report_stopped(self, logbook: Logbook) -> int:
         logbook.draw_results()
-        step, command = self.state.position.step, self.prepared.resume_command
+        step = self.state.position.step
+        command = self.prepared.resume_command
         console.info(f"stopped and saved at step {step}; resume with: {command}")
         return EXIT_SAVED_RESUMABLE
 
@@ -298,7 +305,8 @@ class _Run:
 
     def _report_complete(self, stage: Stage | None) -> int:
         """Report that training is complete; export now if the last command stopped before it exported."""
-        run, position = self.prepared, self.state.position
+        run = self.prepared
+        position = self.state.position
         reason = f"the run is finished ({position.epoch} epochs)"
         if stage is not None:
             limit = run.config.run.max_steps

@@ -162,11 +162,14 @@ def _provenance(
     processes: int,
 ) -> Provenance:
     """Where the run comes from. How it continues the one before it is printed."""
-    content, path = options.content, options.path
-    stage, position = state.stage, state.begun_at
+    content = options.content
+    path = options.path
+    stage = state.stage
+    position = state.begun_at
     continues = None
     if content is not None:
-        parent, step = saved_lineage(content).id, content["position"]["step"]
+        parent = saved_lineage(content).id
+        step = content["position"]["step"]
         continues = {"run": parent, "step": step, "checkpoint": str(path)}
     samples = samples_record(config, training_set, validation_set, stage, processes, continues)
     resume = Resume(NEW)
@@ -191,8 +194,10 @@ def _continue(
 
 def begin_stability(run: PreparedRun) -> Stability:
     """What judges the records of the run, with the last checkpoint that is known to be good."""
-    stability, state = Stability(run.config.optim.max_nonfinite_steps), run.state
-    resumed_from, step = run.provenance.resumed_from, state.begun_at.step
+    stability = Stability(run.config.optim.max_nonfinite_steps)
+    state = run.state
+    resumed_from = run.provenance.resumed_from
+    step = state.begun_at.step
     if resumed_from is not None:
         stability.begin(step, resumed_from)
         _, good = read_last_run(run.output_dir)
@@ -223,7 +228,8 @@ def _teacher(config: Config, student: AutoencoderKL, dist: Distributed) -> nn.Mo
 
 def _keep_length(config: Config, stages: list[Stage], position: Position) -> Config:
     """Without --train_minutes if the current stage has begun: it keeps the number of epochs chosen then."""
-    minutes, stage = config.run.train_minutes, current_stage(stages, position.epoch)
+    minutes = config.run.train_minutes
+    stage = current_stage(stages, position.epoch)
     if minutes is None or (stage is not None and not is_started(stage, position)):
         return config
     if stage is not None:
@@ -237,7 +243,8 @@ def _sample_images(config: Config, stages: list[Stage], dist: Distributed) -> di
     """The images of --sample_images at the size of every stage, on the main process."""
     if config.run.sample_images is None or not dist.is_main:
         return {}
-    sizes, data = {stage.image_size for stage in stages}, config.data
+    sizes = {stage.image_size for stage in stages}
+    data = config.data
     return load_sample_images(
         config.run.sample_images, sizes, background=data.background, max_pixels=data.max_pixels
     )
@@ -247,7 +254,8 @@ def _check_stages(
     config: Config, stages: list[Stage], position: Position, training_set: TrainingSet, dist: Distributed
 ) -> None:
     """Raise UserError if a stage that is not finished cannot make a single step."""
-    count, streams = training_set.num_images, training_set.order.num_streams
+    count = training_set.num_images
+    streams = training_set.order.num_streams
     data_path = public_text(config.data.data_path)
     if not count:
         raise DataError(
@@ -290,7 +298,8 @@ def check_stage(config: Config, stage: Stage) -> None:
 
 def _shortest_side(config: Config, stage: Stage) -> int:
     """The shortest side of the crops of a stage, in px; UserError if validation could not measure it."""
-    size, count = stage.image_size, config.data.buckets
+    size = stage.image_size
+    count = config.data.buckets
     shapes = bucket_shapes(size, downsampling(config.model), count) if count else [(size, size)]
     shortest = min(map(min, shapes)) if shapes else 0
     if shortest < MIN_IMAGE_SIZE:

@@ -126,7 +126,8 @@ class Stepper:
 
     def _decoder_noise(self, batch: Batch, shape: tuple[int, int, int]) -> torch.Tensor | None:
         """The noise of --decoder_noise (B, *shape), in the units of the latents."""
-        (largest,), device = self.schedule.loss.decoder_noise, self.dist.device  # that of the stage
+        (largest,) = self.schedule.loss.decoder_noise  # that of the stage
+        device = self.dist.device
         if largest == 0:
             return None
         keys = batch.epochs, batch.indices
@@ -136,7 +137,8 @@ class Stepper:
 
     def _kept(self, batch: Batch, shape: tuple[int, int, int]) -> torch.Tensor | None:
         """The positions (B, 1, h, w) that --latent_mask does not hide."""
-        (probability,), device = self.schedule.loss.latent_mask, self.dist.device
+        (probability,) = self.schedule.loss.latent_mask
+        device = self.dist.device
         if probability == 0:
             return None
         keys = batch.epochs, batch.indices

@@ -55,7 +55,8 @@ class StagePlan:
 
 def plan_stage(config: Config, stage: Stage, dtype: torch.dtype, dist: Distributed) -> StagePlan:
     """Choose how the steps of a stage run; UserError if not even one image fits."""
-    device, speed = dist.device, config.speed
+    device = dist.device
+    speed = config.speed
     is_gpu = device.type == "cuda"
     reserve = reserve_bytes(config, is_gpu=is_gpu)
     spec = stage_spec(config, stage.image_size, stage.batch_size, dtype, reserve, dist.world_size)
@@ -166,8 +167,10 @@ def _memory_line(predicted_gib: float, peaks: dict[str, float], settings_changed
 
 def record_memory(logbook: Logbook, state: TrainingState, plan: StagePlan, settings: StepSettings) -> None:
     """Record and print the stage's measured memory peaks beside the predicted one."""
-    planned, device = plan.memory, state.running_sq_norms.device
-    predicted, peaks = plan.predicted / GIB, memory_peaks(device)
+    planned = plan.memory
+    device = state.running_sq_norms.device
+    predicted = plan.predicted / GIB
+    peaks = memory_peaks(device)
     record: dict[str, float | str] = {
         "image_size": state.stage.image_size,
         "micro_batch": settings.micro_batch,

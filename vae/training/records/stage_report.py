@@ -169,7 +169,8 @@ def busy_line(device: torch.device, threads: int) -> str | None:
     """
     if device.type != "cpu" or not hasattr(os, "getloadavg"):
         return None
-    load, cores = os.getloadavg()[0], os.cpu_count() or 1
+    load = os.getloadavg()[0]
+    cores = os.cpu_count() or 1
     if load <= cores:
         return None
     fewer = ", or set OMP_NUM_THREADS=1, which suffers least" if threads > 1 else ""
@@ -227,16 +228,19 @@ def cache_line(data: DataConfig) -> str | None:
 
 def cache_warning(data: DataConfig, training_set: TrainingSet, dist: Distributed) -> str | None:
     """A warning if the shards that the streams of this machine read at once do not fit into the cache."""
-    order, sizes = training_set.order, cached_shards(training_set.images, data)
+    order = training_set.order
+    sizes = cached_shards(training_set.images, data)
     if not sizes or not isinstance(order, StreamOrder | MixtureOrder):
         return None
-    mean, total = sum(size.mean() for size in sizes), sum(size.sum() for size in sizes)
+    mean = sum(size.mean() for size in sizes)
+    total = sum(size.sum() for size in sizes)
 
     def needed_gib(streams: int, window: int) -> float:
         here = min(streams, dist.local_world_size * streams_of_process(streams, dist.world_size))
         return float(min(total, shards_at_once(here, window) * mean)) / GIB
 
-    streams, window = order.num_streams, order.shuffle_shards // order.num_streams
+    streams = order.num_streams
+    window = order.shuffle_shards // order.num_streams
     needed = needed_gib(streams, window)
     if needed <= data.cache_gib:
         return None
@@ -258,7 +262,8 @@ def cache_warning(data: DataConfig, training_set: TrainingSet, dist: Distributed
 def steps_line(steps: StageSteps, optim: OptimConfig, peak: float) -> str:
     """Number of steps, epochs and the learning-rate schedule of a stage."""
     warm_up = warmup_steps(optim.warmup_epochs, steps.per_epoch, steps.total)
-    first, last = steps.first_epoch + 1, steps.first_epoch + steps.num_epochs
+    first = steps.first_epoch + 1
+    last = steps.first_epoch + steps.num_epochs
     return (
         f"{steps.total} of {steps.images} images: epochs {first} to {last}, {steps.per_epoch} steps each; "
         f"{warm_up} of warm-up, then {optim.lr_schedule} from {peak:.3g}"
@@ -267,7 +272,8 @@ def steps_line(steps: StageSteps, optim: OptimConfig, peak: float) -> str:
 
 def _last_step(run: PreparedRun, steps: StageSteps) -> int:
     """The optimizer step at which the run ends; `steps` are those of the stage that begins or goes on."""
-    state, limit = run.state, run.config.run.max_steps
+    state = run.state
+    limit = run.config.run.max_steps
     later = (stage for stage in state.stages if stage.first_epoch > steps.first_epoch)
     left = steps.total - steps.done(state.position) + sum(run.steps(stage).total for stage in later)
     last = state.position.step + left

@@ -19,7 +19,8 @@ PROBLEMS_PAGE = "docs/monitoring.md#problems-and-remedies"
 
 def progress_line(state: TrainingState, steps: StageSteps) -> str:
     """Epochs with the tenths of an unfinished one, steps and images. `steps` are those of the last stage."""
-    position, epochs = state.position, counted(state.position.epoch, "epoch")
+    position = state.position
+    epochs = counted(state.position.epoch, "epoch")
     if current_stage(state.stages, position.epoch) is not None:
         tenths = 10 * position.images_in_epoch // (steps.per_epoch * steps.images)
         epochs = f"{position.epoch}.{tenths} of {state.stages[-1].end_epoch} epochs"
@@ -44,7 +45,8 @@ def result_lines(
         bicubic = f"{factor}x bicubic", baselines["bicubic"]["psnr"]
         begun = state.position.step > config.loss.disc_start + config.loss.disc_warmup
         adversarial = config.loss.adversarial_weight > 0 and begun
-        psnr, start = state.last_validation["psnr"], state.history.start_psnr
+        psnr = state.last_validation["psnr"]
+        start = state.history.start_psnr
         lines.append(verdict_line(psnr, bicubic, start, remedy, adversarial))
     if state.most_rejected:
         lines.append(f"skipped {counted(state.most_rejected, 'image')}: {folder / REJECTED_NAME}")
@@ -63,7 +65,8 @@ def result_lines(
 def _metrics_lines(
     config: Config, state: TrainingState, baselines: dict[str, Metrics], factor: int
 ) -> list[str]:
-    best, last = state.history.best, state.last_validation
+    best = state.history.best
+    last = state.last_validation
     measured = {}
     if best.get("image_size") == last.get("image_size", best.get("image_size")) and "psnr" in best:
         name = "start" if state.history.best_is_start else f"epoch {int(best['epoch'])}"

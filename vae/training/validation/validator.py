@@ -72,11 +72,13 @@ class Validator:
 
     def validate(self, when: str, epoch: int, ends_run: bool = False) -> Metrics:
         """Validate the weights, write a record and print a line; warn if training has made them worse."""
-        state, started = self.state, time.perf_counter()
+        state = self.state
+        started = time.perf_counter()
         with self.alive.signals.answering(LAST_VALIDATION if ends_run else VALIDATION):
             meter = ReconstructionMeter(state.eval_model, self.networks, self._all_slices())
             measured, by_label = meter.metrics(self._sums(meter, self._batches), self.dist)
-            speed, of_slices = _speed(measured, started), slice_record(by_label)
+            speed = _speed(measured, started)
+            of_slices = slice_record(by_label)
             if meter.channel_std is not None:
                 curve = NoiseCurveMeter(state.eval_model, self.networks.eval_dtype, meter.channel_std)
                 measured |= curve.metrics(
@@ -98,7 +100,8 @@ class Validator:
 
     def _warn(self, metrics: Metrics) -> None:
         """Warn that the posterior's noise hides the latents, or that PSNR is below the stage's start."""
-        state, loss = self.state, self.schedule.loss
+        state = self.state
+        loss = self.schedule.loss
         ratio = metrics.get("sigma_over_std", 0.0)
         can_change = self.schedule.optim.train_part != "decoder"
         if ratio > MAX_SIGMA_OVER_STD and can_change and not state.noise_reported:
@@ -120,7 +123,8 @@ class Validator:
 
         Their crops stay in main memory from the first time on: decoding would cost more than measuring.
         """
-        state, started = self.state, time.perf_counter()
+        state = self.state
+        started = time.perf_counter()
         meter = ReconstructionMeter(state.eval_model, self.networks, Slices())
         with self.alive.signals.answering(VALIDATION):
             few = partial(self._few_batches, self.options.quick_val_images)
@@ -141,7 +145,8 @@ class Validator:
         return self._slices
 
     def _batches(self) -> Iterator[Batch]:
-        size, check = self.state.stage.image_size, self.alive.check
+        size = self.state.stage.image_size
+        check = self.alive.check
         for batch in self.images.batches(size, self._size(), self.dist, check):
             self.alive.beat()
             yield self._on_device(batch)
@@ -149,7 +154,8 @@ class Validator:
     def _few_batches(self, count: int) -> Iterator[Batch]:
         if count not in self._crops:
             crops = []
-            size, check = self.state.stage.image_size, self.alive.check
+            size = self.state.stage.image_size
+            check = self.alive.check
             for crop in self.images.spread(count).batches(size, 1, self.dist, check):
                 self.alive.beat()
                 crops.append(crop)
@@ -175,7 +181,8 @@ class Validator:
 
         If that fails on one process, all of them raise an error.
         """
-        failure, sums = None, None
+        failure = None
+        sums = None
         while sums is None and failure is None:
             try:
                 with self.retry.beside_graph():
@@ -195,12 +202,14 @@ class Validator:
 
     def _reduce_memory(self) -> UserError | None:
         """Halve the batch after memory ran out; the error if it has one image."""
-        retry, size = self.retry, self._size()
+        retry = self.retry
+        size = self._size()
         retry.settings.out_of_memory += 1
         if retry.release_graph():
             return None
         if size == 1:
-            image_size, command = self.state.stage.image_size, resume_command(self.logbook.folder)
+            image_size = self.state.stage.image_size
+            command = resume_command(self.logbook.folder)
             line = f"out of memory in a validation with one image of {image_size} px"
             return UserError(f"{line}: lower --image_size, and resume with: {command}")
         self._batch_size = size // 2
