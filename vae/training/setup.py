@@ -1,6 +1,7 @@
 """From given options to a run that is ready to train: everything is checked before anything is written."""
 
 import math
+import os
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -149,7 +150,7 @@ def _fit_fp16(run: PreparedRun, content: dict[str, Any] | None) -> None:
         leave_fp16(run)
         return
     decoders: list[nn.Module | None] = []
-    if content is not None or run.provenance.begun_from == TRAINED:
+    if content is not None or run.config.model.init_from:
         decoders.append(None)  # its own
     if run.networks.teacher is not None:
         decoders.append(run.networks.teacher)
@@ -316,6 +317,8 @@ def _existing_vae(
     if missing_part(file.weights) == "encoder":
         raise UserError(f"--init_from {config.model.init_from} has no encoder, which training needs")
     wanted = replace(model, **{name: getattr(config.model, name) for name in of_decoder})
+    if os.path.lexists(config.model.init_from):  # not of the hub; another working directory may resume
+        wanted = replace(wanted, init_from=os.path.abspath(config.model.init_from))
     file.drop_other_decoder(wanted)
     if not file.has_decoder:
         check_new_decoder(wanted)
@@ -327,8 +330,9 @@ def _teacher(config: Config, student: AutoencoderKL, dist: Distributed) -> nn.Mo
     if not config.loss.teacher_weight:
         return None
     assert config.model.init_from is not None  # check_teacher
-    where = f"--teacher_weight {config.loss.teacher_weight:g}: --init_from {config.model.init_from}"
-    file = from_main(partial(read_vae, Path(config.model.init_from)), dist)
+    flag = f"--teacher_weight {config.loss.teacher_weight:g} (0: without a teacher): --init_from"
+    where = f"{flag} {config.model.init_from}"
+    file = from_main(partial(read_vae, Path(config.model.init_from), flag=flag), dist)
     if not file.has_decoder or any(file.shape[name] for name in DECODER_SHAPE):
         raise UserError(f"{where} has no decoder of the encoder's shape: give the VAE that it came from")
     model = mirrored(config.model)
