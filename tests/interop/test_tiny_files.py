@@ -173,18 +173,17 @@ def test_the_teacher_of_a_relative_path_is_found_from_another_folder(image_folde
 @pytest.mark.slow
 @pytest.mark.usefixtures("computes_fp16")
 @pytest.mark.parametrize(
-    ("part", "teacher_weight", "fp16"),
-    [("decoder", 1.0, False), ("decoder", 0.0, True), ("encoder", 0.0, False)],
+    ("part", "teacher_weight", "scale"),
+    [("decoder", 1.0, 1 / 8), ("decoder", 0.0, 1), ("encoder", 0.0, 1 / 8)],
 )
-def test_what_overflows_fp16_is_not_run_in_it(part, teacher_weight, fp16, image_folder, tmp_path, capsys):
+def test_what_overflows_fp16_is_scaled(part, teacher_weight, scale, image_folder, tmp_path):
     """An activation of 60,000, in the teacher or in the frozen encoder: fp16 ends at 65,504."""
     teacher = diffusers_model("sd", (32, 32), 1)
     getattr(teacher, part).mid_block.resnets[1].conv1.bias[3] += 6e4
     given = {"teacher_weight": teacher_weight, "mixed_precision": True, "max_steps": 2}
     train_tiny(teacher, image_folder, tmp_path, **given)
-    assert last_checkpoint(tmp_path / "run")["fp16"] == fp16
-    printed = capsys.readouterr().out
-    assert ("activations overflow fp16: --mixed_precision computes in bf16\n" in printed) == (not fp16)
+    content = last_checkpoint(tmp_path / "run")
+    assert (content["fp16"], content["activation_scale"]) == (True, scale)
     assert all(math.isfinite(record["loss"]) for record in records(tmp_path / "run", "train"))
 
 
