@@ -32,6 +32,7 @@ from vae.losses.adversarial import update_running
 from vae.losses.latent_mask import kept_positions
 from vae.losses.latent_statistics import needs_statistics, statistics_of
 from vae.losses.terms import build_terms
+from vae.model.activation_scale import scale_activations
 from vae.model.autoencoder import AutoencoderKL
 from vae.model.initialization import initialize
 from vae.ops import fused_conv
@@ -188,6 +189,7 @@ def main() -> None:
     parser.add_argument("--optimizer", choices=("adamw", "muon"), default="adamw")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--precision", choices=PRECISIONS, default="fp32")
+    parser.add_argument("--activation_scale", type=float, default=1.0)
     parser.add_argument("--test", type=Path, nargs="+", default=[], help="folders of other photographs")
     parser.add_argument("--start", type=Path, help="weights of --save instead of the warm start")
     parser.add_argument("--save", type=Path, help="file for the weights of the last run")
@@ -204,6 +206,7 @@ def main() -> None:
     if given.start:
         model.load_state_dict(torch.load(given.start, weights_only=True))
     model = model.to(memory_format=torch.channels_last)
+    scale_activations(model, given.activation_scale)
     tests = {folder.name: test_crops(folder, given.size) for folder in given.test}
     with CardArithmetic():
         start = measure_all(model, crops, tests, dtype)

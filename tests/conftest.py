@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import setuptools  # noqa: F401  # Inductor's; on Python 3.11 its import fails after a search for pip
 import torch
 import torchvision  # noqa: F401  # before the hook, which would compile it again
 from jaxtyping import install_import_hook

@@ -8,7 +8,7 @@ from diffusers import AsymmetricAutoencoderKL, AutoencoderKL, AutoencoderKLFlux2
 from PIL import Image
 from safetensors.torch import load_file, save_file
 
-from tests.harness.runs import run_here
+from tests.harness.runs import TINY, run_here
 from tests.harness.small_vae import write_vae
 from tests.harness.vae_families import image, randomize_norms
 from vae.config.export_flags import ExportConfig
@@ -20,6 +20,7 @@ from vae.interop.vae_path import WEIGHTS_NAME
 from vae.model.autoencoder import AutoencoderKL as Ours
 from vae.model.initialization import initialize
 from vae.system.errors import UserError
+from vae.training.run import train
 
 LEVELS = {"down_block_types": ["DownEncoderBlock2D"] * 3, "up_block_types": ["UpDecoderBlock2D"] * 3}
 
@@ -56,6 +57,27 @@ def test_other_shapes_are_read_and_written(build, tmp_path):
     assert not any(loading.values())
     assert torch.equal(after.eval()(image()).sample, expected)
     assert ours.config.mid_attention == (build is not without_attention)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("build", [small_flux2, asymmetric])
+def test_diffusers_computes_the_images_of_a_trained_decoder(build, image_folder, tmp_path):
+    torch.manual_seed(0)
+    theirs = randomize_norms(build())
+    theirs.save_pretrained(tmp_path / "theirs")
+    shape = ("channels", "norm_groups", "layers_per_block", "z_channels")  # of the file
+    given = {name: value for name, value in TINY.items() if name not in shape}
+    given |= {"train_part": "decoder", "learning_rate": 1e-3, "num_epochs": 1, "max_steps": 4}
+    given |= {"data_path": str(image_folder), "init_from": str(tmp_path / "theirs")}
+    assert train({**given, "output_dir": str(tmp_path / "run")}) == 0
+    export(ExportConfig(vae=(str(tmp_path / "run" / "vae"),), output=str(tmp_path / "out")))
+    after, loading = type(theirs).from_pretrained(tmp_path / "out", output_loading_info=True)
+    assert not any(loading.values())
+    expected = after.eval()(image()).sample
+    recon = load_vae(tmp_path / "run" / "vae").autoencoder(image())[0]
+    assert (recon - expected).abs().max() < 1e-5 * expected.abs().max()
+    assert (theirs(image()).sample - expected).abs().max() > 1e-3  # the decoder was trained
+    assert torch.equal(theirs.encode(image()).latent_dist.mode(), after.encode(image()).latent_dist.mode())
 
 
 def test_a_shape_without_a_class_of_diffusers_is_kept(tmp_path):

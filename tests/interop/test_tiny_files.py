@@ -1,14 +1,16 @@
 """Tiny decoders: trained on the latents of a VAE, and written for diffusers and ComfyUI."""
 
 import json
+import math
 
 import pytest
 import torch
+import torch.nn.functional as F
 from diffusers import AutoencoderTiny
 from safetensors.torch import load_file
 
 from tests.harness.runs import TINY
-from tests.harness.training_runs import records
+from tests.harness.training_runs import last_checkpoint, records
 from tests.harness.vae_families import diffusers_model, image
 from tests.harness.wan_models import wan_model
 from vae.config.export_flags import ExportConfig
@@ -34,9 +36,12 @@ def train_tiny(teacher, image_folder, folder, **options) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("family", ["sd", "sd3", "wan"])
+@pytest.mark.parametrize("family", ["sd", "sd3", "wan", "flux2"])
 def test_diffusers_decodes_the_exported_folder_to_our_images(family, image_folder, tmp_path, capsys):
     teacher = wan_model() if family == "wan" else diffusers_model(family, (32, 32, 64, 64), 1)
+    if family == "flux2":  # statistics that do not depend on the position in a patch
+        for values in (teacher.bn.running_mean, teacher.bn.running_var):
+            values.copy_(values.view(-1, 4)[:, :1].expand(-1, 4).flatten())
     train_tiny(teacher, image_folder, tmp_path)
     before, loaded = load_vae(tmp_path / "teacher"), load_vae(tmp_path / "run" / "vae")
     ours, latents = loaded.autoencoder, before.autoencoder.encode(image()).mode()
@@ -49,8 +54,9 @@ def test_diffusers_decodes_the_exported_folder_to_our_images(family, image_folde
     normalized = (latents - ours.decoder.latents_mean[:, None, None]) / ours.decoder.latents_std[
         :, None, None
     ]
-    if family == "wan":
-        torch.testing.assert_close(normalized, before.autoencoder.bn.normalize(latents))
+    norm = before.autoencoder.bn
+    if norm is not None:
+        torch.testing.assert_close(normalized, F.pixel_shuffle(norm.normalize(latents), norm.patch))
     else:
         expected = (latents - (before.shift_factor or 0)) * before.scaling_factor
         torch.testing.assert_close(normalized, expected)
@@ -60,8 +66,11 @@ def test_diffusers_decodes_the_exported_folder_to_our_images(family, image_folde
         "sd": "(z - 0) * 0.18215",
         "sd3": "(z - 0.0609) * 1.5305",
         "wan": "(z - latents_mean) / latents_std",
+        "flux2": "(z - latents_mean) / latents_std",
     }
-    assert f"as diffusion models have them: {said[family]}" in capsys.readouterr().out
+    printed = capsys.readouterr()
+    assert f"as diffusion models have them: {said[family]}" in printed.out
+    assert ("taef2" in printed.out + printed.err) == (family == "flux2")
 
     single = load_file(tmp_path / "one.safetensors")  # taesd's first layer has no weights
     folder = load_file(tmp_path / "folder" / WEIGHTS_NAME)
@@ -145,6 +154,37 @@ def test_teachers_loss_falls_and_is_recorded_also_after_a_resume(image_folder, t
     with pytest.raises(UserError, match=r"teacher has another encoder now: restore .* --teacher_weight 0$"):
         train({**resume, "max_steps": 14})
     assert train({**resume, "max_steps": 14, "teacher_weight": 0.0}) == 0
+
+
+@pytest.mark.slow
+def test_the_teacher_of_a_relative_path_is_found_from_another_folder(image_folder, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    given = {"init_from": "teacher", "teacher_weight": 1.0, "max_steps": 1}
+    train_tiny(diffusers_model("sd", (32, 32), 1), image_folder, tmp_path, **given)
+    monkeypatch.chdir(image_folder)
+    resume = {"output_dir": str(tmp_path / "run"), "resume_from": "latest"}
+    assert train({**resume, "max_steps": 2}) == 0
+    (tmp_path / "teacher").rename(tmp_path / "moved")
+    line = r"^--teacher_weight 1 \(0: without a teacher\): --init_from .*teacher: there is no such file"
+    with pytest.raises(UserError, match=line):
+        train({**resume, "max_steps": 3})
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("computes_fp16")
+@pytest.mark.parametrize(
+    ("part", "teacher_weight", "scale"),
+    [("decoder", 1.0, 1 / 8), ("decoder", 0.0, 1), ("encoder", 0.0, 1 / 8)],
+)
+def test_what_overflows_fp16_is_scaled(part, teacher_weight, scale, image_folder, tmp_path):
+    """An activation of 60,000, in the teacher or in the frozen encoder: fp16 ends at 65,504."""
+    teacher = diffusers_model("sd", (32, 32), 1)
+    getattr(teacher, part).mid_block.resnets[1].conv1.bias[3] += 6e4
+    given = {"teacher_weight": teacher_weight, "mixed_precision": True, "max_steps": 2}
+    train_tiny(teacher, image_folder, tmp_path, **given)
+    content = last_checkpoint(tmp_path / "run")
+    assert (content["fp16"], content["activation_scale"]) == (True, scale)
+    assert all(math.isfinite(record["loss"]) for record in records(tmp_path / "run", "train"))
 
 
 def test_without_a_teacher_its_loss_is_refused(image_folder, tmp_path):

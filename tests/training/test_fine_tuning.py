@@ -297,16 +297,37 @@ def test_a_new_decoder_begins_as_a_codec_of_the_trained_latents(options, image_f
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("computes_fp16")
-def test_vae_that_overflows_fp16_is_trained_without_it(options, tmp_path, capsys):
+def test_vae_that_overflows_fp16_is_trained_in_it_with_scaled_activations(options, tmp_path, capsys):
     """An activation of 60,000, as in SDXL's VAE: fp16 ends at 65,504."""
     theirs, folder = diffusers_model("sd", *SMALL), tmp_path / "run"
     theirs.decoder.mid_block.resnets[1].conv1.bias[3] += 6e4
+    theirs.save_pretrained(tmp_path / "theirs")
+    given = {**options, "init_from": str(tmp_path / "theirs"), "num_epochs": 2}
+    assert train({**given, "mixed_precision": True, "max_steps": 2}) == 0
+    saved, printed = last_checkpoint(folder), capsys.readouterr().out
+    assert (saved["fp16"], saved["overflows_fp16"], saved["activation_scale"]) == (True, False, 1 / 8)
+    assert "decoder.mid_block.resnets.1.conv1" in printed
+    assert "--mixed_precision computes with activations times 0.125\n" in printed
+    assert train({"output_dir": str(folder), "resume_from": "latest", "max_steps": 4}) == 0
+    assert last_checkpoint(folder)["activation_scale"] == 1 / 8
+    assert exported_config(folder)["force_upcast"] is True  # for programs without a scale
+    assert train({**given, "output_dir": str(tmp_path / "fp32"), "max_steps": 4}) == 0
+    last = [records(run, "validation")[-1]["psnr"] for run in (folder, tmp_path / "fp32")]
+    assert last[0] == pytest.approx(last[1], abs=0.02)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("computes_fp16")
+def test_vae_that_overflows_fp16_between_norm_and_norm_is_trained_without_it(options, tmp_path, capsys):
+    """Keys have no norm behind them, which would remove a scale."""
+    theirs, folder = diffusers_model("sd", *SMALL), tmp_path / "run"
+    theirs.decoder.mid_block.attentions[0].to_k.bias[3] += 6e4
     theirs.save_pretrained(tmp_path / "theirs")
     given = {**options, "mixed_precision": True, "init_from": str(tmp_path / "theirs")}
     assert train({**given, "num_epochs": 2, "max_steps": 2}) == 0
     saved, printed = last_checkpoint(folder), capsys.readouterr().out
     assert (saved["fp16"], saved["overflows_fp16"]) == (False, True)
-    assert "decoder.mid_block.resnets.1.conv1" in printed
+    assert "decoder.mid_block.attentions.0.to_k" in printed
     assert "activations overflow fp16: --mixed_precision computes in bf16\n" in printed
     assert train({"output_dir": str(folder), "resume_from": "latest", "max_steps": 4}) == 0
     printed = capsys.readouterr().out

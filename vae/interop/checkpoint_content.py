@@ -136,6 +136,7 @@ class CheckpointContent:
     running_sq_norms: torch.Tensor
     running_moments: torch.Tensor
     overflows_fp16: bool
+    activation_scale: float
     latent_scaling: tuple[float, float] | None
     latent_channels: dict[str, list[float]] | None  # latents_mean and latents_std
     run: Lineage

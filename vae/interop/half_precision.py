@@ -5,10 +5,10 @@ from dataclasses import dataclass
 
 import torch
 
+from vae.model.activation_scale import FP16_MAX
 from vae.model.autoencoder import AutoencoderKL
 from vae.model.layers import ResnetBlock
 
-FP16_MAX = 65504.0
 SAFE_FRACTION = 0.5  # of FP16_MAX: other images, and sums before the next rounding, need the rest
 
 
@@ -24,15 +24,20 @@ class LargestActivation:
         """Whether fp16 may overflow on other images."""
         return self.value >= SAFE_FRACTION * FP16_MAX
 
+    @property
+    def text(self) -> str:
+        """The value and the module."""
+        share = f"{self.value / FP16_MAX:.2%} of fp16's maximum 65,504"
+        return f"the largest activation is {self.value:,.0f} ({share}) in {self.module}"
+
     def summary(self) -> str:
         """One line with the value, the module and the advice."""
-        value = f"{self.value:,.0f} ({self.value / FP16_MAX:.2%} of fp16's maximum 65,504) in {self.module}"
         advice = (
             "run this VAE in bf16 or fp32, because fp16 may overflow"
             if self.may_overflow_fp16
             else "fp16 is safe"
         )
-        return f"the largest activation is {value}: {advice}"
+        return f"{self.text}: {advice}"
 
 
 def _call_layers(block: ResnetBlock, inputs: tuple[torch.Tensor], _output: object) -> None:

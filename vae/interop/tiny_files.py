@@ -25,6 +25,7 @@ from vae.system.errors import UserError
 from vae.system.files import write_json
 
 TAESD = "https://github.com/madebyollin/taesd"  # whose parameter names single files have
+TAEF2_CHANNELS = 32  # taef2, for FLUX.2's latents, has group norms in its first blocks
 
 
 @torch.no_grad()
@@ -39,7 +40,8 @@ def normalize_latents(model: AutoencoderKL, file: VaeFile, where: str) -> None:
         patches = model.config.z_channels, -1  # FLUX.2: those of all positions of a patch together
         mean, variance = (value.view(patches) for value in (model.bn.running_mean, model.bn.running_var))
         decoder.latents_mean.copy_(mean.mean(1))
-        decoder.latents_std.copy_((variance.mean(1) + mean.var(1, correction=0)).sqrt())
+        variance = variance.mean(1) + mean.var(1, correction=0) + model.bn.eps
+        decoder.latents_std.copy_(variance.sqrt())
     elif file.scaling_factor is not None:
         decoder.latents_mean.fill_(file.shift_factor or 0.0)
         decoder.latents_std.fill_(1 / file.scaling_factor)
@@ -67,6 +69,11 @@ def write_tiny(
     if is_single:  # the first layer of taesd limits the latents
         weights = {f"{int(n.split('.')[1]) + 1}.{n.split('.', 2)[2]}": v for n, v in weights.items()}
         write_safetensors(output, weights, metadata)
+        if len(mean) == TAEF2_CHANNELS:
+            console.warning(
+                "programs take a tiny decoder with 32 latent channels for taef2, which has other layers, so "
+                "they cannot read this file: write a folder for diffusers"
+            )
     else:
         weights = {f"decoder.{name}": value for name, value in weights.items()}
         weights |= {n: value.to(DTYPES[dtype]) for n, value in _empty_encoder(content, decoder).items()}

@@ -12,6 +12,7 @@ from vae.losses.terms import LossTerms, build_terms
 from vae.memory.available import CUDA_RESERVE
 from vae.memory.live_bytes import LiveBytes
 from vae.memory.segments import CUBLAS_WORKSPACE, reserved_bytes
+from vae.model.activation_scale import scale_activations
 from vae.model.autoencoder import AutoencoderKL, downsampling, mirrored
 from vae.model.discriminator import Discriminator
 from vae.model.recompute import set_recompute
@@ -43,6 +44,7 @@ class StepSpec:
     train_part: str = "all"  # "decoder": the encoder has no stored activations, gradients or moments
     optimizer: str = "adamw"  # "muon": one moment of the hidden weights, and scratch memory of the update
     recompute: str = "none"  # recompute level, see vae.model.recompute
+    activation_scale: float = 1.0  # another one: the step keeps scaled copies of weights
     reserve: int | None = 0  # bytes in addition to all tensors, or None on a card: reserve_bytes
 
 
@@ -182,6 +184,8 @@ def meta_networks(spec: StepSpec) -> Networks:
             discriminator = Discriminator(spec.loss.disc_channels, spec.loss.disc_layers)
         if spec.loss.teacher_weight:
             teacher = AutoencoderKL(mirrored(spec.model)).frozen_decoder()
+    for network in filter(None, (autoencoder, teacher)):
+        scale_activations(network, spec.activation_scale)
     terms = build_terms(spec.loss, spec.dtype, META)
     return Networks(autoencoder, discriminator, terms, spec.dtype, spec.channels_last, teacher)
 

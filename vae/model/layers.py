@@ -42,7 +42,14 @@ class ModuleList(nn.ModuleList, Generic[AnyModule]):
         def __getitem__(self, index: int | slice) -> "AnyModule | ModuleList[AnyModule]": ...
 
 
-class Conv2d(nn.Conv2d):
+class Scaled:
+    """A layer whose parameters are multiplied by numbers when it computes: vae.model.activation_scale."""
+
+    weight_scale = 1.0
+    bias_scale = 1.0
+
+
+class Conv2d(Scaled, nn.Conv2d):
     """Convolution in the dtype of its input; if it keeps height and width, no cast weights are saved."""
 
     @property
@@ -57,12 +64,14 @@ class Conv2d(nn.Conv2d):
         return square and self.padding == (size // 2, size // 2)
 
     def forward(self, h: torch.Tensor) -> torch.Tensor:
-        if self.keeps_size and self.bias is not None and not self.reflects:
-            return same_conv(h, self.weight, self.bias)
-        bias = None if self.bias is None else self.bias.to(h.dtype)
+        if self.bias is None:
+            return F.conv2d(h, self.weight.to(h.dtype), None, self.stride, self.padding)
+        weight, bias = weight_and_bias(self)
         if self.reflects:
-            return F.conv2d(reflected(h), self.weight.to(h.dtype), bias)
-        return F.conv2d(h, self.weight.to(h.dtype), bias, self.stride, self.padding)
+            return F.conv2d(reflected(h), weight.to(h.dtype), bias.to(h.dtype))
+        if self.keeps_size:
+            return same_conv(h, weight, bias)
+        return F.conv2d(h, weight.to(h.dtype), bias.to(h.dtype), self.stride, self.padding)
 
 
 def reflected(h: torch.Tensor) -> torch.Tensor:
@@ -81,11 +90,12 @@ def reflect_padding(network: nn.Module) -> None:
             module.padding_mode = "reflect"
 
 
-class Linear(nn.Linear):
+class Linear(Scaled, nn.Linear):
     """Matrix product in the dtype of its input."""
 
     def forward(self, h: torch.Tensor) -> torch.Tensor:
-        return F.linear(h, self.weight.to(h.dtype), self.bias.to(h.dtype))
+        weight, bias = weight_and_bias(self)
+        return F.linear(h, weight.to(h.dtype), bias.to(h.dtype))
 
 
 class GroupNorm(nn.GroupNorm):
@@ -115,10 +125,14 @@ def build_norm_silu(groups: int, channels: int) -> NormSiLU | RMSNormSiLU:
     return NormSiLU(groups, channels) if groups else RMSNormSiLU(channels)
 
 
-def weight_and_bias(layer: nn.Conv2d | nn.Linear | nn.GroupNorm) -> tuple[torch.Tensor, torch.Tensor]:
-    """The parameters of a layer that has a bias."""
-    assert layer.bias is not None
-    return layer.weight, layer.bias
+def weight_and_bias(layer: Conv2d | Linear) -> tuple[torch.Tensor, torch.Tensor]:
+    """The parameters with which a layer computes."""
+    weight: torch.Tensor = layer.weight
+    bias = layer.bias
+    assert bias is not None
+    if layer.weight_scale != 1.0:
+        weight = weight * layer.weight_scale
+    return weight, bias if layer.bias_scale == 1.0 else bias * layer.bias_scale
 
 
 def readout(norm: NormSiLU | RMSNormSiLU, conv: Conv2d, h: torch.Tensor) -> torch.Tensor:
@@ -157,9 +171,10 @@ class ResnetBlock(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         if self.conv1.reflects:
             return maybe_checkpoint(self._unfused, x, self.recompute != "none")
-        layers: list[Any] = [self.norm1, self.conv1, self.norm2, self.conv2]
-        layers += [] if self.conv_shortcut is None else [self.conv_shortcut]
-        parameters = [parameter for layer in layers for parameter in (layer.weight, layer.bias)]
+        parameters: list[Any] = [self.norm1.weight, self.norm1.bias, *weight_and_bias(self.conv1)]
+        parameters += [self.norm2.weight, self.norm2.bias, *weight_and_bias(self.conv2)]
+        if self.conv_shortcut is not None:
+            parameters += weight_and_bias(self.conv_shortcut)
         return residual_block(x, parameters, self.norm1.num_groups, self.norm1.eps, self.recompute)
 
     def _unfused(self, x: torch.Tensor) -> torch.Tensor:

@@ -8,6 +8,7 @@ import torch
 
 from vae.config.options import Config
 from vae.data.loading import TrainLoader
+from vae.model.activation_scale import scale_activations
 from vae.step import Networks
 from vae.training.checkpoints.saver import Saver
 from vae.training.command import Command
@@ -75,7 +76,13 @@ class PreparedRun:
     def plan(self, stage: Stage) -> StagePlan:
         """How the steps of `stage` run; UserError if not even one image fits."""
         config = config_of(stage, self.state.stages, self.config)
-        return plan_stage(config, stage, self.networks.dtype, self.dist)
+        return plan_stage(config, stage, self.networks.dtype, self.dist, self.state.activation_scale)
+
+    def scale_activations(self, scale: float) -> None:
+        """Let all networks of the step compute with this scale (vae/model/activation_scale.py)."""
+        self.state.activation_scale = scale
+        for network in filter(None, (self.state.autoencoder, self.state.ema, self.networks.teacher)):
+            scale_activations(network, scale)
 
     def crops(self, schedule: StageSchedule, count: int) -> Iterator[torch.Tensor]:
         """About `count` training crops uint8 (1, 3, H, W) on the device, a sample over all folders."""

@@ -1,5 +1,6 @@
 """The options and stages of a command, from flags, JSON, checkpoint, --init_from, profile and machine."""
 
+import os
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -158,6 +159,8 @@ def _existing_vae(
     if missing_part(file.weights) == "encoder":
         raise UserError(f"--init_from {config.model.init_from} has no encoder, which training needs")
     wanted = replace(model, **{name: getattr(config.model, name) for name in of_decoder})
+    if os.path.lexists(config.model.init_from):  # not of the hub; another working directory may resume
+        wanted = replace(wanted, init_from=os.path.abspath(config.model.init_from))
     file.drop_other_decoder(wanted)
     if not file.has_decoder:
         check_new_decoder(wanted)

@@ -12,6 +12,7 @@ from vae.config.options import CONTRACT, flatten
 from vae.device import is_out_of_memory
 from vae.interop.latent_statistics import LatentConstants
 from vae.memory.available import limit_memory
+from vae.model.activation_scale import scale_activations
 from vae.model.recompute import set_recompute
 from vae.system import console
 from vae.system.errors import EXIT_SAVED_RESUMABLE, NonFiniteError, UserError
@@ -221,6 +222,7 @@ class _Run:
         else:
             crops = partial(self._crops, schedule)
             constants = latent_constants(state.eval_model, run.networks, crops(), state.latent_constants)
+            scale_activations(state.eval_model, 1.0)  # in other programs it has none
             overflows = activations_of(state.eval_model, crops()).may_overflow_fp16
             try:
                 Export(run.config, state, schedule.remedy).write(constants, checkpoint, overflows)

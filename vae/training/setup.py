@@ -1,5 +1,6 @@
 """From given options to a run that is ready to train: everything is checked before anything is written."""
 
+import math
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -20,9 +21,11 @@ from vae.data.probing import probe
 from vae.data.workers import resolve_num_workers
 from vae.interop.averaging import hash_of_weights
 from vae.interop.fitting import check_fit, load_weights
+from vae.interop.half_precision import LargestActivation
 from vae.interop.vae_files import read_vae
 from vae.losses.terms import LossTerms, build_terms
 from vae.memory.plan import stage_spec
+from vae.model.activation_scale import scale_for
 from vae.model.autoencoder import AutoencoderKL, downsampling, mirrored
 from vae.ops.kernel_check import DTYPE_NAMES, Shape, choose_kernels
 from vae.sampling.buckets import bucket_shapes
@@ -61,7 +64,6 @@ from vae.training.provenance import (
 )
 from vae.training.recovery.stability import Stability
 from vae.training.resolved_options import ResolvedOptions, machine_of, resolve_options, run_stages
-from vae.training.schedule import TRAINED
 from vae.training.stages import Position, Stage, config_of, current_stage, is_started
 from vae.training.state import TrainingState, begin_state, restore
 from vae.training.validation.measure import ValidationSet
@@ -111,32 +113,44 @@ def prepare_run(command: Command, dist: Distributed) -> PreparedRun:
         compiled=compiled,
         provenance=_provenance(options, config, state, training_set, validation_set, dist.world_size),
     )
-    if state.fp16 and _overflows_fp16(run, content):
-        leave_fp16(run)
+    if state.fp16:
+        _fit_fp16(run, content)
     return run
 
 
-def _overflows_fp16(run: PreparedRun, content: dict[str, Any] | None) -> bool:
-    """Whether activations are too large for fp16, of a network that others have trained or of the teacher."""
+def _fit_fp16(run: PreparedRun, content: dict[str, Any] | None) -> None:
+    """Scale activations of others' networks that are too large for fp16, or leave fp16."""
+    state = run.state
     if content is not None and content["fp16"]:
-        return False
+        run.scale_activations(content["activation_scale"])
+        return
+    if state.overflows_fp16:
+        leave_fp16(run)
+        return
     decoders: list[nn.Module | None] = []
-    if content is not None or run.provenance.begun_from == TRAINED:
+    if content is not None or run.config.model.init_from:
         decoders.append(None)  # its own
     if run.networks.teacher is not None:
         decoders.append(run.networks.teacher)
-    if run.state.overflows_fp16 or not decoders:
-        return run.state.overflows_fp16
-    schedule = run.schedule(run.state.stage)
-    measured = [
-        activations_of(run.state.eval_model, run.crops(schedule, MEASURED_CROPS), decoder)
-        for decoder in decoders
-    ]
-    largest = max(measured, key=lambda activation: activation.value)
-    overflows = run.dist.all_reduce_scalars(largest.may_overflow_fp16)[0] > 0
-    if overflows:
-        console.info(largest.summary())
-    return overflows
+    largest = _largest_activation(run, decoders)
+    if not largest.may_overflow_fp16:
+        return
+    console.info(largest.text)
+    if math.isfinite(largest.value):
+        run.scale_activations(scale_for(largest.value))
+    if _largest_activation(run, decoders).may_overflow_fp16:
+        leave_fp16(run)
+    else:
+        console.info(f"--mixed_precision computes with activations times {state.activation_scale:g}")
+
+
+def _largest_activation(run: PreparedRun, decoders: list[nn.Module | None]) -> LargestActivation:
+    """The largest activation of the encoder and each of these decoders; the same in all processes."""
+    model, schedule = run.state.eval_model, run.schedule(run.state.stage)
+    measured = [activations_of(model, run.crops(schedule, MEASURED_CROPS), decoder) for decoder in decoders]
+    largest = max(measured, key=lambda activation: activation.value, default=LargestActivation())
+    (total,) = run.dist.all_reduce_scalars(largest.value)
+    return replace(largest, value=total / run.dist.world_size)
 
 
 def leave_fp16(run: PreparedRun) -> None:
@@ -148,6 +162,7 @@ def leave_fp16(run: PreparedRun) -> None:
     shapes = partial(_kernel_shapes, config, state.stages, state.position, dtype)
     choose_kernels(config.speed.kernels, dist.device, [dtype], dist.all_gather_set, shapes)
     state.leave_fp16()
+    run.scale_activations(1.0)
     run.networks.dtype = dtype
     run.networks.terms = _terms(config, dist, dtype)
     console.info(f"activations overflow fp16: --mixed_precision computes in {DTYPE_NAMES[dtype]}")
@@ -211,8 +226,9 @@ def _teacher(config: Config, student: AutoencoderKL, dist: Distributed) -> nn.Mo
     if not config.loss.teacher_weight:
         return None
     assert config.model.init_from is not None  # check_teacher
-    where = f"--teacher_weight {config.loss.teacher_weight:g}: --init_from {config.model.init_from}"
-    file = from_main(partial(read_vae, Path(config.model.init_from)), dist)
+    flag = f"--teacher_weight {config.loss.teacher_weight:g} (0: without a teacher): --init_from"
+    where = f"{flag} {config.model.init_from}"
+    file = from_main(partial(read_vae, Path(config.model.init_from), flag=flag), dist)
     if not file.has_decoder or any(file.shape[name] for name in DECODER_SHAPE):
         raise UserError(f"{where} has no decoder of the encoder's shape: give the VAE that it came from")
     model = mirrored(config.model)

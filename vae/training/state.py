@@ -37,6 +37,7 @@ class TrainingState:
     stage: Stage  # the one that trains; after its last step, until the next one begins
     fp16: bool  # whether gradients are multiplied by a loss scale
     overflows_fp16: bool = False  # activations do: the run computes in another precision
+    activation_scale: float = 1.0  # with which they do not: vae/model/activation_scale.py
     position: Position = field(default_factory=Position)
     history: History = field(default_factory=History)
     latent_constants: LatentConstants | None = None  # of a frozen encoder, from its file
@@ -170,6 +171,7 @@ def snapshot(state: TrainingState) -> dict[str, Any]:
         "update": asdict(state.update),
         "fp16": state.fp16,
         "overflows_fp16": state.overflows_fp16,
+        "activation_scale": state.activation_scale,
         "latent_scaling": list(constants[:2]) if constants else None,
         "latent_channels": channel_config(constants, were_in_config=True) if constants else None,
         "running_sq_norms": state.running_sq_norms,

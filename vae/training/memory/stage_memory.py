@@ -2,7 +2,7 @@
 
 import sys
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -53,13 +53,16 @@ class StagePlan:
         )
 
 
-def plan_stage(config: Config, stage: Stage, dtype: torch.dtype, dist: Distributed) -> StagePlan:
+def plan_stage(
+    config: Config, stage: Stage, dtype: torch.dtype, dist: Distributed, activation_scale: float = 1.0
+) -> StagePlan:
     """Choose how the steps of a stage run; UserError if not even one image fits."""
     device = dist.device
     speed = config.speed
     is_gpu = device.type == "cuda"
     reserve = reserve_bytes(config, is_gpu=is_gpu)
     spec = stage_spec(config, stage.image_size, stage.batch_size, dtype, reserve, dist.world_size)
+    spec = replace(spec, activation_scale=activation_scale)
     available = int(available_bytes(device) * speed.vram_margin)
     memory = choose_step(spec, available, speed.micro_batch_size, speed.recompute)
     graph = uses_cuda_graph(config.speed, stage.image_size, dist, config.data.buckets)

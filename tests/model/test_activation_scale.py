@@ -1,0 +1,62 @@
+"""Scaled activations change no image, no latent and no gradient."""
+
+import pytest
+import torch
+
+from vae.config.options import ModelConfig
+from vae.interop.half_precision import largest_activation
+from vae.model.activation_scale import TARGET, scale_activations, scale_for
+from vae.model.autoencoder import AutoencoderKL
+from vae.model.recompute import set_recompute
+
+SCALE = 1 / 64
+
+
+def model_of(**shape: object) -> AutoencoderKL:
+    torch.manual_seed(0)
+    return AutoencoderKL(ModelConfig(channels=(8, 16), layers_per_block=1, norm_groups=4, **shape))
+
+
+def computed(model: AutoencoderKL, dtype: torch.dtype) -> list[torch.Tensor]:
+    """Image, mean and log-variance, then the gradient of each parameter."""
+    generator = torch.Generator().manual_seed(1)
+    images = torch.rand(2, 3, 16, 16, generator=generator).mul(2).sub(1).to(dtype)
+    noise = torch.randn(2, model.config.z_channels, 8, 8, generator=generator).to(dtype)
+    model.zero_grad()
+    outputs = model(images, noise)
+    sum(output.float().square().mean() for output in outputs).backward()
+    return [*outputs, *(parameter.grad for parameter in model.parameters())]
+
+
+@pytest.mark.parametrize("recompute", ["none", "block"])
+@pytest.mark.parametrize(
+    "shape",
+    [{}, {"padding": "reflect"}, {"family": "wan"}, {"mid_attention": False}, {"decoder": "tiny"}],
+    ids=str,
+)
+def test_scaled_activations_change_nothing_else(shape, recompute):
+    model = model_of(**shape)
+    set_recompute(model, {"none": "none", "block": "blocks"}[recompute])
+    expected = computed(model, torch.float32)
+    scale_activations(model, SCALE)
+    for found, wanted in zip(computed(model, torch.float32), expected, strict=True):
+        assert torch.equal(found, wanted)
+    scale_activations(model, 1.0)
+    assert torch.equal(computed(model, torch.float32)[0], expected[0])
+
+
+def test_activations_beyond_fp16_are_computed_in_it():
+    """In fp16 the network without a scale gives no finite image."""
+    model = model_of()
+    with torch.no_grad():
+        model.decoder.conv_in.weight *= 3e5
+        model.decoder.mid_block.resnets[0].conv1.bias += 1e6
+    expected = computed(model, torch.float32)
+    assert not computed(model, torch.float16)[0].isfinite().all()
+    crops = [torch.zeros(1, 3, 16, 16)]
+    largest = largest_activation(model, crops).value
+    scale_activations(model, scale_for(largest))
+    assert TARGET / 2 < largest_activation(model, crops).value <= TARGET
+    found = computed(model, torch.float16)
+    assert found[0].isfinite().all()
+    torch.testing.assert_close(found[0].float(), expected[0], rtol=0.02, atol=0.02)

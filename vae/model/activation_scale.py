@@ -1,0 +1,51 @@
+"""A scale of the activations within the networks, so that fp16, which ends at 65,504, contains them.
+
+Norms remove it: with each convolution before a norm multiplied by the scale, and each norm's epsilon by its
+square, a network computes the same images and the same gradients of its parameters, which stay as they are.
+A power of two changes no rounding. SDXL's decoder exceeds fp16 and, scaled, computes in it.
+"""
+
+import math
+
+from torch import nn
+
+from vae.model.autoencoder import Decoder, Encoder
+from vae.model.layers import NORM_EPS, Attention, Downsample, GroupNorm, ResnetBlock, Scaled, Upsample
+
+FP16_MAX = 65504.0
+TARGET = FP16_MAX / 8  # of the largest activation: other images and further training need the rest
+
+
+def scale_for(largest: float) -> float:
+    """The power of two with which activations of at most `largest` are far from fp16's maximum."""
+    return 2.0 ** math.floor(math.log2(TARGET / largest))
+
+
+def scale_activations(network: nn.Module, scale: float) -> None:
+    """Let all encoders and decoders in `network` compute with `scale`; 1 is what they begin with.
+
+    A tiny decoder has no norms, and is not changed.
+    """
+    for module in network.modules():
+        if isinstance(module, Encoder | Decoder):
+            _scale(module, scale)
+
+
+def _scale(network: Encoder | Decoder, scale: float) -> None:
+    # What a layer reads behind a norm is not scaled, so its weights are; other features already are.
+    after_norm: list[Scaled] = [network.conv_in]
+    after_scaled: list[Scaled] = []
+    for module in network.modules():
+        if isinstance(module, ResnetBlock):
+            after_norm += [module.conv1, module.conv2]
+            after_scaled += [] if module.conv_shortcut is None else [module.conv_shortcut]
+        elif isinstance(module, Attention):
+            after_norm.append(module.to_out[0])
+        elif isinstance(module, Upsample | Downsample):
+            after_scaled.append(module.conv)
+        elif isinstance(module, GroupNorm):
+            module.eps = NORM_EPS * scale**2
+    for layer in after_norm:
+        layer.weight_scale = layer.bias_scale = scale
+    for layer in after_scaled:
+        layer.bias_scale = scale
