@@ -29,6 +29,7 @@ from vae.images.pixels import to_float, to_uint8
 from vae.inference.codec import decode_latents, encode_images
 from vae.inference.padding import MIN_SIDE, padded_side
 from vae.interop import vae_files
+from vae.interop.run_files import METRICS_NAME
 from vae.interop.vae_files import LoadedVae
 from vae.ops.kernel_check import choose_kernels
 from vae.ops.noise import keyed_normal
@@ -217,7 +218,7 @@ def train(**options: Any) -> TrainingResult:
     resumed_from = given.get("resume_from", "latest")
     if "output_dir" not in given and resumed_from != "latest":
         output_dir = Path(resumed_from).parent
-    records = list(read_json_lines(output_dir / "metrics.jsonl"))
+    records = list(read_json_lines(output_dir / METRICS_NAME))
     return TrainingResult(output_dir, output_dir / "vae", code == 0, records)
 
 

@@ -20,12 +20,13 @@ from vae.data.exclude_list import Excluded, read_exclude_list, unmatched_text
 from vae.data.excluding import find_excluded
 from vae.data.loading import TrainLoader
 from vae.evaluation.image_set import find_images
+from vae.interop.run_files import OTHER_DATA
 from vae.shards.dataset_json import dataset_content, read_dataset, write_dataset
 from vae.shards.index import INDEX, Shard, foreign_index, index_path
 from vae.shards.mixture import MixtureImages
 from vae.shards.shard_images import ShardImages
 from vae.system.errors import DataError, UserError
-from vae.training.provenance import DATA, EXACT
+from vae.training.provenance import EXACT
 from vae.training.run import train
 
 COUNT = 12  # images of a folder, and of a dataset of shards
@@ -272,4 +273,4 @@ def test_resumed_run_says_that_the_list_is_another_one(tiny, tmp_path, capsys):
     write_list(tmp_path, "image_00.png", "image_02.png")
     assert train({**resumed, "max_steps": 3}) == 0
     assert "training exclude" in capsys.readouterr().out
-    assert [run["resume"] for run in records(Path(tiny["output_dir"]), "run")] == ["new", EXACT, DATA]
+    assert [run["resume"] for run in records(Path(tiny["output_dir"]), "run")] == ["new", EXACT, OTHER_DATA]

@@ -11,8 +11,9 @@ from tests.harness.runs import TINY
 from tests.harness.steps import before_steps
 from tests.harness.training_runs import SHORT, records
 from vae.interop.checkpoint_file import load_checkpoint
+from vae.interop.run_files import RUN_NAME
 from vae.training.checkpoints.store import load_newest
-from vae.training.provenance import RUN_NAME, Lineage, read_last_run
+from vae.training.provenance import Lineage, read_last_run
 from vae.training.run import train
 
 

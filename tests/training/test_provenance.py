@@ -8,7 +8,8 @@ from tests.harness.runs import TINY
 from tests.harness.training_runs import SHORT, last_checkpoint, records
 from vae.config.flags import parse_flags
 from vae.evaluation.report.charts import branches
-from vae.training.provenance import DATA, EXACT, TOPOLOGY, Resume, compare
+from vae.interop.run_files import OTHER_DATA
+from vae.training.provenance import EXACT, TOPOLOGY, Resume, compare
 from vae.training.run import train
 
 SAMPLES = {
@@ -34,10 +35,10 @@ def changed(part, **values):
         (changed("code", revision="other"), Resume(EXACT)),
         (changed("topology", processes=2), Resume(TOPOLOGY, "processes 4 -> 2")),
         (changed("topology", streams=32), Resume(TOPOLOGY, "streams 64 -> 32")),
-        (changed("transform", crop="center"), Resume(DATA, "transform crop random -> center")),
-        (changed("seed", seed=1), Resume(DATA, "seed seed 0 -> 1")),
-        (changed("validation", images=2), Resume(DATA, "validation images 3 -> 2")),
-        ({**SAMPLES, "validation": None}, Resume(DATA, "validation set -> none")),
+        (changed("transform", crop="center"), Resume(OTHER_DATA, "transform crop random -> center")),
+        (changed("seed", seed=1), Resume(OTHER_DATA, "seed seed 0 -> 1")),
+        (changed("validation", images=2), Resume(OTHER_DATA, "validation images 3 -> 2")),
+        ({**SAMPLES, "validation": None}, Resume(OTHER_DATA, "validation set -> none")),
     ],
 )
 def test_kinds_of_continuation(now, resume):
@@ -47,14 +48,14 @@ def test_kinds_of_continuation(now, resume):
 def test_another_dataset_and_topology_are_both_named():
     now = changed("training", version="3" * 64) | {"topology": {**SAMPLES["topology"], "batch_size": 4}}
     found = compare(SAMPLES, now)
-    assert found.kind == DATA
+    assert found.kind == OTHER_DATA
     assert found.changed == "training version 111111111111 -> 333333333333, batch_size 2 -> 4"
 
 
 def test_reports_name_branches():
     runs = [
         {"kind": "run", "step": 0, "resume": "new", "changed": ""},
-        {"kind": "run", "step": 5, "resume": DATA, "changed": "transform crop random -> center"},
+        {"kind": "run", "step": 5, "resume": OTHER_DATA, "changed": "transform crop random -> center"},
     ]
     assert branches(runs[:1]) is None
     assert branches(runs) == "from step 5: transform crop random -> center"
@@ -76,7 +77,7 @@ def test_run_records_its_samples_and_each_resume(image_folder, tmp_path, capsys)
         printed = capsys.readouterr()
         assert text in printed.out + printed.err
     runs = records(out, "run")
-    assert [run["resume"] for run in runs] == ["new", EXACT, TOPOLOGY, DATA]
+    assert [run["resume"] for run in runs] == ["new", EXACT, TOPOLOGY, OTHER_DATA]
     assert "crop random -> center" in runs[-1]["changed"]
     recorded = json.loads((out / "config.json").read_text())["contract"]
     assert recorded["training"]["version"] == runs[-1]["training"]

@@ -8,14 +8,13 @@ from vae.config.evaluate_flags import EvaluateConfig
 from vae.data.exclude_list import hash_of_list
 from vae.images.decoding import parse_background
 from vae.images.folder import check_images
-from vae.interop.promoted import PROMOTED_NAME, read_promoted
+from vae.interop.run_files import PROMOTED_NAME, RUN_COMMAND, read_promoted
 from vae.interop.vae_path import locate_vae
 from vae.shards.dataset_json import is_dataset, read_dataset
 from vae.shards.mixture import parse_mixture
 from vae.system.errors import UserError
 from vae.system.folder_marker import check_folder
 
-RUN_COMMAND = "train"  # in the marker of the folder of a run
 RFID_PACKAGES = {"torchmetrics": "torchmetrics", "torch_fidelity": "torch-fidelity"}  # module, package
 COMMAND = "evaluate"  # in the marker of the output folder
 RESULTS_NAME = "results.json"  # written last

@@ -33,13 +33,14 @@ from vae.evaluation.measure import (
     measure,
 )
 from vae.evaluation.protocols import rules_of
-from vae.evaluation.report.charts import CURVES_NAME, branches, read_curves
+from vae.evaluation.report.charts import branches, read_curves
 from vae.evaluation.report.page import write_report
 from vae.evaluation.results import PER_IMAGE, Protocol, Results, VaeResult, as_json
 from vae.evaluation.samples import choose, write_originals, write_samples
 from vae.evaluation.summary import terminal_text, write_per_image_csv, write_results_csv
 from vae.evaluation.velocity import MIN_IMAGES
 from vae.images.pixels import as_float, as_uint8
+from vae.interop.run_files import METRICS_NAME
 from vae.interop.vae_files import LoadedVae, load_vae
 from vae.losses.perceptual import RANDOM_NOTE
 from vae.ops.kernel_check import choose_kernels
@@ -141,7 +142,7 @@ def _load_rows(config: EvaluateConfig, device: torch.device) -> list[Candidate]:
     rows, latent_shapes = [], []
     for path, name in zip(config.vae, short_names(config.vae), strict=True):
         loaded = load_vae(Path(path), flag="--vae", weights=config.weights)
-        curves = read_curves(Path(path).parent / CURVES_NAME)
+        curves = read_curves(Path(path).parent / METRICS_NAME)
         facts = {
             "weights_dtype": str(loaded.file.dtype).removeprefix("torch."),
             "step": loaded.file.step,

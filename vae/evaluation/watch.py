@@ -15,7 +15,7 @@ from vae.evaluation.image_set import ImageSet, find_images
 from vae.evaluation.measure import Metrics, measure
 from vae.evaluation.results import VaeResult
 from vae.interop.checkpoint_archive import read_archive
-from vae.interop.promoted import PROMOTED_NAME, read_promoted
+from vae.interop.run_files import PROMOTED_NAME, RUN_NAME, read_promoted
 from vae.interop.safetensors_file import stored_metadata
 from vae.interop.vae_files import CHECKPOINT_KEY, load_vae
 from vae.interop.vae_path import WEIGHTS_NAME
@@ -25,7 +25,6 @@ from vae.system.errors import UserError
 from vae.system.files import read_json, sha256_of_file, write_json
 
 POLL_SECONDS = 10.0  # until the folder is looked at again
-RUN_NAME = "run.json"  # what a run writes first and last (vae.training.provenance)
 
 _Version = tuple[int, int, int]
 

@@ -17,13 +17,13 @@ from vae.config.export_flags import ExportConfig
 from vae.device import pick_device
 from vae.images.psnr import MAX_PSNR_DB, psnr
 from vae.interop.crops import Crops
+from vae.interop.run_files import METRICS_NAME
 from vae.interop.vae_files import LoadedVae
 from vae.model.autoencoder import AutoencoderKL
 from vae.system import console
 from vae.system.errors import UserError
 from vae.system.files import read_json, read_json_lines
 
-METRICS_NAME = "metrics.jsonl"  # of a run
 ENCODER = ("encoder.", "quant_conv.", "bn.")  # first parts of the names that decide the latents
 
 

@@ -6,6 +6,7 @@ from typing import Any
 
 from vae.config.options import all_options
 from vae.interop.hub import hub_name
+from vae.interop.run_files import METRICS_NAME
 from vae.model.autoencoder import AutoencoderKL
 from vae.system.files import read_json, read_json_lines
 
@@ -41,7 +42,7 @@ def card_files(
 
 def run_of(vae: Path) -> Path | None:
     """The folder of the run that wrote `vae`: a checkpoint, its folder vae/, or the folder itself."""
-    return next((folder for folder in (vae, vae.parent) if (folder / "metrics.jsonl").is_file()), None)
+    return next((folder for folder in (vae, vae.parent) if (folder / METRICS_NAME).is_file()), None)
 
 
 def _pictures(run: Path) -> dict[str, Path]:
@@ -77,7 +78,7 @@ def _facts(model: AutoencoderKL, content: dict[str, Any]) -> list[str]:
 def _figures(run: Path, step: int | None) -> list[str]:
     """Of the validation at this step, or of the last one, with what it is compared with."""
     last: dict[str, dict[str, Any]] = {}
-    for record in read_json_lines(run / "metrics.jsonl"):
+    for record in read_json_lines(run / METRICS_NAME):
         if record.get("kind") == "baseline" or (
             record.get("kind") == "validation" and step in (None, record.get("step"))
         ):

@@ -10,10 +10,11 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Generic, TypeVar
 
+from vae.interop.run_files import METRICS_NAME
 from vae.system import child_process
 from vae.system.files import open_appending, read_json_lines
 from vae.system.script import ROOT
-from vae.training.output.run_folder import METRICS_NAME, checkpoint_paths
+from vae.training.output.run_folder import checkpoint_paths
 
 POLL_SECONDS = 0.5
 

@@ -21,6 +21,7 @@ from vae.data.loading import load_validation
 from vae.data.manifest import image_root, is_manifest, read_rows
 from vae.evaluation.sums import reconstruction_sums
 from vae.images.pixels import to_float
+from vae.interop.run_files import METRICS_NAME
 from vae.interop.vae_files import load_vae
 from vae.system import console
 from vae.system.errors import EXIT_SAVED_RESUMABLE, UserError
@@ -29,7 +30,6 @@ from vae.system.folder_marker import check_folder, claim_folder
 from vae.system.host import usable_cores
 from vae.training.child_runs import ChildRuns, continued, validations
 from vae.training.command import Command, check_command
-from vae.training.output.run_folder import METRICS_NAME
 
 REPORT_NAME = "folds.json"
 IMAGES_NAME = "folds.csv"

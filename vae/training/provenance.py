@@ -14,6 +14,7 @@ import torch
 
 from vae.config.options import Config, DataConfig, names_where
 from vae.interop.checkpoint_content import Lineage
+from vae.interop.run_files import OTHER_DATA, RUN_NAME
 from vae.sampling.mixture import MixtureOrder
 from vae.sampling.streams import StreamOrder
 from vae.shards.shard_images import ShardImages
@@ -25,7 +26,6 @@ from vae.training.output.appending import write_json
 from vae.training.stages import Stage
 from vae.training.validation.measure import ValidationSet
 
-RUN_NAME = "run.json"
 EXPORTED = "exported"  # key: the SHA-256 of the checkpoint whose weights the run has exported at its end
 RULES = 1  # of the order of images and of their crops as functions of (seed, epoch, position)
 # Without these keys two records can be equal: they do not decide samples.
@@ -33,7 +33,6 @@ NOT_COMPARED = {"path", "policy", "transforms", "exclude_keys", "exclude_matched
 NEW = "new"
 EXACT = "exact"
 TOPOLOGY = "other topology"
-DATA = "other data"
 ROLLBACK = "rollback"
 SHOWN = 12  # characters of a version
 
@@ -78,7 +77,7 @@ def read_last_run(folder: Path) -> tuple[Lineage | None, Path | None]:
 class Resume(NamedTuple):
     """How a run continues the one before it."""
 
-    kind: str  # NEW, EXACT, TOPOLOGY, DATA or ROLLBACK
+    kind: str  # NEW, EXACT, TOPOLOGY, OTHER_DATA or ROLLBACK
     changed: str = ""  # what differs, for people
 
 
@@ -179,7 +178,7 @@ def compare(before: Mapping[str, Any], now: Mapping[str, Any]) -> Resume:
     parts = ("training", "validation", "transform", "seed")
     data = [line for part in parts for line in _differences(part, before[part], now[part])]
     topology = _differences("", before["topology"], now["topology"])
-    kind = DATA if data else TOPOLOGY if topology else EXACT
+    kind = OTHER_DATA if data else TOPOLOGY if topology else EXACT
     return Resume(kind, ", ".join([*data, *topology]))
 
 
@@ -212,7 +211,7 @@ def print_resume(resume: Resume, new_size: int | None) -> None:
             f"resume  same data, other topology ({resume.changed}): the same steps only if processes x batch "
             "size x accumulation and the streams are as before"
         )
-    elif resume.kind == DATA:
+    elif resume.kind == OTHER_DATA:
         console.warning(
             f"resume with another dataset or transform ({resume.changed}): this is a new branch; "
             "metrics.jsonl and evaluation reports mark it"

@@ -11,6 +11,7 @@ import torch
 from vae.config.options import CONTRACT, flatten
 from vae.device import is_out_of_memory
 from vae.interop.latent_statistics import LatentConstants
+from vae.interop.run_files import METRICS_NAME, RUN_COMMAND
 from vae.memory.available import limit_memory
 from vae.model.activation_scale import scale_activations
 from vae.model.recompute import set_recompute
@@ -30,7 +31,7 @@ from vae.training.memory.stage_memory import StagePlan, memory_limit, record_mem
 from vae.training.output.appending import write_json
 from vae.training.output.folder_lock import FolderLock
 from vae.training.output.logbook import Logbook
-from vae.training.output.run_folder import COMMAND, METRICS_NAME, contains_run, resume_command
+from vae.training.output.run_folder import contains_run, resume_command
 from vae.training.output.wandb_run import WandbRun
 from vae.training.parts import PreparedRun
 from vae.training.precision import activations_of, search_plans
@@ -264,7 +265,7 @@ class _Run:
         """Mark and lock the folder. The first run in it has the id of its marker, later ones an ancestor."""
         state = self.state
         lineage = self.state.lineage
-        marker = claim_folder(self.prepared.output_dir, COMMAND, folder_id=lineage.id)
+        marker = claim_folder(self.prepared.output_dir, RUN_COMMAND, folder_id=lineage.id)
         if not lineage.is_of(marker.id):  # the first one was killed before it saved anything
             if lineage.ancestors:
                 state.lineage = replace(lineage, ancestors=((marker.id, 0), *lineage.ancestors))

@@ -8,6 +8,7 @@ from vae.evaluation.diffusability import TAUS
 from vae.evaluation.report.tables import shown_number
 from vae.evaluation.results import METRICS, LatentFacts, VaeResult
 from vae.html import PageChart, page_chart
+from vae.interop.run_files import OTHER_DATA
 from vae.system.files import read_json_lines
 
 LOG_FROM = 50  # ratio of the largest to the smallest value above which the axis is logarithmic
@@ -19,8 +20,6 @@ MAX_VALUE = 1e300  # above it, sums of two values could overflow
 COLOURS = ("#2b62ad", "#c2571a", "#15805a", "#8a4b9c", "#8d7100", "#5b636a")
 DASHES = (None, (6, 2), (2, 2), (8, 2, 2, 2), (10, 4), (4, 4))
 
-CURVES_NAME = "metrics.jsonl"
-OTHER_DATA = "other data"  # how a run continued: see vae/training/provenance.py
 MAX_CURVE_RECORDS = 2000  # training records per VAE; more are thinned evenly, so that the page stays small
 
 

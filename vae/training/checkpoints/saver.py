@@ -8,7 +8,7 @@ from typing import Any
 from vae.config.options import Config, flatten
 from vae.interop.checkpoint_content import ContentError
 from vae.interop.checkpoint_schema import check_content
-from vae.interop.promoted import read_promoted
+from vae.interop.run_files import read_promoted
 from vae.system import console
 from vae.system.errors import UserError
 from vae.training.checkpoints.store import position_name, prune, save_verified, stage_ends

@@ -11,11 +11,11 @@ import numpy as np
 from torch.utils.tensorboard import summary
 
 from vae.inference.image_files import write_png
+from vae.interop.run_files import METRICS_NAME
 from vae.system import console
 from vae.system.files import MAX_LINE_CHARS, open_regular, parse_json, replace_text
 from vae.training.output.appending import Appender, EventFile, try_to_write
 from vae.training.output.results_image import RESULTS_NAME, write_results
-from vae.training.output.run_folder import METRICS_NAME
 from vae.training.output.wandb_run import WandbRun
 
 REJECTED_NAME = "rejected_images.txt"  # of the main process; of the others, with their rank

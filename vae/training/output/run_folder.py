@@ -4,12 +4,11 @@ import os
 import re
 from pathlib import Path
 
+from vae.interop.run_files import METRICS_NAME, RUN_COMMAND
 from vae.system import console
 from vae.system.errors import UserError
 from vae.system.folder_marker import FolderMarker, check_folder, read_marker
 
-COMMAND = "train"  # in the marker of the folder of a run, with the id of the first run in it
-METRICS_NAME = "metrics.jsonl"
 _NAME = re.compile(r"checkpoint_(epoch|step)_(\d+)\.pt")
 
 
@@ -31,14 +30,14 @@ def checkpoint_paths(folder: Path) -> list[Path]:
 def contains_run(folder: Path) -> bool:
     """Whether the folder is that of a run, and the run has written into it."""
     marker = read_marker(folder)
-    is_ours = marker is not None and marker.command == COMMAND
+    is_ours = marker is not None and marker.command == RUN_COMMAND
     return is_ours and (bool(checkpoint_paths(folder)) or (folder / METRICS_NAME).exists())
 
 
 def check_run_folder(folder: Path) -> FolderMarker | None:
     """The marker of the folder of a run, None for a new or empty folder; UserError for any other one."""
     try:
-        return check_folder(folder, COMMAND)
+        return check_folder(folder, RUN_COMMAND)
     except UserError as error:
         paths = checkpoint_paths(folder) if read_marker(folder) is None and os.path.isdir(folder) else []
         if not paths:

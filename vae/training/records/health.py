@@ -10,9 +10,9 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from vae.data.dataset import Batch
+from vae.system.host import MIB
 from vae.training.distributed import Distributed
 
-MIB = 2**20
 _OPEN = "open_shards"  # a state, not a count
 
 MB = 1e6

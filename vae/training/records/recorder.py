@@ -9,6 +9,7 @@ from tqdm import tqdm
 
 from vae.config.options import RunConfig
 from vae.data.dataset import Batch
+from vae.interop.run_files import METRICS_NAME
 from vae.losses.adversarial import adaptive_weight
 from vae.losses.terms import LossTerms
 from vae.system import console
@@ -17,7 +18,6 @@ from vae.training.distributed import Distributed
 from vae.training.memory.oom_retry import OomRetry
 from vae.training.memory.stage_memory import low_memory_warning, memory_peaks
 from vae.training.output.logbook import Logbook
-from vae.training.output.run_folder import METRICS_NAME
 from vae.training.records.cost import Cost
 from vae.training.records.duration import StageDuration, duration_line
 from vae.training.records.health import Gathered, budget_parts

@@ -1,12 +1,16 @@
-"""The file with which an evaluation marks a checkpoint of a run as the best one, in the folder of the run."""
+"""Files in the folder of a run that other commands read, too. Needs no PyTorch."""
 
 from pathlib import Path
 from typing import Any
 
 from vae.system.files import read_json
 
+RUN_COMMAND = "train"  # in the marker of the folder
+METRICS_NAME = "metrics.jsonl"
+RUN_NAME = "run.json"  # which run is the last one; it is written first and last
+PROMOTED_NAME = "promoted.json"  # with it, an evaluation marks a checkpoint as the best one
+OTHER_DATA = "other data"  # in a record `run`: the run goes on with other images or transforms
 _TYPES = {"checkpoint": str, "sha256": str, "metrics": dict, "evaluation": dict}
-PROMOTED_NAME = "promoted.json"
 
 
 def read_promoted(folder: Path) -> dict[str, Any]:
