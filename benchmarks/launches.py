@@ -25,12 +25,14 @@ from vae.system.script import end_process  # noqa: E402
 set_gpu_memory_variables()  # before PyTorch is imported, as every script does
 
 import torch  # noqa: E402
+from diffusers import AutoencoderKLWan  # noqa: E402
 
 from benchmarks.comparison import operations, ours  # noqa: E402
 from benchmarks.comparison.theirs import BF16_BEST_COMPILED, BF16_CHANNELS_LAST, Theirs  # noqa: E402
 from benchmarks.comparison.work import Work  # noqa: E402
 from tests.null_gpu.counters import Counters  # noqa: E402
-from vae.config.options import SpeedConfig  # noqa: E402
+from vae.config.options import ModelConfig, SpeedConfig  # noqa: E402
+from vae.model.autoencoder import AutoencoderKL  # noqa: E402
 from vae.ops.kernel_check import choose_kernels  # noqa: E402
 from vae.system.host import GIB  # noqa: E402
 from vae.training.memory.cuda_graph import WARMUP_STEPS, StepGraph  # noqa: E402
@@ -42,6 +44,7 @@ THEIRS, COMPILED = "diffusers", "diffusers, compiled"
 # Not max-autotune: it times hundreds of kernels, and on this device all take the same time.
 COMPILED_VARIANT = replace(BF16_BEST_COMPILED, mode="default")
 DEVICE = torch.device("cuda", 0)
+WAN = ModelConfig(family="wan", channels=(96, 192, 384, 384), z_channels=16, use_quant_conv=True)
 Ways = dict[str, Callable[[], Any]]
 
 
@@ -49,11 +52,13 @@ Ways = dict[str, Callable[[], Any]]
 class Cost:
     """What one round costs the host, and its memory."""
 
-    launches: float = 0.0  # of kernels, and calls of convolutions and matrix products
+    launches: float = 0.0  # of kernels, and library calls
+    library_calls: float = 0.0  # convolutions and matrix products
     graphs: float = 0.0
     synchronizations: float = 0.0
     host_ms: float = float("inf")
     peak_gib: float = 0.0
+    reserved_gib: float = 0.0  # by the allocator, from an empty cache
 
 
 def costs_of(ways: Ways, rounds: int) -> dict[str, Cost]:
@@ -61,15 +66,21 @@ def costs_of(ways: Ways, rounds: int) -> dict[str, Cost]:
     found = {name: Cost() for name in ways}
     for number in range(WARMUP_STEPS + 1 + rounds):
         for name, run in ways.items():
+            if number == WARMUP_STEPS:
+                torch.cuda.empty_cache()
             torch.cuda.reset_peak_memory_stats()
             alive = torch.cuda.memory_allocated()
+            reserved = torch.cuda.memory_reserved()
             before, started = Counters.now(), time.process_time()
             run()
             counts, cost = Counters.now().since(before), found[name]
+            if number == WARMUP_STEPS:
+                cost.reserved_gib = (torch.cuda.max_memory_reserved() - reserved) / GIB
             if number <= WARMUP_STEPS:
                 continue
             cost.host_ms = min(cost.host_ms, 1000 * (time.process_time() - started))
             cost.launches += (counts.launches + counts.library_calls) / rounds
+            cost.library_calls += counts.library_calls / rounds
             cost.graphs += counts.graph_launches / rounds
             cost.synchronizations += counts.synchronizations / rounds
             cost.peak_gib = max(cost.peak_gib, (torch.cuda.max_memory_allocated() - alive) / GIB)
@@ -104,7 +115,32 @@ def norm_ways(px: int, compiled: bool) -> Ways:
     return operations.norm_ways(px, DEVICE, compiled)
 
 
-WHAT = {"step": step_ways, "decode": decode_ways, "norm": norm_ways}
+def wan_ways(px: int, _compiled: bool) -> Ways:
+    """Forward and backward of Wan 2.1's decoder for one image: our 2-D network, and diffusers' 3-D class."""
+    with torch.device("meta"):
+        mine = AutoencoderKL(WAN)
+        theirs = AutoencoderKLWan()
+    mine.to_empty(device=DEVICE).to(memory_format=torch.channels_last).freeze_encoder()
+    theirs.to_empty(device=DEVICE).to(torch.bfloat16)
+    latents = torch.zeros(1, WAN.z_channels, px // 8, px // 8, dtype=torch.bfloat16, device=DEVICE)
+    images = torch.zeros(1, 3, px, px, dtype=torch.bfloat16, device=DEVICE)
+
+    def pass_of(
+        decode: Callable[..., torch.Tensor], model: torch.nn.Module, frames: bool
+    ) -> Callable[[], Any]:
+        """With `frames`, latents and images have an axis of time."""
+        given, gradient = (tensor[:, :, None] if frames else tensor for tensor in (latents, images))
+        parts = (model.get_submodule(name) for name in ("decoder", "post_quant_conv"))
+        weights = [weight for part in parts for weight in part.parameters()]
+        return lambda: torch.autograd.grad(decode(given), weights, gradient, allow_unused=True)
+
+    return {
+        "ours": pass_of(mine.decode, mine, frames=False),
+        THEIRS: pass_of(lambda latents: theirs.decode(latents).sample, theirs, frames=True),
+    }
+
+
+WHAT = {"step": step_ways, "decode": decode_ways, "norm": norm_ways, "wan": wan_ways}
 
 
 def main() -> None:
@@ -123,8 +159,9 @@ def main() -> None:
     choose_kernels("auto", DEVICE, [torch.bfloat16])  # as every command: warns if one fails
     ours.initialize = lambda *_arguments: None  # type: ignore[assignment]  # nothing reads the weights
     if not given.json:
-        print("| | px | | launches | CUDA graphs | synchronizations | host, ms | peak GiB |")
-        print("|---|---|---|---|---|---|---|---|")
+        columns = ("launches", "library calls", "CUDA graphs", "synchronizations", "host, ms")
+        print(f"| | px | | {' | '.join(columns)} | peak GiB | reserved GiB |")
+        print("|---|---|---|---|---|---|---|---|---|---|")
     for what in given.what:
         for px in given.px:
             costs = costs_of(WHAT[what](px, given.compile), given.steps)
@@ -132,8 +169,9 @@ def main() -> None:
                 print(json.dumps({name: asdict(cost) for name, cost in costs.items()}), flush=True)
                 continue
             for name, cost in costs.items():
-                numbers = f"{cost.launches:,.0f} | {cost.graphs:.0f} | {cost.synchronizations:.0f}"
-                figures = f"{numbers} | {cost.host_ms:.2f} | {cost.peak_gib:.2f}"
+                numbers = f"{cost.launches:,.0f} | {cost.library_calls:,.0f} | {cost.graphs:.0f}"
+                numbers += f" | {cost.synchronizations:.0f} | {cost.host_ms:.2f}"
+                figures = f"{numbers} | {cost.peak_gib:.2f} | {cost.reserved_gib:.2f}"
                 print(f"| {what} | {px} | {name} | {figures} |", flush=True)
             if what == "norm" and not operations.has_nhwc_group_norm(DEVICE):
                 print(f"| {what} | {px} | {operations.OWN_NHWC_NORM} | not in PyTorch {torch.__version__} |")
