@@ -7,7 +7,7 @@ import tracemalloc
 import pytest
 
 from vae.shards import dataset_json
-from vae.shards.dataset_json import FORMATS, dataset_content, is_dataset, read_dataset
+from vae.shards.dataset_json import FORMAT, dataset_content, is_dataset, read_dataset
 from vae.shards.index import Shard
 from vae.shards.store import StoreFile
 from vae.system.errors import DataError
@@ -44,8 +44,7 @@ SHARD = {
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"format": FORMATS[-1] + 1}, "update it"),
-        ({"format": FORMATS[0] - 1}, "write the dataset again"),
+        ({"format": FORMAT + 1}, "update it"),
         ({"format": "1"}, "is not a dataset"),
         ({"shards": []}, "lacks shards"),
         ({"shards": [SHARD, SHARD]}, "listed twice"),
@@ -53,7 +52,7 @@ SHARD = {
         ({"shards": [{**SHARD, "samples": -1}]}, "shard 0 is not valid"),
         ({"shards": [{**SHARD, "samples": 2**62, "bytes": 2**62}]}, "shard 0 is not valid"),
         ({"shards": [{**SHARD, "index_sha256": None}]}, "shard 0 is not valid"),
-        ({"shards": [{name: SHARD[name] for name in list(SHARD)[:4]}]}, "shard 0 is not valid"),
+        ({"shards": [{name: SHARD[name] for name in list(SHARD)[:4]}]}, "does not fit its format"),
         ({"validation": "../validation.json"}, "validation is no file name"),
         ({"validation": "dataset.json"}, "it is its own validation"),
         ({"version": 64 * "0"}, "does not have its version"),
@@ -119,26 +118,36 @@ def test_large_texts_are_refused_before_they_are_parsed(tmp_path):
         read_dataset(path)
 
 
-SHARD_TEXT = f"""{{"name": "images-000000.tar", "samples": 3, "bytes": 10240, "sha256": "{64 * "a"}" """
-INDEX_TEXT = f""", "index_sha256": "{64 * "b"}" """
-TEXTS = {  # as they must stay readable
+OLD_SHARD = f"""{{"name": "images-000000.tar", "samples": 3, "bytes": 10240, "sha256": "{64 * "a"}" """
+OLD_INDEX = f""", "index_sha256": "{64 * "b"}" """
+OLD_TEXTS = {  # as earlier versions wrote them
+    1: f"""{{"format": 1, "version": "a9b5ef48c63dd29df675e343cd8b39fb6a25de14d7c75373f57e077f657e49e7",
+        "parent": null, "policy": {{"min_size": 1}},
+        "transforms": {{}}, "validation": "validation.json", "shards": [{OLD_SHARD}}}]}}""",
     2: f"""{{"version": "d1b2181c0e04d137bff32cfc2d876356f264a5e582c8bb023938c1ef3a034ad7",
         "format": 2, "parent": null, "policy": {{"min_size": 1}},
-        "transforms": {{}}, "validation": null, "shards": [{SHARD_TEXT}{INDEX_TEXT}}}]}}""",
+        "transforms": {{}}, "validation": null, "shards": [{OLD_SHARD}{OLD_INDEX}}}]}}""",
     3: f"""{{"version": "313187b449943f43b8018f24b34056757f6e2be3b225d879abde924434266e72",
         "format": 3, "parent": "{64 * "c"}", "policy": {{}}, "transforms": {{}},
         "tars": "/data/laion", "indexes": "indexes", "changes": {{}}, "validation": null,
-        "shards": [{SHARD_TEXT}{INDEX_TEXT}}}]}}""",
+        "shards": [{OLD_SHARD}{OLD_INDEX}}}]}}""",
 }
 
 
 @pytest.mark.skipif(os.name == "nt", reason="/data is no absolute path")
-@pytest.mark.parametrize("format", TEXTS)
-def test_both_formats_are_read(tmp_path, format):
-    (tmp_path / "dataset.json").write_text(TEXTS[format])
+@pytest.mark.parametrize("format", [1, 2, 3])
+def test_datasets_of_earlier_versions_are_read(tmp_path, format):
+    (tmp_path / "dataset.json").write_text(OLD_TEXTS[format])
     found = read_dataset(tmp_path / "dataset.json")
-    assert list(found.shards) == [Shard("images-000000.tar", 3, 10240, 64 * "a", 64 * "b")]
+    index = 64 * "b" if format > 1 else None
+    assert list(found.shards) == [Shard("images-000000.tar", 3, 10240, 64 * "a", index)]
     assert (found.tars, found.indexes) == (("/data/laion", "indexes") if format == 3 else (None, ""))
+
+
+def test_dataset_whose_removed_images_would_come_back_is_refused(tmp_path):
+    (tmp_path / "dataset.json").write_text(OLD_TEXTS[3].replace('"changes"', '"removed_keys"'))
+    with pytest.raises(DataError, match=r"removed_keys.*--exclude"):
+        read_dataset(tmp_path / "dataset.json")
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{}", "[" * 100_000, "\0"])

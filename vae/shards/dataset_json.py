@@ -2,8 +2,8 @@
 
 `dataset.json` has `format`, `version` (a hash of the rest), `policy` (the rules by which images were
 accepted), `transforms` (how preprocessing made them), `validation` (the file name of the dataset of held-out
-images, or null) and `shards`, each with `name`, `samples`, `bytes`, `sha256` and `index_sha256`. Format 3 may
-have `shard_lists`, files with the shards of a large dataset.
+images, or null) and `shards`, each with `name`, `samples`, `bytes`, `sha256` and, since format 2,
+`index_sha256`. Format 3 may have `shard_lists`, files with the shards of a large dataset.
 
 Tar files that others wrote are not beside `dataset.json`: it has `tars`, their folder or address, and
 `indexes`, the folder beside it with the indexes. Images without a row there are left out. `tars` does not
@@ -29,7 +29,7 @@ from vae.system.addresses import HTTP, address_problem, is_remote, public_text
 from vae.system.errors import DataError, UserError
 from vae.system.files import MAX_JSON_BYTES, parse_json, read_json, read_regular, sha256_of_file, write_json
 
-FORMATS = (2, 3)  # 3 is written only for what 2 does not have
+FORMAT = 3  # written only for what format 2 does not have
 MAX_LISTED = 25_000  # shards in one file: with the longest names 13 MB, below MAX_JSON_BYTES
 MAX_LISTS = 400  # of shards: 10 million
 # Only names in the dataset's own folder: a dataset may come from a stranger.
@@ -112,8 +112,8 @@ def dataset_content(
     `more`: `tars` with `indexes`, if there are any.
     """
     made = {"policy": dict(policy), "transforms": dict(transforms or {}), **(more or {})}
-    is_simple = len(shards) <= MAX_LISTED and "tars" not in made
-    rest = {"format": FORMATS[0] if is_simple else FORMATS[1], **made, "validation": validation}
+    is_old = len(shards) <= MAX_LISTED and "tars" not in made
+    rest = {"format": 2 if is_old else FORMAT, **made, "validation": validation}
     return {"version": _version(rest, shards), **rest, "shards": [shard_content(shard) for shard in shards]}
 
 
@@ -145,8 +145,8 @@ def _version(rest: Mapping[str, Any], shards: Iterable[Shard]) -> str:
     before, _, after = text.rpartition(f'"{mark}"')
     digest = hashlib.sha256(f"{before}[".encode())
     for number, (name, samples, size, sha256, index) in enumerate(shards):
-        hashes = f'"index_sha256": "{index}", "name": "{name}", "samples": {samples}, "sha256": "{sha256}"'
-        shard = f'{{"bytes": {size}, {hashes}}}'
+        index = f'"index_sha256": "{index}", ' if index else ""
+        shard = f'{{"bytes": {size}, {index}"name": "{name}", "samples": {samples}, "sha256": "{sha256}"}}'
         digest.update((f", {shard}" if number else shard).encode())
     digest.update(f"]{after}".encode())
     return digest.hexdigest()
@@ -185,11 +185,9 @@ def _read(path: Path | StoreFile, flag: str) -> ShardedDataset:
         raise DataError(f"{flag} {path} is not a dataset of shards: {error}") from error
     if not isinstance(content, dict) or type(content.get("format")) is not int:
         raise DataError(f"{flag} {path} is not a dataset of shards: prepare_data.py --mode shard writes one")
-    if content["format"] not in FORMATS:
-        known = " and ".join(map(str, FORMATS))
+    if content["format"] > FORMAT:
         raise DataError(
-            f"{flag} {path} has format {content['format']}, but this version reads {known}: update it, or "
-            "write the dataset again"
+            f"{flag} {path} has format {content['format']}, but this program reads up to {FORMAT}: update it"
         )
     if where := _problem_of_place(content, path):
         raise DataError(f"{flag} {path} is not read: {where}")
@@ -234,6 +232,8 @@ def _read_content(path: Path | StoreFile) -> tuple[Any, Shards]:
             if not isinstance(listed, list) or not isinstance(content.get("shards"), list):
                 raise ValueError("its list of shards is not valid")
             content["shards"] += listed
+        if "removed_keys" in content:
+            raise ValueError("it has removed_keys, which are not read: write it again with --exclude")
     return content, Shards(columns)
 
 
@@ -271,6 +271,8 @@ def _problem(content: Mapping[str, Any], shards: Shards, path: Path | StoreFile)
     wrong = next((number for number, shard in enumerate(listed) if shard is not IS_SHARD), None)
     if wrong is not None:
         return f"shard {wrong} is not valid"
+    if shards.hashed_indexes != (len(shards) if content["format"] > 1 else 0):
+        return "index_sha256 does not fit its format"
     if shards.has_twins():
         return "a shard is listed twice"
     rest = {name: value for name, value in content.items() if name != "shards"}
@@ -285,8 +287,8 @@ def _problem_of_place(content: Mapping[str, Any], path: Path | StoreFile) -> str
         return None
     tars = content.get("tars")
     indexes = content.get("indexes")
-    if content["format"] != FORMATS[1]:
-        return f"tars needs format {FORMATS[1]}"
+    if content["format"] < FORMAT:
+        return f"tars needs format {FORMAT}"
     if not isinstance(indexes, str) or not _FOLDER_NAME.fullmatch(indexes):
         return "indexes is no name of a folder"
     if not isinstance(tars, str) or "\0" in tars:

@@ -41,7 +41,7 @@ class Shard(NamedTuple):
     samples: int  # in the tar file
     bytes: int
     sha256: str
-    index_sha256: str | None = None  # of its index; None before that is written
+    index_sha256: str | None = None  # of its index; None in a dataset of format 1
 
 
 def foreign_index(name_bytes: int) -> np.dtype:

@@ -200,6 +200,11 @@ class RemoteShards:
 
 def open_images(dataset: ShardedDataset, num_streams: int | None, cache: ShardCache | None) -> ShardImages:
     """The images of a dataset; a remote one needs a cache, and a local one is read in place without it."""
+    if not dataset.shards.hashed_indexes:
+        console.info(
+            f"{dataset.path} was written by an older version, without checksums of the indexes: damage of an "
+            "index is not noticed. To have them, write it anew: prepare_data.py --mode shard"
+        )
     if dataset.store is None and not (cache and cache.keeps_local):
         return ShardImages(dataset, num_streams)
     assert cache is not None, "its shards are remote"

@@ -14,7 +14,7 @@ from vae.shards.index import MAX_NAME_BYTES, Shard
 _TAR_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,199}\.tar")
 _FOREIGN_NAME = re.compile(r"(?:[A-Za-z0-9_][A-Za-z0-9._=+@,-]*/)*[A-Za-z0-9_][A-Za-z0-9._=+@,-]*\.tar")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
-_FIELDS = {"name", "samples", "bytes", "sha256", "index_sha256"}  # of a shard
+_FIELDS = {"name", "samples", "bytes", "sha256"}  # of a shard; an older dataset has no index_sha256
 MAX_SHARD_BYTES = 2**45
 MIN_IMAGE_BYTES = 2 * tarfile.BLOCKSIZE  # in a shard: a header and the file
 SHA256_BYTES = 32
@@ -38,7 +38,12 @@ class Shards(Sequence[Shard]):
         start = SHA256_BYTES * (number if number >= 0 else len(self) + number)
         sha256, index = (h[start : start + SHA256_BYTES].hex() for h in (self._hashes, self._index_hashes))
         name, samples = self._names[number].decode(), int(self.samples[number])
-        return Shard(name, samples, int(self.bytes[number]), sha256, index)
+        return Shard(name, samples, int(self.bytes[number]), sha256, index or None)
+
+    @property
+    def hashed_indexes(self) -> int:
+        """Shards with the hash of their index."""
+        return len(self._index_hashes) // SHA256_BYTES
 
     def has_twins(self) -> bool:
         """Whether two shards have the same name."""
@@ -65,7 +70,7 @@ class ShardColumns:
         self.samples.append(values["samples"])
         self.bytes.append(values["bytes"])
         self.hashes += bytes.fromhex(values["sha256"])
-        self.index_hashes += bytes.fromhex(values["index_sha256"])
+        self.index_hashes += bytes.fromhex(values.get("index_sha256", ""))
         return IS_SHARD
 
 
@@ -76,7 +81,7 @@ def is_tar_name(name: str) -> bool:
 
 def _is_shard(shard: dict[str, Any]) -> bool:
     return (
-        shard.keys() == _FIELDS
+        shard.keys() - {"index_sha256"} == _FIELDS
         and isinstance(shard["name"], str)
         and is_tar_name(shard["name"])
         and type(shard["samples"]) is type(shard["bytes"]) is int
