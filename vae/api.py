@@ -31,6 +31,7 @@ from vae.inference.padding import MIN_SIDE, padded_side
 from vae.interop import vae_files
 from vae.interop.run_files import METRICS_NAME
 from vae.interop.vae_files import LoadedVae
+from vae.model.activation_scale import UNKNOWN, scale_activations
 from vae.ops.kernel_check import choose_kernels
 from vae.ops.noise import keyed_normal
 from vae.system.errors import DataError, UserError
@@ -299,6 +300,7 @@ def _compute_dtype(vae: LoadedVae, name: str) -> torch.dtype:
     if name not in DTYPES:
         raise UserError(f'dtype="{name}" is unknown: use one of {", ".join(DTYPES)}')
     choose_kernels("auto", _device(vae), [DTYPES[name]])
+    scale_activations(vae.autoencoder, UNKNOWN if name == "fp16" else 1.0)
     return DTYPES[name]
 
 

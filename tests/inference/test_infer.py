@@ -2,6 +2,7 @@
 
 import re
 import shutil
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -11,6 +12,7 @@ from safetensors import safe_open
 
 from tests.harness.small_vae import write_vae
 from vae import progress
+from vae.config.precision import PrecisionSupport
 from vae.inference import infer
 from vae.interop.vae_files import load_vae
 from vae.system.errors import DataError, UserError
@@ -238,16 +240,46 @@ def test_folder_without_inputs_is_an_error(command, tmp_path, mode, what):
         command(mode, "--input", tmp_path / "nowhere")
 
 
-def test_fp16_overflow_is_refused_with_its_remedy(command, odd_image, vae_folder, tmp_path, capsys):
-    overflowing = tmp_path / "loud"
-    shutil.copytree(vae_folder, overflowing)
+def louder(vae_folder: Path, folder: Path, factor: float) -> Path:
+    """The VAE with features multiplied by `factor`, which its norms remove; fp16 ends at 65,504."""
+    shutil.copytree(vae_folder, folder)
     from safetensors.torch import load_file, save_file
 
-    weights = load_file(overflowing / "diffusion_pytorch_model.safetensors")
-    weights["encoder.conv_in.weight"] *= 1e6  # the largest fp16 value is 65,504
-    save_file(weights, overflowing / "diffusion_pytorch_model.safetensors")
+    weights = load_file(folder / "diffusion_pytorch_model.safetensors")
+    for part in ("encoder", "decoder"):
+        weights[f"{part}.conv_in.weight"] *= factor
+    save_file(weights, folder / "diffusion_pytorch_model.safetensors")
+    return folder
+
+
+@pytest.mark.parametrize("tiles", ["off", "exact", "blended"])
+def test_features_beyond_fp16_are_scaled(command, odd_image, vae_folder, tmp_path, tiles):
+    given = ("--input", odd_image, "--vae", louder(vae_folder, tmp_path / "loud", 1e3), "--tiles", tiles)
+    given += () if tiles == "off" else ("--tile_size", 32)
+    assert command("reconstruct", *given, "--dtype", "fp16") == 0
+    assert command("reconstruct", *given, "--dtype", "fp32", "--output_dir", tmp_path / "fp32") == 0
+    found, expected = (pixels(tmp_path / folder / "one.png").astype(int) for folder in ("out", "fp32"))
+    assert np.abs(found - expected).max() <= 3
+
+
+def test_fp16_overflow_is_refused_with_its_remedy(command, odd_image, vae_folder, tmp_path, capsys):
+    overflowing = louder(vae_folder, tmp_path / "loud", 1e8)
     assert command("reconstruct", "--input", odd_image, "--vae", overflowing, "--dtype", "fp16") == 77
     errors = capsys.readouterr().err
     assert "not_finite" in errors
     assert "--dtype fp32" in errors
     assert not list((tmp_path / "out").glob("[!.]*"))
+
+
+def test_fp16_that_overflows_by_itself_becomes_fp32(
+    command, odd_image, vae_folder, tmp_path, monkeypatch, capsys
+):
+    card = PrecisionSupport("the CPU", is_gpu=True, bf16="native")
+    monkeypatch.setattr(infer, "precision_support", lambda _device: card)
+    given = ("--input", odd_image, "--vae", louder(vae_folder, tmp_path / "loud", 1e8))
+    assert command("reconstruct", *given) == 0
+    printed = capsys.readouterr()
+    assert "fp16 on cpu" in printed.out
+    assert "--dtype auto continues in fp32" in printed.out + printed.err
+    assert command("reconstruct", *given, "--dtype", "fp32", "--output_dir", tmp_path / "fp32") == 0
+    assert np.array_equal(pixels(tmp_path / "out" / "one.png"), pixels(tmp_path / "fp32" / "one.png"))

@@ -76,8 +76,7 @@ class InferConfig:
     any_vae: bool = option(False, "decode latents even if another encoder, or an unknown one, made them")
     dtype: str = option(
         "auto",
-        "precision of the computation; auto: on a GPU fp16 if the VAE's config.json has force_upcast false, "
-        "or bf16 if the GPU supports it; else fp32",
+        "precision of the computation; auto: fp16 on a GPU, fp32 if a result overflows and on a CPU",
         choices=("auto", "fp32", "bf16", "fp16"),
     )
     device: str = device_option("to compute on")

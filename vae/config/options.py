@@ -402,8 +402,8 @@ class SpeedConfig:
 
     mixed_precision: bool = option(
         False,
-        "use fp16 with loss scaling on a GPU, bf16 if activations overflow fp16; on a CPU bf16 if it has "
-        "instructions for it; the choice is printed",
+        "use fp16 with loss scaling on a GPU, bf16 if activations overflow even scaled; on a CPU bf16 if it "
+        "has instructions for it; the choice is printed",
     )
     use_bf16: bool | None = option(
         None,

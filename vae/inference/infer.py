@@ -27,6 +27,7 @@ from vae.inference.latent_file import (
 from vae.inference.tasks import COMMAND, LATENTS, Task
 from vae.interop.families import latents_config
 from vae.interop.vae_files import load_vae
+from vae.model.activation_scale import UNKNOWN, scale_activations
 from vae.model.autoencoder import AutoencoderKL
 from vae.ops.kernel_check import choose_kernels
 from vae.ops.noise import keyed_normal
@@ -87,6 +88,8 @@ class Session:
             check_main_memory(self.model, "decode", pixels, self.dtype, **tiling)
         with _tile_progress("encode") as on_step:
             posterior = encode_images(self.model, images, dtype=self.dtype, on_step=on_step, **tiling)
+        if self._leaves_fp16(posterior.mean):
+            return self.encode(images)
         self._check_finite(posterior.mean)
         return Latents(posterior, (images.shape[2], images.shape[3]))
 
@@ -95,8 +98,19 @@ class Session:
         tiling = self.tiling(size[0] * size[1])
         with _tile_progress("decode") as on_step:
             images = decode_latents(self.model, latents, size, dtype=self.dtype, on_step=on_step, **tiling)
+        if self._leaves_fp16(images):
+            return self.decode(latents, size)
         self._check_finite(images)
         return to_uint8(images[0]).permute(1, 2, 0).cpu().numpy()
+
+    def _leaves_fp16(self, values: torch.Tensor) -> bool:
+        """Whether the network overflows fp16, which --dtype auto took: it computes in fp32 from here on."""
+        if self.config.dtype != "auto" or self.dtype != torch.float16 or values.isfinite().all():
+            return False
+        self.dtype = torch.float32
+        choose_kernels(self.config.kernels, self.device, [self.dtype])
+        console.warning("the activations overflow fp16: --dtype auto continues in fp32")
+        return True
 
     def _check_finite(self, values: torch.Tensor) -> None:
         if not torch.isfinite(values).all():
@@ -128,7 +142,8 @@ def open_session(config: InferConfig) -> Session:
     )
     model.to(device).to(memory_format=torch.channels_last)
     torch.backends.cudnn.allow_tf32 = False  # --dtype fp32 means fp32, not TF32
-    dtype = _dtype(config.dtype, device, loaded.file.force_upcast)
+    dtype = _dtype(config.dtype, device)
+    scale_activations(model, UNKNOWN if dtype == torch.float16 else 1.0)
     choose_kernels(config.kernels, device, [dtype])
     return Session(config, model, source, dtype, config.tiles)
 
@@ -148,12 +163,10 @@ def _tile_progress(description: str) -> Iterator[Callable[[int, int], None]]:
         yield on_step
 
 
-def _dtype(name: str, device: torch.device, force_upcast: bool | None) -> torch.dtype:
+def _dtype(name: str, device: torch.device) -> torch.dtype:
     support = precision_support(device)
-    if name == "auto" and support.is_gpu and force_upcast is False:
-        name = "fp16"  # the file says that nothing overflows
-    elif name == "auto":
-        name = "bf16" if support.is_gpu and support.bf16 == "native" else "fp32"
+    if name == "auto":
+        name = "fp16" if support.is_gpu else "fp32"
     warn_of_slow_bf16(name, support)
     return DTYPES[name]
 

@@ -14,6 +14,7 @@ from vae.model.layers import NORM_EPS, Attention, Downsample, GroupNorm, ResnetB
 
 FP16_MAX = 65504.0
 TARGET = FP16_MAX / 8  # of the largest activation: other images and further training need the rest
+UNKNOWN = 2.0**-6  # where nothing was measured: it contains activations of 4 million
 
 
 def scale_for(largest: float) -> float:
