@@ -35,6 +35,7 @@ from vae.memory.plan import (  # noqa: E402
     zero_inputs,
 )
 from vae.memory.plan_table import DRIVER_AND_CONTEXT_GIB  # noqa: E402
+from vae.model.activation_scale import scale_activations  # noqa: E402
 from vae.model.autoencoder import AutoencoderKL  # noqa: E402
 from vae.model.discriminator import Discriminator  # noqa: E402
 from vae.model.recompute import set_recompute  # noqa: E402
@@ -69,6 +70,7 @@ class Case:
     graph: bool = False  # --cuda_graph
     workspace_mib: int = 256  # of each convolution: cuDNN's choices need at most 164
     disc_start: int = 0  # the first step with the adversarial loss, if it has a weight
+    activation_scale: float = 1.0  # vae/model/activation_scale.py
 
 
 @dataclass
@@ -109,6 +111,7 @@ def run_case(case: Case, config: Config, built: Built) -> dict[str, Any]:
     memory = _plan(case, config, available)
     limit_memory(DEVICE, available)
     set_recompute(built.autoencoder, memory.recompute)
+    scale_activations(built.autoencoder, case.activation_scale)
     graph = StepGraph() if case.graph else None
     settings = StepSettings(memory.micro_batch, memory.recompute, case.may_recompute_more, graph)
     spec = _spec(case, config)
@@ -152,7 +155,8 @@ def _plan(case: Case, config: Config, available: int) -> StepMemory:
 
 def _spec(case: Case, config: Config) -> StepSpec:
     size, batch, dtype = config.data.image_size, config.run.batch_size, getattr(torch, case.dtype)
-    return stage_spec(config, size, batch, dtype, reserve_bytes(config, is_gpu=True))
+    spec = stage_spec(config, size, batch, dtype, reserve_bytes(config, is_gpu=True))
+    return replace(spec, activation_scale=case.activation_scale)
 
 
 def _step(config: Config, built: Built, inputs: StepInputs, settings: StepSettings) -> None:

@@ -33,6 +33,7 @@ CASES: dict[str, Found] = {
     "bf16": {"options": ADVERSARIAL},
     "graph": {"options": ADVERSARIAL, "graph": True, "disc_start": 5, "steps": 11},
     "fp16": {"options": ADVERSARIAL, "dtype": "float16"},
+    "fp16, scaled": {"options": SMALL, "dtype": "float16", "activation_scale": 1 / 64},
     "muon": {"options": {**ADVERSARIAL, "optimizer": "muon"}},
     "muon graph": {"options": {**SMALL, "optimizer": "muon"}, "graph": True, "steps": 6},
     "muon fp16": {
