@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from vae.config.recipes import RECIPES
-from vae.prepare.selection import EXACT, LARGEST_FIRST
+from vae.prepare.selection import EXACT, LARGEST_FIRST, READABLE
 from vae.prepare.table import Table
 from vae.system.console import printable
 
@@ -40,7 +40,7 @@ _VIEW = f"""
         least(width, height) AS short_side, greatest(width, height) AS long_side, width / height AS aspect,
         width / 1e6 * height AS megapixels, bytes * 8 / (width::BIGINT * height) AS bits_per_pixel,
         list_has_any(flags, ['constant', 'near_blank']) AS is_blank
-    FROM images WHERE reason IN ('', '{EXACT}')
+    FROM images WHERE {READABLE}
 """
 _SIZE = "width || ' x ' || height"
 # Example images on the page by heading: which ones, their order, and the text below each, in SQL.
@@ -79,7 +79,7 @@ def near_groups(table: Table) -> Groups:
     return _groups(
         table,
         "SELECT f.grp AS g, i.* FROM images i JOIN images f ON f.sha256 = i.sha256 AND f.reason = '' "
-        f"WHERE i.reason IN ('', '{EXACT}') AND f.grp IS NOT NULL",
+        f"WHERE i.{READABLE} AND f.grp IS NOT NULL",
     )
 
 

@@ -11,40 +11,31 @@ from pathlib import Path
 from typing import Any
 
 from vae.config.prepare_flags import ValidateConfig
-from vae.data.manifest import MANIFEST_NAME, read_rows
-from vae.images.decoding import parse_background
+from vae.data.manifest import MANIFEST_NAME
 from vae.prepare.blocks import FileBlock, Source, open_source
-from vae.prepare.check import Check, utf8_text, warn_without_simplejpeg
+from vae.prepare.check import Check, utf8_text
 from vae.prepare.folders import check_apart, check_output_file, output_folder, write_error
 from vae.prepare.quarantine import VERB as QUARANTINE
 from vae.prepare.quarantine import move_rejected, undo
-from vae.prepare.reasons import (
-    NOT_REJECTED,
-    broken_lines,
-    count_rejected,
-    duplicates_text,
-    reason_lines,
-    remedy,
-    skip_lines,
-)
+from vae.prepare.reasons import NOT_REJECTED, count_rejected, duplicates_text, print_summary, remedy
 from vae.prepare.rows import RowFolder, parse_part, rules_of
-from vae.prepare.selection import EXACT, drop_exact
+from vae.prepare.selection import EXACT, READABLE, drop_exact
 from vae.prepare.table import Table
 from vae.prepare.verify import run_verify
 from vae.shards.dataset_json import is_dataset
 from vae.system import console
-from vae.system.addresses import is_remote
 from vae.system.console import printable
 from vae.system.errors import EXIT_DATA, UserError
 from vae.system.files import replace_text
 from vae.system.folder_marker import check_folder
 
 EXAMPLES = 6  # files named per reason in the report
-# The lists of the report: the condition on the rows, and their columns.
 LISTS = {
-    "rejected_files": (f"reason NOT IN ('', '{EXACT}')", ("path", "reason", "detail")),
-    "duplicate_files": (f"reason = '{EXACT}'", ("path", "detail")),
-    "flagged_files": ("reason = '' AND len(flags) > 0", ("path", "flags")),
+    "rejected_files": f"SELECT name AS path, reason, coalesce(detail, '') AS detail FROM images "
+    f"WHERE NOT {READABLE} ORDER BY n",
+    "duplicate_files": f"SELECT name AS path, coalesce(detail, '') AS detail FROM images "
+    f"WHERE reason = '{EXACT}' ORDER BY n",
+    "flagged_files": f"SELECT name AS path, flags FROM images WHERE {READABLE} AND len(flags) > 0 ORDER BY n",
 }
 
 
@@ -58,7 +49,6 @@ def run_validate(config: ValidateConfig) -> int:
         moved, left = undo(config.quarantine_dir, config.input_dir)
         console.info(f"{config.quarantine_dir}: {moved} files moved back, {left} left")
         return EXIT_DATA if left else 0
-    warn_without_simplejpeg()
     check_output_file(config.output_file, "--output_file", overwrite=config.overwrite)
     if is_dataset(config.input_dir) and config.input_dir.lower().partition("?")[0].endswith(".json"):
         return run_verify(config)
@@ -67,7 +57,6 @@ def run_validate(config: ValidateConfig) -> int:
             f"--val_path {config.val_path} is compared with a dataset of shards: give its dataset.json as "
             "--input_dir, or leave the flag out"
         )
-    parse_background(config.background)
     return _validate_images(config)
 
 
@@ -82,7 +71,7 @@ def _validate_images(config: ValidateConfig) -> int:
             )
         check_apart(config.input_dir, config.quarantine_dir, "--quarantine_dir")
         check_folder(Path(config.quarantine_dir), QUARANTINE, "--quarantine_dir")
-    list(manifest_rows(source))  # a damaged manifest is an error now, not after hours
+    list(source.manifest())  # a damaged manifest is an error now, not after hours
     with ExitStack() as stack:
         if config.rows_dir:
             check_apart(config.input_dir, config.rows_dir, "--rows_dir")
@@ -106,35 +95,23 @@ def _validate_images(config: ValidateConfig) -> int:
         moved = None
         if config.quarantine_dir:
             moved = move_rejected(_files_to_move(table), config.input_dir, config.quarantine_dir)
-        console.info("\n".join(report.lines(config, moved)))
+        report.print_summary(config, moved)
         return EXIT_DATA if config.strict and report.counts["rejected"] else 0
-
-
-def manifest_rows(source: Source) -> Iterator[dict[str, Any]]:
-    """The rows of the manifest in a folder of image files; none without one."""
-    if source.folder is None or is_remote(source.folder):
-        return
-    path = Path(source.folder) / MANIFEST_NAME
-    if path.is_file():
-        yield from read_rows(path, flag="--input_dir")
 
 
 def compare_with_manifest(table: Table, source: Source, is_whole: bool) -> bool:
     """Reject what differs from the folder's manifest; returns whether it has one."""
-    rows = (
-        {"path": utf8_text(row["path"]), "sha256": utf8_text(row["sha256"])} for row in manifest_rows(source)
-    )
-    table.lines("listed", rows, {"path": "VARCHAR", "sha256": "VARCHAR"})
-    table.run(
-        "UPDATE images SET reason = 'changed_since_manifest', detail = 'its bytes differ from those in the "
-        "manifest' FROM listed l WHERE images.reason = '' AND images.name = l.path AND images.sha256 <> "
-        "l.sha256"
+    table.load_manifest(source)
+    table.leave_out(
+        "changed_since_manifest",
+        "images.name = m.path AND images.sha256 <> m.sha256",
+        detail="'its bytes differ from those in the manifest'",
+        source="manifest m",
     )
     if is_whole and source.folder is not None:
-        listed = table.all("SELECT path FROM listed ANTI JOIN images ON name = path ORDER BY path")
+        listed = table.all("SELECT path FROM manifest ANTI JOIN images ON name = path ORDER BY path")
         missing = [n for (n,) in listed if not os.path.lexists(os.path.join(source.folder, n))]
-        rows = ({"name": name} for name in missing)
-        table.lines("missing", rows, {"name": "VARCHAR"})
+        table.lines("missing", ({"name": name} for name in missing), {"name": "VARCHAR"})
         table.run(
             "INSERT INTO images (n, block, number, name, reason, detail, flags) "
             "SELECT (SELECT max(n) FROM images) + row_number() OVER (), -1, 0, name, 'missing', "
@@ -177,18 +154,16 @@ class Report:
         }
         self.flags: list[tuple[str, int, list[str]]] = self.table.all(
             f"SELECT flag, count(*) AS c, list(name ORDER BY n)[1:{EXAMPLES}] FROM (SELECT n, name, "
-            "unnest(flags) AS flag FROM images WHERE reason = '') GROUP BY flag ORDER BY c DESC, flag"
+            f"unnest(flags) AS flag FROM images WHERE {READABLE}) GROUP BY flag ORDER BY c DESC, flag"
         )
 
     def json_parts(self) -> Iterator[str]:
         """The text of the JSON file."""
         yield json.dumps(self._summary(), indent=1)[:-2]  # the lists follow before the closing brace
-        for key, (condition, columns) in LISTS.items():
+        for key, query in LISTS.items():
             yield f',\n "{key}": ['
-            wanted = ", ".join(columns).replace("path", "name").replace("detail", "coalesce(detail, '')")
-            query = f"SELECT {wanted} FROM images WHERE {condition} ORDER BY n"
-            for number, row in enumerate(self.table.stream(query)):
-                yield (",\n  " if number else "\n  ") + json.dumps(dict(zip(columns, row, strict=True)))
+            for number, row in enumerate(self.table.json_rows(query)):
+                yield (",\n  " if number else "\n  ") + row
             yield "\n ]"
         yield "\n}\n"
 
@@ -199,7 +174,7 @@ class Report:
             "manifest_checked": self.has_manifest,
             **self.counts,
             "broken_files": [
-                {"path": str(self.source.blocks[n].listing[0]), "reason": reason, "detail": detail}
+                {"path": str(self.source.blocks[n].file), "reason": reason, "detail": detail}
                 for n, reason, detail in table.broken_blocks()
             ],
             "reasons": {
@@ -218,19 +193,18 @@ class Report:
             },
         }
 
-    def lines(self, config: ValidateConfig, moved: int | None) -> list[str]:
-        """The summary for a terminal."""
+    def print_summary(self, config: ValidateConfig, moved: int | None) -> None:
+        """Print the counts, the reasons and the flags."""
         counts = self.counts
-        lines = [
+        last = [f"  flagged  {count:>7}  {flag}: {printable(names[0])}" for flag, count, names in self.flags]
+        if moved is not None:
+            last.append(f"  moved    {moved:>7}  to quarantine; --undo_quarantine moves them back")
+        print_summary(
+            self.table,
+            self.source,
             f"{printable(config.input_dir)}: {counts['files_checked']} files in {self.seconds:.1f} s "
             f"({counts['files_per_minute']}/minute): {counts['accepted']} accepted, {counts['rejected']} "
             f"rejected, {duplicates_text(self.table)}",
-            *reason_lines(self.table),
-            *broken_lines(self.table),
-        ]
-        for flag, count, names in self.flags:
-            lines.append(f"  flagged  {count:>7}  {flag}: {printable(names[0])}")
-        lines += skip_lines(self.source.skips)
-        if moved is not None:
-            lines.append(f"  moved    {moved:>7}  to quarantine; --undo_quarantine moves them back")
-        return [*lines, f"  report: {printable(config.output_file)}"]
+            *last,
+            f"  report: {printable(config.output_file)}",
+        )

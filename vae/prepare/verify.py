@@ -15,8 +15,8 @@ from vae.config.prepare_flags import ValidateConfig
 from vae.images.decoding import decode_bytes
 from vae.images.formats import BadImageError
 from vae.prepare.folders import write_error
+from vae.prepare.near_duplicates import find_shared
 from vae.prepare.pool import Failure, Limits, count_workers, run_tasks
-from vae.prepare.shared import find_shared
 from vae.progress import Progress
 from vae.shards.dataset_json import ShardedDataset, read_dataset
 from vae.shards.index import Shard, index_path, max_index_bytes, read_index, row_name
