@@ -21,7 +21,7 @@ def folder(tmp_path, monkeypatch):
     (tmp_path / "foreign/mine.jpg").write_bytes(b"an image of mine")
     (tmp_path / "bad/a.png").write_bytes(b"nothing")
     (tmp_path / "taken.txt").write_text("a file")
-    for name in ("mds/shard.00000.mds", "lit/chunk-0-0.bin", "a b.tar", "a.parquet"):
+    for name in ("mds/shard.00000.mds", "lit/chunk-0-0.bin", "a b.tar"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_bytes(b"x")
     duckdb.execute("COPY (SELECT 'http://x' AS url, 1 AS score) TO 'urls.parquet' (FORMAT parquet)")
@@ -65,13 +65,7 @@ def files_in(folder):
         ("shard", [*RAW, *OUT, "--val_split", "1"], 2, "--val_split 1.0"),
         ("shard", ["--input_dir", "mds", *OUT], 77, "MDS"),
         ("shard", ["--input_dir", "lit", *OUT], 77, "LitData"),
-        ("shard", ["--input_dir", "a.parquet", *OUT], 77, "--input_dir a.parquet"),
-        (
-            "shard",
-            ["--input_dir", "urls.parquet", *OUT],
-            77,
-            "and the table as --join",
-        ),
+        ("shard", ["--input_dir", "urls.parquet", *OUT], 77, "and the table as --join"),
         ("index", ["--input", "a b.tar", *OUT], 77, "rename it"),
         ("split", [*RAW], 77, "contains no manifest.jsonl"),
         ("demo", [*RAW], 2, "--input_dir belongs to --mode"),

@@ -9,7 +9,6 @@ import pytest
 from PIL import Image
 
 from tests.harness.preparing import prepare, write_manifest
-from tests.harness.runs import run_script
 from vae.config.prepare_flags import SplitConfig
 from vae.data.manifest import read_rows
 from vae.prepare.draw import draw_image
@@ -268,8 +267,8 @@ def twins(tmp_path):
 
 
 def test_near_duplicates_are_the_default_groups(twins):
-    report = split(twins, val_split=0.4)
-    assert report["groups"] == 8
+    words = ("--mode", "split", "--input_dir", twins, "--val_split", "0.4")
+    prepare(*words, code=0, says="12 images in 8 groups by near_duplicates")
     subsets = subsets_of(twins)
     assert all(subsets[f"{number}.jpg"] == subsets[f"copy_{number}.jpg"] for number in range(4))
     assert {subset for subset, _ in subsets.values()} == {"train", "val"}
@@ -279,9 +278,3 @@ def test_near_duplicates_are_the_default_groups(twins):
     write_manifest(twins / "manifest.jsonl", [*rows[:-1], rows[-1] | {"phash": None}])
     with pytest.raises(DataError, match=r"copy_3.jpg has no phash.*--group_by manifest"):
         split(twins)
-
-
-def test_command_line(twins):
-    done = run_script("prepare_data.py", "--mode", "split", "--input_dir", str(twins), "--val_split", "0.25")
-    assert done.returncode == 0, done.stderr
-    assert "12 images in 8 groups by near_duplicates" in done.stdout

@@ -161,16 +161,12 @@ class Source:
 def open_source(config: ReadingConfig) -> Source:
     """The blocks of a folder, tar files or Parquet files, a pattern, a list or an address.
 
-    DataError if there are no images. Prints what a missing simplejpeg costs.
+    DataError if there are no images.
     """
     from vae.prepare.parquet_source import parquet_blocks
     from vae.prepare.tar_source import tar_blocks
 
-    if not has_simplejpeg():
-        console.warning(
-            "simplejpeg is not installed: damage inside JPEG data is not detected, and reading takes 3x the "
-            "time; python -m pip install simplejpeg"
-        )
+    warn_without_simplejpeg()
     parse_background(config.background)  # a mistake is an error now, not after hours
     text = config.input_dir
     refuse_secrets(text, FLAG)
@@ -206,6 +202,15 @@ def open_source(config: ReadingConfig) -> Source:
     source.listed = len(names)
     source.blocks = list(file_blocks(root, names[: config.limit]))
     return source
+
+
+def warn_without_simplejpeg() -> None:
+    """Print what a missing simplejpeg costs."""
+    if not has_simplejpeg():
+        console.warning(
+            "simplejpeg is not installed: damage inside JPEG data is not detected, and reading takes 3x the "
+            "time; python -m pip install simplejpeg"
+        )
 
 
 def _kind(text: str) -> str:

@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from vae.config.recipes import RECIPES
-from vae.prepare.selection import EXACT, LARGEST_FIRST, READABLE
+from vae.prepare.selection import EXACT, LARGEST_FIRST, READABLE, flags
 from vae.prepare.table import Table
 from vae.system.console import printable
 
@@ -113,8 +113,10 @@ def summarize(
         "input_dir": printable(input_dir),
         "images": len(values["aspect"]),
         "rejected": rejected,
-        "formats": _by_count(table, "format"),
-        "flags": _by_count(table, "unnest(flags)"),
+        "formats": dict(
+            table.all("SELECT format, count(*) AS c FROM readable GROUP BY format ORDER BY c DESC, format")
+        ),
+        "flags": {flag: count for flag, count, _ in flags(table)},
         "resolutions": [
             # Images that can be cropped at an image size without enlarging them.
             {"image_size": size, "images": images, "share": round(images / len(values["aspect"]), 6)}
@@ -167,12 +169,6 @@ def _numbers(table: Table, **expressions: str) -> dict[str, Any]:
 
 def _of_channels(aggregate: str) -> str:
     return "[" + ", ".join(f"round({aggregate.replace('[c]', f'[{c}]')}, 3)" for c in (1, 2, 3)) + "]"
-
-
-def _by_count(table: Table, value: str) -> dict[str, int]:
-    values = f"SELECT {value} AS v FROM readable"
-    query = f"SELECT v, count(*) AS c FROM ({values}) GROUP BY v ORDER BY c DESC, v"
-    return {str(name): count for name, count in table.all(query)}
 
 
 def _quantiles(values: np.ndarray) -> dict[str, float | None]:

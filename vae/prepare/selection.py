@@ -26,6 +26,7 @@ from vae.system.errors import DataError, UserError
 EXACT, NEAR = "exact_duplicate", "near_duplicate"
 READABLE = f"reason IN ('', '{EXACT}')"  # images that have passed the check, copies included
 BESIDE = "--beside"
+EXAMPLES = 6  # images named for each flag
 MAX_COLUMNS = 500  # of metadata that --where may use
 TRAIN, VAL = "train", "val"
 TRAINING, VALIDATION = "dataset.json", "validation.json"  # the subsets, as the files of their datasets
@@ -71,6 +72,14 @@ def drop_exact(table: Table, checked: str = "reason = ''") -> None:
         f"SELECT sha256, arg_min(name, n) AS name, min(n) AS n FROM images WHERE {checked} "
         "GROUP BY sha256 HAVING count(*) > 1) AS first "
         f"WHERE ({checked}) AND images.sha256 = first.sha256 AND images.n > first.n"
+    )
+
+
+def flags(table: Table) -> list[tuple[str, int, list[str]]]:
+    """(flag, number of images, the first of their names), most frequent first, of all readable images."""
+    return table.all(
+        f"SELECT flag, count(*) AS c, list(name ORDER BY n)[1:{EXAMPLES}] FROM (SELECT n, name, "
+        f"unnest(flags) AS flag FROM images WHERE {READABLE}) GROUP BY flag ORDER BY c DESC, flag"
     )
 
 

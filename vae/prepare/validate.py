@@ -6,7 +6,6 @@ import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +18,7 @@ from vae.prepare.quarantine import VERB as QUARANTINE
 from vae.prepare.quarantine import move_rejected, undo
 from vae.prepare.reasons import NOT_REJECTED, count_rejected, duplicates_text, print_summary, remedy
 from vae.prepare.rows import RowFolder, parse_part, rules_of
-from vae.prepare.selection import EXACT, READABLE, drop_exact
+from vae.prepare.selection import EXACT, READABLE, drop_exact, flags
 from vae.prepare.table import Table
 from vae.prepare.verify import run_verify
 from vae.shards.dataset_json import is_dataset
@@ -87,16 +86,28 @@ def _validate_images(config: ValidateConfig) -> int:
         table = Table(folder, source.blocks)
         has_manifest = compare_with_manifest(table, source, config.limit is None)
         drop_exact(table)
-        report = Report(table, source, has_manifest, time.monotonic() - began)
+        summary = _summarize(table, source, has_manifest, time.monotonic() - began)
         try:
-            replace_text(Path(config.output_file), report.json_parts())
+            replace_text(Path(config.output_file), _json_parts(table, summary))
         except OSError as error:
             raise write_error(error, config.output_file, "--output_file") from error
-        moved = None
+        last = [
+            f"  flagged  {flag['count']:>7}  {name}: {printable(flag['examples'][0])}"
+            for name, flag in summary["flags"].items()
+        ]
         if config.quarantine_dir:
             moved = move_rejected(_files_to_move(table), config.input_dir, config.quarantine_dir)
-        report.print_summary(config, moved)
-        return EXIT_DATA if config.strict and report.counts["rejected"] else 0
+            last.append(f"  moved    {moved:>7}  to quarantine; --undo_quarantine moves them back")
+        print_summary(
+            table,
+            source,
+            f"{printable(config.input_dir)}: {summary['files_checked']} files in {summary['seconds']:.1f} s "
+            f"({summary['files_per_minute']}/minute): {summary['accepted']} accepted, {summary['rejected']} "
+            f"rejected, {duplicates_text(table)}",
+            *last,
+            f"  report: {printable(config.output_file)}",
+        )
+        return EXIT_DATA if config.strict and summary["rejected"] else 0
 
 
 def compare_with_manifest(table: Table, source: Source, is_whole: bool) -> bool:
@@ -131,80 +142,46 @@ def _files_to_move(table: Table) -> Iterator[tuple[str, str, str]]:
             yield slice_of.names[at], reason, detail
 
 
-@dataclass
-class Report:
-    """The result of a validation: `accepted`, `rejected` and `duplicates` sum to the checked images."""
+def _summarize(table: Table, source: Source, has_manifest: bool, seconds: float) -> dict[str, Any]:
+    """The report without its lists: `accepted`, `rejected` and `exact_duplicates` are all checked files."""
+    checked, rejected = table.count(), count_rejected(table)
+    return {
+        "input_dir": source.text,
+        "manifest_checked": has_manifest,
+        "files_found": max(source.listed, checked),
+        "files_checked": checked,
+        "accepted": table.accepted,
+        "rejected": rejected,
+        "exact_duplicates": checked - table.accepted - rejected,
+        "seconds": round(seconds, 2),
+        "files_per_minute": round(checked / max(seconds, 1e-9) * 60),
+        "broken_files": [
+            {"path": str(source.blocks[number].file), "reason": reason, "detail": detail}
+            for number, reason, detail in table.broken_blocks()
+        ],
+        "reasons": {
+            reason: {
+                "count": count,
+                "remedy": remedy(reason),
+                "examples": [name for name, _ in table.examples(reason, EXAMPLES)],
+            }
+            for reason, count in table.counts()
+            if reason != EXACT
+        },
+        "flags": {flag: {"count": count, "examples": names} for flag, count, names in flags(table)},
+        "skipped": {
+            code: {"count": count, "examples": [utf8_text(name) for name in source.skips.examples[code]]}
+            for code, count in source.skips.counts.items()
+        },
+    }
 
-    table: Table
-    source: Source
-    has_manifest: bool
-    seconds: float
 
-    def __post_init__(self) -> None:
-        checked, rejected = self.table.count(), count_rejected(self.table)
-        accepted = self.table.accepted
-        self.counts = {
-            "files_found": max(self.source.listed, checked),
-            "files_checked": checked,
-            "accepted": accepted,
-            "rejected": rejected,
-            "exact_duplicates": checked - accepted - rejected,
-            "seconds": round(self.seconds, 2),
-            "files_per_minute": round(checked / max(self.seconds, 1e-9) * 60),
-        }
-        self.flags: list[tuple[str, int, list[str]]] = self.table.all(
-            f"SELECT flag, count(*) AS c, list(name ORDER BY n)[1:{EXAMPLES}] FROM (SELECT n, name, "
-            f"unnest(flags) AS flag FROM images WHERE {READABLE}) GROUP BY flag ORDER BY c DESC, flag"
-        )
-
-    def json_parts(self) -> Iterator[str]:
-        """The text of the JSON file."""
-        yield json.dumps(self._summary(), indent=1)[:-2]  # the lists follow before the closing brace
-        for key, query in LISTS.items():
-            yield f',\n "{key}": ['
-            for number, row in enumerate(self.table.json_rows(query)):
-                yield (",\n  " if number else "\n  ") + row
-            yield "\n ]"
-        yield "\n}\n"
-
-    def _summary(self) -> dict[str, Any]:
-        table, skips = self.table, self.source.skips
-        return {
-            "input_dir": self.source.text,
-            "manifest_checked": self.has_manifest,
-            **self.counts,
-            "broken_files": [
-                {"path": str(self.source.blocks[n].file), "reason": reason, "detail": detail}
-                for n, reason, detail in table.broken_blocks()
-            ],
-            "reasons": {
-                reason: {
-                    "count": count,
-                    "remedy": remedy(reason),
-                    "examples": [name for name, _ in table.examples(reason, EXAMPLES)],
-                }
-                for reason, count in table.counts()
-                if reason != EXACT
-            },
-            "flags": {flag: {"count": count, "examples": names} for flag, count, names in self.flags},
-            "skipped": {
-                code: {"count": count, "examples": [utf8_text(name) for name in skips.examples[code]]}
-                for code, count in skips.counts.items()
-            },
-        }
-
-    def print_summary(self, config: ValidateConfig, moved: int | None) -> None:
-        """Print the counts, the reasons and the flags."""
-        counts = self.counts
-        last = [f"  flagged  {count:>7}  {flag}: {printable(names[0])}" for flag, count, names in self.flags]
-        if moved is not None:
-            last.append(f"  moved    {moved:>7}  to quarantine; --undo_quarantine moves them back")
-        print_summary(
-            self.table,
-            self.source,
-            f"{printable(config.input_dir)}: {counts['files_checked']} files in {self.seconds:.1f} s "
-            f"({counts['files_per_minute']}/minute): {counts['accepted']} accepted, {counts['rejected']} "
-            f"rejected, {duplicates_text(self.table)}",
-            *last,
-            f"  report: {printable(config.output_file)}",
-        )
+def _json_parts(table: Table, summary: dict[str, Any]) -> Iterator[str]:
+    """The text of the report."""
+    yield json.dumps(summary, indent=1)[:-2]  # the lists follow before the closing brace
+    for key, query in LISTS.items():
+        yield f',\n "{key}": ['
+        for number, row in enumerate(table.json_rows(query)):
+            yield (",\n  " if number else "\n  ") + row
+        yield "\n ]"
+    yield "\n}\n"
