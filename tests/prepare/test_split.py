@@ -163,7 +163,7 @@ def test_folds_of_small_sets_are_even_and_stable(tmp_path, labels):
 def test_small_sets_validate_on_at_least_one_image_and_never_all():
     for count, share in ((2, 0.01), (2, 0.9), (10, 0.1), (40, 0.05)):
         keys = np.random.default_rng(count).integers(0, 2**63, count, dtype=np.uint64)
-        groups = gather(keys, np.zeros(count, int))
+        groups = gather(keys)
         in_val = choose_val_groups(groups, share, np.full(count, NONE))
         assert in_val.sum() == min(max(1, round(count * share)), count - 1)
         assert in_val[: in_val.sum()].all()  # the lowest hashes
@@ -179,9 +179,9 @@ def test_many_small_labels_still_give_the_share():
 
 def test_joined_groups_become_training_groups():
     keys, before = np.array([5, 5, 5, 9, 9], np.uint64), np.array([TRAIN, VAL, NONE, VAL, NONE])
-    earlier = earlier_choice(gather(keys, np.zeros(5, int)), before)
+    earlier = earlier_choice(gather(keys), before)
     assert earlier.tolist() == [TRAIN, VAL]
-    folds = earlier_choice(gather(keys, np.zeros(5, int)), np.array([2, 1, NONE, NONE, NONE]))
+    folds = earlier_choice(gather(keys), np.array([2, 1, NONE, NONE, NONE]))
     assert folds.tolist() == [1, NONE]
 
 
@@ -196,9 +196,7 @@ def test_impossible_numbers_are_errors(tmp_path):
         with pytest.raises(UserError, match=word):
             split(tmp_path, **options)
     with pytest.raises(UserError, match="more than the 2 groups"):
-        deal_folds(
-            gather(np.array([1, 2], np.uint64), np.zeros(2, int)), 3, np.full(2, NONE), np.zeros(2, bool)
-        )
+        deal_folds(gather(np.array([1, 2], np.uint64)), 3, np.full(2, NONE), np.zeros(2, bool))
 
 
 def test_folders_and_columns_as_groups(tmp_path):

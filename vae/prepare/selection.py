@@ -10,12 +10,12 @@ import numpy as np
 
 from vae.config.prepare_flags import SelectConfig
 from vae.data.exclude_list import KEY_DIGITS, read_exclude_list
-from vae.images.folder import SMALL_SET
 from vae.images.formats import BadImageError
 from vae.prepare.check import utf8_text
 from vae.prepare.join import json_path, read_joined
 from vae.prepare.near_duplicates import group_names, near_between, phashes_of, words_of
 from vae.prepare.parquet_source import short
+from vae.prepare.subsets import NONE, choose_val_groups, gather
 from vae.prepare.table import Table
 from vae.shards.dataset_json import read_dataset
 from vae.shards.store import TooLargeError
@@ -111,33 +111,20 @@ LARGEST_FIRST = "width::BIGINT * height DESC, bytes DESC, name"  # of a group: w
 def choose_validation(table: Table, share: float, *, near: bool) -> None:
     """Set the subset of all accepted images: about a share validates, and look-alikes stay together.
 
-    The groups with the lowest hashes are chosen, so that adding images hardly changes the choice: from 1000
-    images on, those below a threshold. Groups larger than the share train, unless no smaller one is left.
+    Adding images hardly changes the choice: it is that of `choose_val_groups`, by the hash of the bytes.
     """
     table.run("UPDATE images SET subset = ? WHERE reason = ''", TRAIN)
-    count = table.accepted
-    if not share or count < 2:
-        return
-    if near:
+    if near and share:
         name_near_groups(table)
-    target = max(1, min(round(count * share), count - 1))
-    below, upto = (int(share * 2**64), count) if count >= SMALL_SET else (2**64, target)
-    table.run(f"""
-        WITH sizes AS (
-            SELECT coalesce(grp, sha256) AS name, count(*) AS size,
-                CASE WHEN any_value(grp) IS NULL THEN ('0x' || any_value(sha256)[1:16])::UBIGINT
-                ELSE md5_number_lower(any_value(grp)) END AS hash
-            FROM images WHERE reason = '' GROUP BY coalesce(grp, sha256)
-        ), places AS (
-            SELECT *, sum(size) OVER place AS upto, row_number() OVER place AS rank,
-                count(*) OVER () AS groups
-            FROM sizes
-            WINDOW place AS (ORDER BY size > {target}, CASE WHEN size > {target} THEN size END, hash, name)
-        )
-        UPDATE images SET subset = '{VAL}' FROM places
-        WHERE reason = '' AND coalesce(grp, sha256) = places.name AND groups > 1
-            AND (rank = 1 OR size <= {target} AND hash < {below} AND upto <= {upto})
-    """)
+    found = table.columns(
+        "SELECT n, CASE WHEN grp IS NULL THEN ('0x' || sha256[1:16])::UBIGINT ELSE md5_number_lower(grp) END "
+        "AS hash FROM images WHERE reason = ''"
+    )
+    groups = gather(found["hash"])
+    if share and len(groups.hashes) > 1:
+        in_val = choose_val_groups(groups, share, np.full(len(groups.hashes), NONE))[groups.of_image]
+        with table.arrays("chosen", n=found["n"][in_val]):
+            table.run("UPDATE images SET subset = ? FROM chosen WHERE images.n = chosen.n", VAL)
 
 
 def refuse_divided_look_alikes(table: Table) -> None:
