@@ -265,22 +265,13 @@ def file_blocks(root: str, names: Iterable[str]) -> Iterator[Block]:
 
 def _file_block(root: str, names: list[str]) -> FileBlock:
     # A file with another size or time is read again; no result is kept because of a time alone.
-    listing = [[name, *_stamp(root, name)] for name in names]
-    return FileBlock(id=block_id(listing), file=as_file(root, FLAG), count=len(names), names=tuple(names))
-
-
-def _stamp(root: str, name: str) -> list[Any]:
-    if is_remote(root):
-        return []
-    try:
-        status = os.stat(os.path.join(root, name))
-        return [status.st_size, status.st_mtime_ns]
-    except OSError:
-        return [-1]
+    file = as_file(root, FLAG)
+    listing = [[name, *(stamp_of(file / name)[1:] if isinstance(file, Path) else ())] for name in names]
+    return FileBlock(id=block_id(listing), file=file, count=len(names), names=tuple(names))
 
 
 def stamp_of(file: File) -> list[Any]:
-    """Address or path of a large file, and what changes if its content does."""
+    """Address or path of a file, and what changes if its content does."""
     try:
         if isinstance(file, StoreFile):
             return [file.url, *stamp(file)]

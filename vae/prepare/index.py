@@ -138,7 +138,10 @@ def _known_blocks(hidden: Path, shown: str) -> list[Block]:
 
 def _publish(config: IndexConfig, table: Table, root: Path, base: str, began: float) -> int:
     """Select, and write what was left out, the indexes and the datasets, unless tar files are broken."""
-    _apply_sizes(table, config)
+    table.leave_out("too_small", "least(width, height) < ?", config.min_size)
+    table.leave_out("too_many_pixels", "width::BIGINT * height > ?", config.max_pixels)
+    if config.max_aspect:
+        table.leave_out("aspect", "greatest(width, height) > ? * least(width, height)", config.max_aspect)
     drop_exact(table)
     apply_rules(table, config)
     choose_validation(table, config.val_split, near=False)
@@ -157,14 +160,6 @@ def _publish(config: IndexConfig, table: Table, root: Path, base: str, began: fl
         _write_datasets(table, root, base, policy)
     _print_summary(config, table, root, images, written, time.monotonic() - began)
     return 0 if written else EXIT_DATA
-
-
-def _apply_sizes(table: Table, config: IndexConfig) -> None:
-    """Leave out the images that the rules of size refuse."""
-    table.leave_out("too_small", "least(width, height) < ?", config.min_size)
-    table.leave_out("too_many_pixels", "width::BIGINT * height > ?", config.max_pixels)
-    if config.max_aspect:
-        table.leave_out("aspect", "greatest(width, height) > ? * least(width, height)", config.max_aspect)
 
 
 def _write_datasets(table: Table, root: Path, base: str, policy: dict[str, Any]) -> None:
