@@ -321,8 +321,8 @@ def many(folder, count):
             (place / f"bad{index}.jpg").write_bytes(b"\xff\xd8\xff")
 
 
-def kill_when(moment, line, number=signal.SIGKILL):
-    """Run a command and signal it as soon as `moment()` is true; returns its exit code and stderr."""
+def kill_when(moment, line, number=None, kill=os.kill):
+    """Run a command and kill or signal it as soon as `moment()` is true; returns its exit code and stderr."""
     process = subprocess.Popen(
         [sys.executable, *line],
         cwd=ROOT,
@@ -333,7 +333,7 @@ def kill_when(moment, line, number=signal.SIGKILL):
         start_new_session=True,
     )
     wait_until(moment, process)
-    process.send_signal(number)
+    kill(process.pid, number or signal.SIGKILL)
     _, err = process.communicate(timeout=60)
     return process.returncode, err
 
