@@ -187,10 +187,12 @@ def test_columns_of_another_table_are_joined_by_key_or_url(tmp_path, suffix):
     scores = tmp_path / f"scores.{suffix}"
     kind = {"jsonl": "json"}.get(suffix, suffix)
     values = (
-        "SELECT lpad(i::VARCHAR, 9, '0') AS key, i / 10.0 AS score, 'it''s' AS \"a b\" FROM range(10) r(i)"
+        "SELECT lpad(i::VARCHAR, 9, '0') AS key, i / 10.0 AS score, 'it''s' AS \"a b\", 2 AS \"c\\\" "
+        "FROM range(10) r(i)"
     )
     duckdb.execute(f"COPY ({values}) TO '{scores}' (FORMAT {kind})")
-    rules = ("--join", scores, "--where", "score >= 0.5 and \"a b\" like 'it%' and punsafe < 0.9")
+    where = 'score >= 0.5 and "a b" like \'it%\' and "c\\" = 2 and punsafe < 0.9'
+    rules = ("--join", scores, "--where", where)
     for mode, source in (("index", "--input"), ("shard", "--input_dir")):
         words = (source, tars, "--output_dir", tmp_path / mode, "--val_split", "0", *rules)
         prepare("--mode", mode, *words, code=0)

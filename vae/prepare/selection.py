@@ -214,8 +214,9 @@ def _where(table: Table, text: str) -> None:
     """Leave out the images for which an SQL expression is not true; UserError if it is no expression."""
     columns = [f'"{name}"' for name in _COLUMNS_OF_ROWS]
     keys = table.all(
-        "SELECT key, list(DISTINCT json_type(metadata, '$.\"' || key || '\"')) FROM (SELECT metadata, "
-        "unnest(json_keys(metadata)) AS key FROM images) WHERE NOT contains(key, '\"') "
+        r"""SELECT key, list(DISTINCT json_type(metadata, '$."' || replace(key, '\', '\\') || '"'))
+        FROM (SELECT metadata, unnest(json_keys(metadata)) AS key FROM images)
+        WHERE key <> '' AND NOT contains(key, '"') """
         f"AND key NOT IN {_COLUMNS_OF_ROWS} GROUP BY key ORDER BY key LIMIT {MAX_COLUMNS}"
     )
     for key, types in keys:
