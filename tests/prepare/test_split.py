@@ -13,7 +13,7 @@ from vae.config.prepare_flags import SplitConfig
 from vae.data.manifest import read_rows
 from vae.prepare.draw import draw_image
 from vae.prepare.split import run_split
-from vae.prepare.subsets import NONE, TRAIN, VAL, choose_val_groups, deal_folds, earlier_choice, gather
+from vae.prepare.subsets import NONE, TRAIN, VAL, choose_val_groups, earlier_choice, gather
 from vae.system.errors import DataError, UserError
 
 
@@ -185,20 +185,6 @@ def test_joined_groups_become_training_groups():
     assert folds.tolist() == [1, NONE]
 
 
-def test_impossible_numbers_are_errors(tmp_path):
-    write_manifest(tmp_path / "manifest.jsonl", [row | {"group": "one"} for row in make_rows(9)])
-    for options, word in (
-        ({"val_split": 1.5}, "--val_split 1.5"),
-        ({"num_folds": 1}, "--num_folds 1"),
-        ({"val_split": 0.1}, "--val_split 0.1: all images are one group"),
-        ({"num_folds": 2}, "--num_folds 2 is more than the 1 groups"),
-    ):
-        with pytest.raises(UserError, match=word):
-            split(tmp_path, **options)
-    with pytest.raises(UserError, match="more than the 2 groups"):
-        deal_folds(gather(np.array([1, 2], np.uint64)), 3, np.full(2, NONE), np.zeros(2, bool))
-
-
 def test_folders_and_columns_as_groups(tmp_path):
     rows = make_rows(700, groups=False)
     write_manifest(tmp_path / "manifest.jsonl", rows)
@@ -239,13 +225,17 @@ def test_folders_and_columns_as_groups(tmp_path):
 @pytest.mark.parametrize(
     ("options", "word"),
     [
+        ({"val_split": 1.5}, "--val_split 1.5"),
+        ({"num_folds": 1}, "--num_folds 1"),
+        ({"val_split": 0.1}, "--val_split 0.1: all images are one group"),
+        ({"num_folds": 2}, "--num_folds 2 is more than the 1 groups"),
         ({"group_by": "site"}, "--group_by site is a column.*--join"),
         ({"group_by": "folder:x"}, "--group_by folder:x.*folder:1"),
         ({"group_by": "folder:2"}, "--group_by folder:2.*fewer levels"),
     ],
 )
-def test_unusable_rules_are_errors(tmp_path, options, word):
-    write_manifest(tmp_path / "manifest.jsonl", make_rows(9))
+def test_unusable_settings_are_errors(tmp_path, options, word):
+    write_manifest(tmp_path / "manifest.jsonl", [row | {"group": "one"} for row in make_rows(9)])
     with pytest.raises(UserError, match=word):
         split(tmp_path, **options)
 
