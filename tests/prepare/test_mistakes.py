@@ -21,7 +21,7 @@ def folder(tmp_path, monkeypatch):
     (tmp_path / "foreign/mine.jpg").write_bytes(b"an image of mine")
     (tmp_path / "bad/a.png").write_bytes(b"nothing")
     (tmp_path / "taken.txt").write_text("a file")
-    for name in ("mds/shard.00000.mds", "lit/chunk-0-0.bin", "a b.tar"):
+    for name in ("mds/shard.00000.mds", "lit/a.bin", "lit/chunk-0-0.bin", "a b.tar"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_bytes(b"x")
     duckdb.execute("COPY (SELECT 'http://x' AS url, 1 AS score) TO 'urls.parquet' (FORMAT parquet)")

@@ -216,17 +216,18 @@ def warn_without_simplejpeg() -> None:
 def _kind(text: str) -> str:
     """The extension of the files that a text names: .tar, .parquet, .txt for a list; empty for images."""
     names: Iterable[str] = [text]
+    otherwise = ""
     if os.path.isdir(text):
         names = _other_files(text)
     elif text.lower().endswith(".txt"):
         names = islice(read_list(text, FLAG), 1)
+        otherwise = ".txt"
     elif is_remote(text) and text.endswith("/"):
         names = list_files(StoreFile(text, FLAG))
         if any(name.lower().endswith(readable_extensions()) for name in names):
             return ""
     ends = {os.path.splitext(name.lower())[1] for name in names}
-    images = ".txt" if text.lower().endswith(".txt") and not os.path.isdir(text) else ""
-    return next((kind for kind in ARCHIVES if kind in ends), images)
+    return next((kind for kind in ARCHIVES if kind in ends), otherwise)
 
 
 def _other_files(folder: str) -> set[str]:
@@ -238,16 +239,16 @@ def _other_files(folder: str) -> set[str]:
 
     def note(name: str, code: str) -> None:
         if code == "other_file":
-            examples.setdefault(os.path.splitext(name.lower())[1], name)
+            program = next((program for program, names in PROGRAMS.items() if names.search(name)), None)
+            examples.setdefault(program or os.path.splitext(name.lower())[1], name)
 
     if next(walk_images(folder, flag=FLAG, extensions=OTHER_EXTENSIONS, on_skip=note), None) is not None:
         return set()
-    for name in examples.values():
-        if program := next((program for program, names in PROGRAMS.items() if names.search(name)), None):
-            raise DataError(
-                f"{FLAG} {folder} is a dataset in the format {program}, which is not read: export its images "
-                "to files"
-            )
+    if program := next((program for program in PROGRAMS if program in examples), None):
+        raise DataError(
+            f"{FLAG} {folder} is a dataset in the format {program}, which is not read: export its images to "
+            "files"
+        )
     return set(examples.values())
 
 
