@@ -18,11 +18,10 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from vae.config.prepare_flags import ShardConfig, parse_prepare_flags
-from vae.prepare.blocks import Block
+from vae.prepare.blocks import Block, open_source
 from vae.prepare.check import Check
-from vae.prepare.folders import output_folder
-from vae.prepare.rows import Task, write_rows
-from vae.prepare.shard import open_shard_job
+from vae.prepare.folders import check_apart
+from vae.prepare.rows import Task, open_rows, rules_of, write_rows
 from vae.system import console
 from vae.system.script import run_script
 
@@ -40,8 +39,9 @@ def main(argv: list[str]) -> int:
     config = parse_prepare_flags(["--mode", "shard", *argv])
     assert isinstance(config, ShardConfig)
     ray.init(ignore_reinit_error=True, runtime_env={"working_dir": None})
-    source, job = open_shard_job(config)
-    with output_folder(config.output_dir, "shard"), job.claimed() as folder:
+    check_apart(config.input_dir, config.output_dir)
+    source = open_source(config)
+    with open_rows(config, "shard", rules_of(config, source)) as (_, folder):
         todo = [{"block": block} for block in source.blocks if not folder.has(block)]
         if todo:
             check = partial(check_block, folder.root / "rows", folder.scratch, Check(config))

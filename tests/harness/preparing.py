@@ -34,15 +34,21 @@ def write_manifest(path: Path, rows: Iterable[dict[str, Any]]) -> None:
     path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
 
 
-def prepare(*words: object) -> subprocess.CompletedProcess[str]:
-    """Run prepare_data.py with these words; the output is text."""
+def prepare(*words: object, code: int | None = None, says: str = "") -> subprocess.CompletedProcess[str]:
+    """Run prepare_data.py with these words: the exit code, if it is given, and a text that is printed."""
     with without_workers():
-        return run_here("prepare_data.py", *words)
+        done = run_here("prepare_data.py", *words)
+    assert code in (None, done.returncode), done.stdout + done.stderr
+    assert says in done.stdout + done.stderr
+    return done
 
 
-def shard(source: object, output: object, *flags: object) -> subprocess.CompletedProcess[str]:
+def shard(
+    source: object, output: object, *flags: object, code: int | None = None, says: str = ""
+) -> subprocess.CompletedProcess[str]:
     """Run --mode shard."""
-    return prepare("--mode", "shard", "--input_dir", source, "--output_dir", output, *flags)
+    words = ("--mode", "shard", "--input_dir", source, "--output_dir", output, *flags)
+    return prepare(*words, code=code, says=says)
 
 
 def tree(folder: Path) -> dict[str, bytes]:

@@ -11,25 +11,22 @@ import numpy as np
 import pytest
 from PIL import Image, ImageFilter
 
-from tests.harness.preparing import without_workers
-from tests.harness.runs import ROOT, run_script
-from vae.config.prepare_flags import AnalyzeConfig
+from tests.harness.preparing import prepare
+from tests.harness.runs import run_here
 from vae.images.decoding import read_image
-from vae.prepare.analysis_page import bin_edges
-from vae.prepare.analyze import run_analyze
+from vae.prepare.analyze import bin_edges
 from vae.prepare.draw import draw_image
 from vae.prepare.measures import estimate_jpeg_quality, measure_image, sharpness
 
 EVIL = "<img src=x onerror=alert(1)> & \"quoted\" 'too'"
 
 
-def config(folder, output, num_workers="1"):
-    return AnalyzeConfig(input_dir=str(folder), output_dir=str(output), num_workers=num_workers)
-
-
-def analyze(config):
-    assert run_analyze(config) == 0
-    return json.loads(Path(config.output_dir, "stats.json").read_text())
+def analyze(folder, output, num_workers=1):
+    """The statistics, the page, and what is printed."""
+    words = ("--mode", "analyze", "--input_dir", folder, "--output_dir", output, "--num_workers", num_workers)
+    done = prepare(*words, code=0) if num_workers == 1 else run_here("prepare_data.py", *words)
+    stats = json.loads(Path(output, "stats.json").read_text())
+    return stats, Path(output, "page.html").read_text(encoding="utf-8"), done.stdout
 
 
 @pytest.fixture(scope="module")
@@ -53,23 +50,17 @@ def folder(tmp_path_factory):
 @pytest.fixture(scope="module")
 def analysis(folder, tmp_path_factory):
     output = tmp_path_factory.mktemp("out")
-    with without_workers():
-        stats = analyze(config(folder, output))
-    return stats, (output / "page.html").read_text(encoding="utf-8")
+    return *analyze(folder, output), output
 
 
 def test_statistics_of_the_set(analysis, folder):
-    stats, _ = analysis
+    stats, _, printed, output = analysis
     assert stats["images"] == 7
     assert {reason: one["count"] for reason, one in stats["rejected"].items()} == {"truncated": 1, "empty": 1}
     sizes = {one["image_size"]: one["images"] for one in stats["resolutions"]}
     assert {size: sizes[size] for size in (512, 768, 1024, 1536)} == {512: 3, 768: 2, 1024: 1, 1536: 0}
-    read = [
-        path
-        for path in folder.rglob("*.*")
-        if path.is_file() and path.name not in ("torn.jpg", "nothing.png")
-    ]
-    assert stats["space"]["bytes"] == sum(path.stat().st_size for path in read)
+    files = (path for path in folder.rglob("*.*") if path.name not in ("torn.jpg", "nothing.png"))
+    assert stats["space"]["bytes"] == sum(path.stat().st_size for path in files)
     assert stats["shapes"] == {"portrait": 2, "square": 3, "landscape": 2}
     assert stats["formats"] == {"PNG": 5, "JPEG": 1, "WEBP": 1}
     assert list(stats["formats"]) == ["PNG", "JPEG", "WEBP"]
@@ -80,10 +71,18 @@ def test_statistics_of_the_set(analysis, folder):
     near = stats["near_duplicates"]
     assert near["clusters"] == 1
     assert near["names"] == [[f"{EVIL}.png", "half.webp"]]  # the larger one first
+    with open(output / "near_duplicates.csv", newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert [(row["path"], row["width"], row["keep"]) for row in rows] == [
+        (f"{EVIL}.png", "800", "1"),
+        ("half.webp", "400", "0"),
+    ]
+    assert "near duplicates: 2 images in 1 group, all listed in " in printed
+    assert f"{rows[0]['group']}: {EVIL}.png, half.webp" in printed
 
 
 def test_page_is_complete_and_safe(analysis):
-    _, page = analysis
+    page = analysis[1]
     assert EVIL not in page
     assert EVIL in html.unescape(page)
     assert "<img src=x" not in page
@@ -96,17 +95,8 @@ def test_page_is_complete_and_safe(analysis):
     assert "script-src 'none'" in policy
     without_values = re.sub(r'"[^"]*"', '""', page)
     assert not re.search(r"<[^>]*\s(style|on\w+)=", without_values)  # the policy forbids these attributes
-    for text in (
-        "512",
-        "2560",
-        "none",
-        "Largest",
-        "Smallest",
-        "Exact duplicates",
-        "sub/two.png",
-        "truncated 1",
-    ):
-        assert text in page
+    words = ("512", "2560", "none", "Largest", "Smallest", "Exact duplicates", "sub/two.png", "truncated 1")
+    assert [word for word in words if word not in page] == []
     blurred = page[page.index("<h2>Most blurred") : page.index("<h2>Blank")]
     assert re.search(r"<figcaption><bdi>([^<]*)", blurred).group(1) == "soft.png"
     blank = page[page.index("<h2>Blank") : page.index("<h2>Most compressed")]
@@ -118,8 +108,7 @@ def test_page_is_complete_and_safe(analysis):
 
 @pytest.mark.slow
 def test_two_workers_write_the_same_files(folder, analysis, tmp_path):
-    assert analyze(config(folder, tmp_path / "s", num_workers="2")) == analysis[0]
-    assert (tmp_path / "s/page.html").read_text(encoding="utf-8") == analysis[1]
+    assert analyze(folder, tmp_path / "s", num_workers=2)[:2] == analysis[:2]
 
 
 def test_measurements_equal_values_by_hand(tmp_path):
@@ -154,21 +143,3 @@ def test_histograms_count_every_value():
             edges = bin_edges(values, is_log)
             assert len(edges) or not counted.any()
             assert np.histogram(values[counted], edges if len(edges) else 1)[0].sum() == counted.sum()
-
-
-@pytest.mark.slow
-def test_command_line(folder, tmp_path):
-    words = ["--mode", "analyze", "--input_dir", str(folder), "--num_workers", "1", "--limit", "4"]
-    done = run_script(str(ROOT / "prepare_data.py"), *words, "--output_dir", str(tmp_path / "s"))
-    assert done.returncode == 0, done.stderr
-    assert "4 images" in done.stdout
-    assert "near duplicates: 2 images in 1 group, all listed in " in done.stdout
-    assert (tmp_path / "s/page.html").exists()
-    with open(tmp_path / "s/near_duplicates.csv", newline="") as file:
-        rows = list(csv.DictReader(file))
-    assert [(row["path"], row["width"], row["keep"]) for row in rows] == [
-        (f"{EVIL}.png", "800", "1"),
-        ("half.webp", "400", "0"),
-    ]
-    assert len({row["group"] for row in rows}) == 1
-    assert f"{rows[0]['group']}: {EVIL}.png, half.webp" in done.stdout

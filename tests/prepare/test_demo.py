@@ -3,15 +3,13 @@
 import hashlib
 import os
 import signal
-import subprocess
-import sys
 
 import numpy as np
 import pytest
 from PIL import Image
 
-from tests.harness.runs import ROOT, run_here, run_script
-from tests.harness.waiting import wait_until
+from tests.harness.runs import run_here, run_script
+from tests.prepare.test_preprocess import kill_when, posix
 from vae.images.decoding import decode_image
 from vae.images.folder import list_images
 from vae.prepare.draw import draw_image
@@ -81,22 +79,13 @@ def test_script_draws_only_missing_images(tmp_path):
     )
 
 
-@pytest.mark.skipif(sys.platform == "win32", reason="needs Ctrl-C to a process group")
+@posix
 @pytest.mark.parametrize(("workers", "number"), [(0, signal.SIGINT), (2, signal.SIGINT), (2, signal.SIGTERM)])
 def test_signals_leave_only_complete_images(tmp_path, workers, number):
-    command = [sys.executable, str(ROOT / "prepare_data.py"), "--mode", "demo", "--output_dir", str(tmp_path)]
-    process = subprocess.Popen(
-        [*command, "--count", "5000", "--target_size", "64", "--num_workers", str(workers)],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    )
-    wait_until(lambda: list(tmp_path.glob("demo_*.png")), process)
-    os.killpg(process.pid, number)
-    _, err = process.communicate(timeout=60)
-    assert process.returncode == 130
-    assert "Traceback" not in err
+    line = f"prepare_data.py --mode demo --count 5000 --target_size 64 --num_workers {workers}".split()
+    line += ["--output_dir", str(tmp_path)]
+    code, err = kill_when(lambda: list(tmp_path.glob("demo_*.png")), line, number, os.killpg)
+    assert (code, "Traceback" in err) == (130, False)
     assert not list(tmp_path.glob(".*.tmp"))
     for name in list_images(tmp_path):
         decode_image(tmp_path / name)

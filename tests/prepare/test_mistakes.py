@@ -1,5 +1,6 @@
 """A user's mistake is one line that names the flag, with an exit code, and no file changes."""
 
+import duckdb
 import pytest
 
 from tests.harness.image_kinds import detailed
@@ -13,13 +14,17 @@ QUARANTINE = ("--quarantine_dir", "aside")
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
     """Folders with an image, without one, with a file of the user, and with a damaged image; a file."""
+    monkeypatch.chdir(tmp_path)
     for name in ("raw/sub", "empty", "foreign", "bad"):
         (tmp_path / name).mkdir(parents=True)
     detailed(0).save(tmp_path / "raw/sub/a.png")
     (tmp_path / "foreign/mine.jpg").write_bytes(b"an image of mine")
     (tmp_path / "bad/a.png").write_bytes(b"nothing")
     (tmp_path / "taken.txt").write_text("a file")
-    monkeypatch.chdir(tmp_path)
+    for name in ("mds/shard.00000.mds", "lit/a.bin", "lit/chunk-0-0.bin", "a b.tar"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_bytes(b"x")
+    duckdb.execute("COPY (SELECT 'http://x' AS url, 1 AS score) TO 'urls.parquet' (FORMAT parquet)")
     return tmp_path
 
 
@@ -58,6 +63,10 @@ def files_in(folder):
         ("analyze", [*RAW, "--output_dir", "bad"], 78, "did not write (a.png)"),
         ("shard", [*RAW, *OUT, "--beside", "none.json"], 77, "--beside none.json does not exist"),
         ("shard", [*RAW, *OUT, "--val_split", "1"], 2, "--val_split 1.0"),
+        ("shard", ["--input_dir", "mds", *OUT], 77, "MDS"),
+        ("shard", ["--input_dir", "lit", *OUT], 77, "LitData"),
+        ("shard", ["--input_dir", "urls.parquet", *OUT], 77, "and the table as --join"),
+        ("index", ["--input", "a b.tar", *OUT], 77, "rename it"),
         ("split", [*RAW], 77, "contains no manifest.jsonl"),
         ("demo", [*RAW], 2, "--input_dir belongs to --mode"),
         ("demo", ["--cuont", "3"], 2, "--cuont"),

@@ -24,9 +24,9 @@ def web(tmp_path, monkeypatch):
         yield server
 
 
-def index(web, output, *flags):
+def index(web, output, *flags, **expected):
     pattern = web.url("tars/kodak-{000000..000002}.tar")
-    return prepare("--mode", "index", "--input", pattern, "--output_dir", output, *flags)
+    return prepare("--mode", "index", "--input", pattern, "--output_dir", output, *flags, **expected)
 
 
 def read_all(path, cache):
@@ -38,26 +38,23 @@ def read_all(path, cache):
 def test_dataset_here_reads_tars_there(gives_ranges, web, tmp_path, monkeypatch):
     monkeypatch.setattr(tar_source, "CHUNK_BYTES", 10_000)  # so that a tar file has several
     web.gives_ranges = gives_ranges
-    done = index(web, tmp_path / "set")
-    assert done.returncode == 0, done.stdout + done.stderr
+    index(web, tmp_path / "set", code=0)
     path, tars = tmp_path / "set" / "dataset.json", sorted((web.root / "tars").glob("*.tar"))
     assert has_remote_shards(str(path))
     found, images = read_all(path, tmp_path / "cache")
     assert found == images_of(*tars)
     assert images.metadata(3) == {"source": "class1/000003.png", "caption": "a text", "label": "1"}
     words = ("--mode", "validate", "--input_dir", path, "--cache_dir", tmp_path / "cache")
-    checked = prepare(*words, "--num_workers", "1", "--output_file", tmp_path / "report.json", "--overwrite")
-    assert checked.returncode == 0, checked.stdout
+    prepare(*words, "--num_workers", "1", "--output_file", tmp_path / "report.json", "--overwrite", code=0)
     version = read_dataset(path).version
     assert index(web, tmp_path / "set").returncode == 0  # again
-    local = prepare("--mode", "index", "--input", web.root / "tars", "--output_dir", tmp_path / "local")
-    assert local.returncode == 0
+    prepare("--mode", "index", "--input", web.root / "tars", "--output_dir", tmp_path / "local", code=0)
     assert read_dataset(tmp_path / "local" / "dataset.json").version == version
 
 
 def test_dataset_beside_its_tars_is_read_from_the_store(web, tmp_path):
     """Two datasets of the same tar files, as training and validation, have their own indexes in the cache."""
-    assert index(web, tmp_path / "set", "--val_split", "0.4").returncode == 0
+    index(web, tmp_path / "set", "--val_split", "0.4", code=0)
     shutil.copytree(tmp_path / "set", web.root / "set")
     images = images_of(*(web.root / "tars").glob("*.tar"))
     for _ in range(2):
@@ -72,19 +69,17 @@ def test_dataset_beside_its_tars_is_read_from_the_store(web, tmp_path):
 def test_broken_store_and_missing_tar_are_lines_of_their_own(web, tmp_path):
     web.answers["tars/kodak-000001.tar"] = [503]
     (web.root / "tars" / "kodak-000002.tar").unlink()
-    done = index(web, tmp_path / "set")
-    assert done.returncode == 77
+    done = index(web, tmp_path / "set", code=77)
     lines = [line for line in done.stdout.splitlines() if "broken  " in line]
     assert ["kodak-000001.tar" in lines[0], "kodak-000002.tar" in lines[1]] == [True, True]
     assert "404" in lines[1]
     web.answers.clear()
-    assert index(web, tmp_path / "set", "--skip_broken_tars").returncode == 0
+    index(web, tmp_path / "set", "--skip_broken_tars", code=0)
     assert len(read_all(tmp_path / "set" / "dataset.json", tmp_path / "cache")[0]) == 10
 
 
 def test_dataset_on_a_store_names_no_local_tars(web, tmp_path):
     """A stranger's dataset.json must not read files of this machine."""
-    local = prepare("--mode", "index", "--input", web.root / "tars", "--output_dir", web.root / "set")
-    assert local.returncode == 0
+    prepare("--mode", "index", "--input", web.root / "tars", "--output_dir", web.root / "set", code=0)
     with pytest.raises(DataError, match="its tar files are not"):
         read_dataset(web.url("set/dataset.json"))

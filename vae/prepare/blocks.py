@@ -7,27 +7,37 @@ id in every part of a job, and another id if its files are other ones.
 import hashlib
 import json
 import os
+import re
 import zlib
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
-from functools import cached_property, partial
+from functools import partial
+from itertools import islice
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from vae.config.prepare_flags import ReadingConfig
-from vae.data.manifest import image_root, is_manifest, read_rows
-from vae.images.decoding import opened_image
+from vae.data.manifest import MANIFEST_NAME, image_root, is_manifest, read_rows
+from vae.images.decoding import opened_image, parse_background
 from vae.images.folder import OTHER_EXTENSIONS, readable_extensions, walk_images
 from vae.images.formats import BadImageError
+from vae.images.strict_jpeg import has_simplejpeg
 from vae.prepare.folders import inside
 from vae.prepare.inputs import File, as_file, common_folder, find_files, read_list, refuse_secrets
 from vae.shards.index import MAX_IMAGE_BYTES
 from vae.shards.store import MissingError, StoreError, StoreFile, TooLargeError, list_files, read_file, stamp
+from vae.system import console
 from vae.system.addresses import is_remote
 from vae.system.errors import DataError
 
 FLAG = "--input_dir"
 ARCHIVES = (".tar", ".parquet")  # of many images
 SLICE = 64  # files of a block, on average: what a killed run repeats
+# Datasets of other programs, by the names of their files.
+PROGRAMS = {
+    "MDS of mosaicml-streaming": re.compile(r"\.mds(\.zstd)?$", re.IGNORECASE),
+    "LitData": re.compile(r"(^|/)chunk-[^/]*\.bin$", re.IGNORECASE),
+}
 RAW_EXTENSIONS = (".nef", ".cr2", ".cr3", ".arw", ".dng", ".orf", ".rw2", ".raf", ".pef", ".srw")
 
 
@@ -40,27 +50,19 @@ class Item(NamedTuple):
     place: tuple[int, int, int, int] = (0, 0, 0, 0)  # in a tar file: offset, size, start and end of its texts
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Block:
     """A part of a source that is worked on at once."""
 
-    listing: Any  # what it has, as JSON: another listing is another block
-
-    @cached_property
-    def id(self) -> str:
-        """A name that another block never has."""
-        text = json.dumps([type(self).__name__, self.listing])
-        return hashlib.sha256(text.encode()).hexdigest()[:32]
-
-    @property
-    def count(self) -> int:
-        """Its number of images; 0 if it is not known yet."""
-        return 0
+    id: str  # another content has another one
+    file: File  # with the images, or the folder of the files
+    name: str = ""  # of the file, below the folder that all have in common
+    count: int = 0  # of images; 0: not known yet
 
     @property
     def is_remote(self) -> bool:
         """Whether it is read from a store."""
-        return False
+        return isinstance(self.file, StoreFile)
 
     def items(self, facts: dict[str, Any] | None = None) -> Iterator[Item]:
         """Its images in their order; `facts` may get what is known about the whole block."""
@@ -76,29 +78,34 @@ class Block:
                 return
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class FileBlock(Block):
     """A slice of a list of image files."""
 
-    root: str  # folder or address
     names: tuple[str, ...]
     outputs: tuple[str, ...] = ()  # of each image, without an extension: of --mode preprocess
-
-    @property
-    def count(self) -> int:
-        """Its number of images."""
-        return len(self.names)
-
-    @property
-    def is_remote(self) -> bool:
-        """Whether it is read from a store."""
-        return is_remote(self.root)
 
     def items(self, facts: dict[str, Any] | None = None) -> Iterator[Item]:
         """Its images in their order."""
         for name in self.names:
-            path = f"{self.root}/{name}" if self.is_remote else os.path.join(self.root, name)
-            yield Item(name, partial(_read, path))
+            path = f"{self.file.url}/{name}" if isinstance(self.file, StoreFile) else self.file / name
+            yield Item(name, partial(_read, str(path)))
+
+
+def block_id(*listing: Any) -> str:
+    """The id of a block, from all that decides its content."""
+    return hashlib.sha256(json.dumps(listing).encode()).hexdigest()[:32]
+
+
+def given(image: bytes | BadImageError) -> Callable[[], bytes]:
+    """A function that gives the bytes of an image, or raises why there are none."""
+
+    def read() -> bytes:
+        if isinstance(image, BadImageError):
+            raise image
+        return image
+
+    return read
 
 
 def _read(path: str) -> bytes:
@@ -145,10 +152,10 @@ class Source:
     folder: str | None = None  # of image files on this machine
     listed: int = 0  # files, also those behind `limit`
 
-    @property
-    def count(self) -> int:
-        """Number of images, or of blocks if it is not known."""
-        return sum(block.count for block in self.blocks) or len(self.blocks)
+    def manifest(self) -> Iterator[dict[str, Any]]:
+        """The rows of the manifest in a folder of image files; none without one."""
+        if self.folder is not None and (path := Path(self.folder) / MANIFEST_NAME).is_file():
+            yield from read_rows(path, flag=FLAG)
 
 
 def open_source(config: ReadingConfig) -> Source:
@@ -159,6 +166,8 @@ def open_source(config: ReadingConfig) -> Source:
     from vae.prepare.parquet_source import parquet_blocks
     from vae.prepare.tar_source import tar_blocks
 
+    warn_without_simplejpeg()
+    parse_background(config.background)  # a mistake is an error now, not after hours
     text = config.input_dir
     refuse_secrets(text, FLAG)
     absolute = text if is_remote(text) else os.path.realpath(text)
@@ -195,42 +204,52 @@ def open_source(config: ReadingConfig) -> Source:
     return source
 
 
+def warn_without_simplejpeg() -> None:
+    """Print what a missing simplejpeg costs."""
+    if not has_simplejpeg():
+        console.warning(
+            "simplejpeg is not installed: damage inside JPEG data is not detected, and reading takes 3x the "
+            "time; python -m pip install simplejpeg"
+        )
+
+
 def _kind(text: str) -> str:
-    """The extension of the files that a text names: tar files, Parquet files, a list; empty for images."""
-    lower = text.lower()
-    if lower.endswith(ARCHIVES) and not os.path.isdir(text):
-        return next(kind for kind in ARCHIVES if lower.endswith(kind))
-    if not is_remote(text) and os.path.isdir(text):
-        return _kind_of_folder(text)
-    if lower.endswith(".txt"):
-        first = next(read_list(text, FLAG), "").lower()
-        return next((kind for kind in ARCHIVES if first.endswith(kind)), ".txt")
-    if is_remote(text) and text.endswith("/"):
-        found = [name.lower() for name in list_files(StoreFile(text, FLAG))]
-        if not any(name.endswith(readable_extensions()) for name in found):
-            return next((kind for kind in ARCHIVES if any(name.endswith(kind) for name in found)), "")
-    return ""
+    """The extension of the files that a text names: .tar, .parquet, .txt for a list; empty for images."""
+    names: Iterable[str] = [text]
+    otherwise = ""
+    if os.path.isdir(text):
+        names = _other_files(text)
+    elif text.lower().endswith(".txt"):
+        names = islice(read_list(text, FLAG), 1)
+        otherwise = ".txt"
+    elif is_remote(text) and text.endswith("/"):
+        names = list_files(StoreFile(text, FLAG))
+        if any(name.lower().endswith(readable_extensions()) for name in names):
+            return ""
+    ends = {os.path.splitext(name.lower())[1] for name in names}
+    return next((kind for kind in ARCHIVES if kind in ends), otherwise)
 
 
-def _kind_of_folder(text: str) -> str:
-    """The kind of the files that images may be in; image files take precedence."""
-    seen = set[str]()
+def _other_files(folder: str) -> set[str]:
+    """An example of each extension in a folder without image files; none in one with image files.
+
+    DataError for the dataset of another program.
+    """
+    examples: dict[str, str] = {}
 
     def note(name: str, code: str) -> None:
         if code == "other_file":
-            base = os.path.basename(name.lower())
-            seen.add("chunk-.bin" if base.startswith("chunk-") and base.endswith(".bin") else base[-9:])
+            program = next((program for program, names in PROGRAMS.items() if names.search(name)), None)
+            examples.setdefault(program or os.path.splitext(name.lower())[1], name)
 
-    if next(walk_images(text, flag=FLAG, extensions=OTHER_EXTENSIONS, on_skip=note), None) is not None:
-        return ""
-    for kind, name in ((".mds", "MDS of mosaicml-streaming"), (".mds.zstd", "MDS of mosaicml-streaming"),
-                       ("chunk-.bin", "LitData")):  # fmt: skip
-        if any(end.endswith(kind) for end in seen):
-            raise DataError(
-                f"{FLAG} {text} is a dataset in the format {name}, which is not read: export its images to "
-                "files"
-            )
-    return next((kind for kind in ARCHIVES if any(end.endswith(kind) for end in seen)), "")
+    if next(walk_images(folder, flag=FLAG, extensions=OTHER_EXTENSIONS, on_skip=note), None) is not None:
+        return set()
+    if program := next((program for program in PROGRAMS if program in examples), None):
+        raise DataError(
+            f"{FLAG} {folder} is a dataset in the format {program}, which is not read: export its images to "
+            "files"
+        )
+    return set(examples.values())
 
 
 def file_blocks(root: str, names: Iterable[str]) -> Iterator[Block]:
@@ -247,21 +266,13 @@ def file_blocks(root: str, names: Iterable[str]) -> Iterator[Block]:
 
 def _file_block(root: str, names: list[str]) -> FileBlock:
     # A file with another size or time is read again; no result is kept because of a time alone.
-    return FileBlock([[name, *_stamp(root, name)] for name in names], root, tuple(names))
-
-
-def _stamp(root: str, name: str) -> list[Any]:
-    if is_remote(root):
-        return []
-    try:
-        status = os.stat(os.path.join(root, name))
-        return [status.st_size, status.st_mtime_ns]
-    except OSError:
-        return [-1]
+    file = as_file(root, FLAG)
+    listing = [[name, *(stamp_of(file / name)[1:] if isinstance(file, Path) else ())] for name in names]
+    return FileBlock(id=block_id(listing), file=file, count=len(names), names=tuple(names))
 
 
 def stamp_of(file: File) -> list[Any]:
-    """Address or path of a large file, and what changes if its content does."""
+    """Address or path of a file, and what changes if its content does."""
     try:
         if isinstance(file, StoreFile):
             return [file.url, *stamp(file)]

@@ -12,12 +12,10 @@ import numpy as np
 from vae.config.prepare_flags import IndexConfig, ReadingConfig, RulesConfig
 from vae.images.decoding import DecodedImage, check_header, read_image_bytes
 from vae.images.formats import BadImageError
-from vae.images.strict_jpeg import has_simplejpeg
 from vae.prepare.blocks import Block, Item
 from vae.prepare.measures import measure_image
 from vae.prepare.near_duplicates import hash_pixels
 from vae.prepare.pool import Limits
-from vae.system import console
 from vae.system.host import GIB
 
 # Reading an image needs at most this many bytes per pixel: Pillow's four, a rotated copy, and two arrays.
@@ -189,12 +187,3 @@ def _plain(metadata: dict[str, Any]) -> dict[str, Any]:
             break
         plain[utf8_text(name)] = value
     return plain
-
-
-def warn_without_simplejpeg() -> None:
-    """Print what a missing simplejpeg costs."""
-    if not has_simplejpeg():
-        console.warning(
-            "simplejpeg is not installed: damage inside JPEG data is not detected, and reading takes 3x the "
-            "time; python -m pip install simplejpeg"
-        )

@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from vae.config.recipes import RECIPES
-from vae.prepare.selection import EXACT, LARGEST_FIRST
+from vae.prepare.selection import EXACT, LARGEST_FIRST, READABLE, flags
 from vae.prepare.table import Table
 from vae.system.console import printable
 
@@ -40,7 +40,7 @@ _VIEW = f"""
         least(width, height) AS short_side, greatest(width, height) AS long_side, width / height AS aspect,
         width / 1e6 * height AS megapixels, bytes * 8 / (width::BIGINT * height) AS bits_per_pixel,
         list_has_any(flags, ['constant', 'near_blank']) AS is_blank
-    FROM images WHERE reason IN ('', '{EXACT}')
+    FROM images WHERE {READABLE}
 """
 _SIZE = "width || ' x ' || height"
 # Example images on the page by heading: which ones, their order, and the text below each, in SQL.
@@ -79,7 +79,7 @@ def near_groups(table: Table) -> Groups:
     return _groups(
         table,
         "SELECT f.grp AS g, i.* FROM images i JOIN images f ON f.sha256 = i.sha256 AND f.reason = '' "
-        f"WHERE i.reason IN ('', '{EXACT}') AND f.grp IS NOT NULL",
+        f"WHERE i.{READABLE} AND f.grp IS NOT NULL",
     )
 
 
@@ -113,8 +113,10 @@ def summarize(
         "input_dir": printable(input_dir),
         "images": len(values["aspect"]),
         "rejected": rejected,
-        "formats": _by_count(table, "format"),
-        "flags": _by_count(table, "unnest(flags)"),
+        "formats": dict(
+            table.all("SELECT format, count(*) AS c FROM readable GROUP BY format ORDER BY c DESC, format")
+        ),
+        "flags": {flag: count for flag, count, _ in flags(table)},
         "resolutions": [
             # Images that can be cropped at an image size without enlarging them.
             {"image_size": size, "images": images, "share": round(images / len(values["aspect"]), 6)}
@@ -167,12 +169,6 @@ def _numbers(table: Table, **expressions: str) -> dict[str, Any]:
 
 def _of_channels(aggregate: str) -> str:
     return "[" + ", ".join(f"round({aggregate.replace('[c]', f'[{c}]')}, 3)" for c in (1, 2, 3)) + "]"
-
-
-def _by_count(table: Table, value: str) -> dict[str, int]:
-    values = f"SELECT {value} AS v FROM readable"
-    query = f"SELECT v, count(*) AS c FROM ({values}) GROUP BY v ORDER BY c DESC, v"
-    return {str(name): count for name, count in table.all(query)}
 
 
 def _quantiles(values: np.ndarray) -> dict[str, float | None]:

@@ -3,24 +3,22 @@
 Each tar file is a block. With a dataset.json of this mode as --input, its rows are selected from again.
 """
 
-import json
 import re
 import time
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from itertools import groupby
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 
 from vae.config.prepare_flags import IndexConfig
 from vae.prepare.blocks import Block, Source
 from vae.prepare.check import HeaderCheck
-from vae.prepare.folders import HIDDEN, claim_content, inside, output_folder
+from vae.prepare.folders import HIDDEN, claim_content, inside
 from vae.prepare.inputs import common_folder, find_files
 from vae.prepare.reasons import remedy
-from vae.prepare.rows import RowFolder, parse_part
+from vae.prepare.rows import open_rows
 from vae.prepare.selection import (
     EXACT,
     KEY_DIGITS,
@@ -32,8 +30,9 @@ from vae.prepare.selection import (
     choose_validation,
     drop_exact,
 )
+from vae.prepare.shard_writer import save_index
 from vae.prepare.table import Table
-from vae.prepare.tar_source import TarBlock, tar_blocks
+from vae.prepare.tar_source import tar_blocks
 from vae.shards.dataset_json import dataset_content, read_dataset, write_dataset
 from vae.shards.index import Shard, foreign_index, index_path
 from vae.shards.shard_list import is_tar_name
@@ -41,12 +40,9 @@ from vae.system import console
 from vae.system.console import counted, printable
 from vae.system.errors import EXIT_DATA, DataError, UserError
 from vae.system.files import (
-    atomic_path,
-    open_new,
     read_json,
     remove_temporary,
     replace_text,
-    sha256_of_file,
     write_json,
 )
 
@@ -61,20 +57,14 @@ CONTENT = (  # what decides the content of the datasets, besides the rules
 )
 COUNTED = ("too_small", "aspect", "too_many_pixels", "where", "excluded", EXACT)  # not listed
 REJECTED_NAME = "rejected.jsonl"
+REJECTED = (
+    "SELECT name AS tar, reason, coalesce(detail, '') AS detail FROM blocks WHERE reason IS NOT NULL "
+    "ORDER BY block",
+    "SELECT b.name AS tar, i.name, i.reason, coalesce(i.detail, '') AS detail "
+    f"FROM images i JOIN blocks b USING (block) WHERE i.reason NOT IN {('', *COUNTED)!r} ORDER BY n",
+)
 MAX_LINES = 20  # of broken tar files that are printed
 MAX_BLOCKS_BYTES = 2**30
-
-
-@dataclass(frozen=True)
-class KnownBlock(Block):
-    """A tar file whose rows are known: `listing` is the name of their file."""
-
-    name: str = ""
-
-    @property
-    def id(self) -> str:
-        """The name of its file of rows."""
-        return str(self.listing)
 
 
 def run_index(config: IndexConfig) -> int:
@@ -95,20 +85,17 @@ def run_index(config: IndexConfig) -> int:
             "._=+@,- below the folder that all have in common: rename it"
         )
     needs_metadata = bool(config.where or config.join or config.exclude)
-    blocks = list(tar_blocks(files, FLAG, config.image_key, keeps_metadata=needs_metadata))
+    blocks: list[Block] = list(tar_blocks(files, FLAG, config.image_key, keeps_metadata=needs_metadata))
     settings = {name: getattr(config, name) for name in ROW_RULES}
     settings |= {"tars": base, "metadata": needs_metadata}
-    with output_folder(config.output_dir, "index") as root:
-        owner = f"--output_dir {config.output_dir}"
-        with RowFolder(root / HIDDEN, owner, settings, parse_part(config.part)).claimed() as folder:
-            source = Source(base, list[Block](blocks), "tar")
-            folder.run(source, HeaderCheck(config), "index")
-            if config.part:
-                console.info(folder.part_text(source))
-                return 0
-            known_blocks = [[block.name, block.id] for block in blocks]
-            write_json(root / HIDDEN / "blocks.json", known_blocks)
-            return _publish(config, Table(folder, blocks), root, base, began)
+    with open_rows(config, "index", settings) as (root, folder):
+        source = Source(base, blocks, "tar")
+        folder.run(source, HeaderCheck(config), "index")
+        if config.part:
+            console.info(folder.part_text(source))
+            return 0
+        write_json(root / HIDDEN / "blocks.json", [[block.name, block.id] for block in blocks])
+        return _publish(config, Table(folder, blocks), root, base, began)
 
 
 def _select_again(config: IndexConfig, began: float) -> int:
@@ -126,21 +113,18 @@ def _select_again(config: IndexConfig, began: float) -> int:
             )
     theirs = dataset.path.parent / HIDDEN
     blocks = _known_blocks(theirs, config.input)
-    with output_folder(config.output_dir, "index") as root:
-        owner = f"--output_dir {config.output_dir}"
-        with RowFolder(root / HIDDEN, owner, {"rows": str(theirs)}).claimed() as folder:
-            folder.rows = theirs / "rows"
-            return _publish(config, Table(folder, blocks), root, dataset.tars, began)
+    with open_rows(config, "index", {"rows": str(theirs)}) as (root, folder):
+        folder.rows = theirs / "rows"
+        return _publish(config, Table(folder, blocks), root, dataset.tars, began)
 
 
-def _known_blocks(hidden: Path, shown: str) -> list[KnownBlock]:
+def _known_blocks(hidden: Path, shown: str) -> list[Block]:
     """The files of rows of a dataset; DataError if it has none."""
     try:
         listed = read_json(hidden / "blocks.json", max_bytes=MAX_BLOCKS_BYTES)
-        blocks = [KnownBlock(block_id, name) for name, block_id in listed]
+        blocks = [Block(id=block_id, file=Path(name), name=name) for name, block_id in listed]
         is_valid = all(
-            isinstance(block.listing, str)
-            and re.fullmatch("[0-9a-f]{32}", block.listing)
+            re.fullmatch("[0-9a-f]{32}", block.id)
             and is_tar_name(block.name)
             and (hidden / "rows" / f"{block.id}.jsonl").is_file()
             for block in blocks
@@ -154,14 +138,18 @@ def _known_blocks(hidden: Path, shown: str) -> list[KnownBlock]:
 
 def _publish(config: IndexConfig, table: Table, root: Path, base: str, began: float) -> int:
     """Select, and write what was left out, the indexes and the datasets, unless tar files are broken."""
-    _apply_sizes(table, config)
+    table.leave_out("too_small", "least(width, height) < ?", config.min_size)
+    table.leave_out("too_many_pixels", "width::BIGINT * height > ?", config.max_pixels)
+    if config.max_aspect:
+        table.leave_out("aspect", "greatest(width, height) > ? * least(width, height)", config.max_aspect)
     drop_exact(table)
     apply_rules(table, config)
     choose_validation(table, config.val_split, near=False)
     for path in (root, *(root / name for name in FOLDERS.values())):
         remove_temporary(path)  # of killed processes
     inside(root, REJECTED_NAME)
-    replace_text(root / REJECTED_NAME, _rejected_lines(table))
+    rejected = (f"{row}\n" for query in REJECTED for row in table.json_rows(query))
+    replace_text(root / REJECTED_NAME, rejected)
     images = {name: table.count("reason = '' AND subset = ?", subset) for name, subset in SUBSETS.items()}
     is_complete = config.skip_broken_tars or not table.broken_blocks()
     written = bool(images[TRAINING]) and is_complete
@@ -172,16 +160,6 @@ def _publish(config: IndexConfig, table: Table, root: Path, base: str, began: fl
         _write_datasets(table, root, base, policy)
     _print_summary(config, table, root, images, written, time.monotonic() - began)
     return 0 if written else EXIT_DATA
-
-
-def _apply_sizes(table: Table, config: IndexConfig) -> None:
-    """Leave out the images that the rules of size refuse."""
-    for reason, rule, value in (
-        ("too_small", "least(width, height) < ?", config.min_size),
-        ("too_many_pixels", "width::BIGINT * height > ?", config.max_pixels),
-        ("aspect", "greatest(width, height) > ? * least(width, height)", config.max_aspect or 2.0**40),
-    ):
-        table.run(f"UPDATE images SET reason = ?, detail = '' WHERE reason = '' AND {rule}", reason, value)
 
 
 def _write_datasets(table: Table, root: Path, base: str, policy: dict[str, Any]) -> None:
@@ -198,13 +176,13 @@ def _write_datasets(table: Table, root: Path, base: str, policy: dict[str, Any])
     for name, folder in FOLDERS.items():
         shards = []
         rows = table.stream(
-            f"SELECT block, sha256[1:{KEY_DIGITS}], position, bytes, crc32, width, height, text_start, "
-            "text_end, name FROM images WHERE reason = '' AND subset = ? ORDER BY n",
+            f"SELECT block, sha256[1:{KEY_DIGITS}], position, bytes, crc32, width, height, 0, 0, text_start, "
+            "text_end, encode(name) FROM images WHERE reason = '' AND subset = ? ORDER BY n",
             SUBSETS[name],
         )
         for block, images in groupby(rows, key=lambda row: row[0]):
             if block in facts:  # it was read to its end
-                tar = Shard(_tar_name(table.blocks[block]), 0, *facts[block])
+                tar = Shard(table.blocks[block].name, 0, *facts[block])
                 shards.append(_write_index(root, folder, tar, [image[1:] for image in images]))
         if shards:
             more = {"tars": base, "indexes": folder}
@@ -212,37 +190,14 @@ def _write_datasets(table: Table, root: Path, base: str, policy: dict[str, Any])
             validation = name
 
 
-def _tar_name(block: Block) -> str:
-    return cast(TarBlock | KnownBlock, block).name
-
-
 def _write_index(root: Path, folder: str, tar: Shard, images: Sequence[tuple[Any, ...]]) -> Shard:
     """Write the index of the images of a tar file that are in a subset."""
     path = index_path(Path(folder), tar)
     (root / path).parent.mkdir(parents=True, exist_ok=True)
     inside(root, str(path))
-    keys, *numbers, names = zip(*images, strict=True)
-    members = [name.encode() for name in names]
-    rows = np.zeros(len(members), foreign_index(max(map(len, members))))
-    rows["key"] = [key.encode() for key in keys]
-    rows["name"] = members
-    columns = ("offset", "size", "crc32", "width", "height", "text_start", "text_end")
-    for column, values in zip(columns, cast(Iterable[Any], numbers), strict=True):
-        rows[column] = values
-    with atomic_path(root / path) as temporary, open_new(temporary) as file:
-        np.save(file, rows, allow_pickle=False)
-    return Shard(tar.name, len(rows), tar.bytes, tar.sha256, sha256_of_file(root / path))
-
-
-def _rejected_lines(table: Table) -> Iterator[str]:
-    for number, reason, detail in table.broken_blocks():
-        yield json.dumps({"tar": _tar_name(table.blocks[number]), "reason": reason, "detail": detail}) + "\n"
-    query = (
-        f"SELECT block, name, reason, detail FROM images WHERE reason NOT IN {('', *COUNTED)!r} ORDER BY n"
-    )
-    for number, name, reason, detail in table.stream(query):
-        tar = _tar_name(table.blocks[number])
-        yield json.dumps({"tar": tar, "name": name, "reason": reason, "detail": detail or ""}) + "\n"
+    rows = np.array(images, foreign_index(max(len(image[-1]) for image in images)))
+    digest = save_index(root / path, rows)
+    return Shard(tar.name, len(rows), tar.bytes, tar.sha256, digest)
 
 
 def _print_summary(
@@ -256,7 +211,7 @@ def _print_summary(
         f"{sum(n for _, n in counts)} left out",
         *(f"  left out {count:>7}  {reason}: {remedy(reason)}" for reason, count in counts),
         *(
-            f"  broken  {printable(_tar_name(table.blocks[number]))}: {printable(detail)}"
+            f"  broken  {printable(table.blocks[number].name)}: {printable(detail)}"
             for number, _, detail in broken[:MAX_LINES]
         ),
     ]

@@ -78,33 +78,23 @@ def refuse_secrets(path: str, flag: str) -> None:
 def _paths(text: str, flag: str, extensions: tuple[str, ...]) -> Iterator[str]:
     """Addresses, or absolute paths."""
     for path in expand(text, flag):
-        if is_remote(path):
-            yield from _remote_paths(path, flag, extensions)
-        elif os.path.isdir(path):
-            yield from _in_folder(Path(path).absolute(), extensions)
+        if not is_remote(path) and os.path.isdir(path):
+            for root, folders, names in os.walk(os.path.abspath(path)):
+                folders[:] = sorted(name for name in folders if not name.startswith("."))
+                yield from (
+                    os.path.join(root, name) for name in sorted(names) if _is_wanted(name, extensions)
+                )
         elif path.lower().endswith(".txt"):
             yield from read_list(path, flag)
+        elif is_remote(path):
+            names = list_files(StoreFile(path, flag)) if path.endswith("/") else [path]
+            yield from (name for name in names if name == path or _is_wanted(name, extensions))
         elif glob.has_magic(path) and not os.path.exists(path):
-            yield from (os.path.abspath(found) for found in sorted(glob.glob(path)))
+            yield from map(os.path.abspath, sorted(glob.glob(path)))
         elif not path.lower().endswith(extensions) and not os.path.lexists(path):
             raise DataError(f"{flag} {path} does not exist: give a folder, a file, a pattern or a .txt list")
         else:
             yield os.path.abspath(path)
-
-
-def _remote_paths(path: str, flag: str, extensions: tuple[str, ...]) -> Iterator[str]:
-    if path.endswith("/"):
-        yield from (one for one in list_files(StoreFile(path, flag)) if _is_wanted(one, extensions))
-    elif path.lower().endswith(".txt"):
-        yield from read_list(path, flag)
-    else:
-        yield path
-
-
-def _in_folder(folder: Path, extensions: tuple[str, ...]) -> Iterator[str]:
-    for root, folders, names in os.walk(folder):
-        folders[:] = sorted(name for name in folders if not name.startswith("."))
-        yield from (os.path.join(root, name) for name in sorted(names) if _is_wanted(name, extensions))
 
 
 def read_list(path: str, flag: str) -> Iterator[str]:
@@ -123,18 +113,18 @@ def read_list(path: str, flag: str) -> Iterator[str]:
             for name in expand(line.strip(), flag):
                 if is_remote(name):
                     yield name
+                elif is_remote(path):
+                    yield f"{folder}/{name}"
                 else:
-                    yield (
-                        f"{folder}/{name}"
-                        if is_remote(path)
-                        else os.path.normpath(os.path.join(folder, name))
-                    )
+                    yield os.path.normpath(os.path.join(folder, name))
 
 
 def _is_wanted(name: str, extensions: tuple[str, ...]) -> bool:
-    base = name.replace("\\", "/").rpartition("/")[2]
+    """Whether a file that was not named itself is read, or is one for an error: a compressed tar file."""
+    if name.rpartition("/")[2].startswith("."):
+        return False
     is_tar = ".tar" in extensions and COMPRESSED.search(name) is not None
-    return not base.startswith(".") and (name.lower().endswith(extensions) or is_tar)
+    return is_tar or name.lower().endswith(extensions)
 
 
 def expand(text: str, flag: str) -> Iterator[str]:

@@ -42,7 +42,7 @@ def _append(db: Any, path: Path, key: str, shown: str) -> None:
 
 def json_path(name: str) -> str:
     """The path of a key in SQL's JSON functions, within single quotes."""
-    return '$."' + name.replace('"', '\\"').replace("'", "''") + '"'
+    return '$."' + name.replace("\\", "\\\\").replace('"', '\\"').replace("'", "''") + '"'
 
 
 def read_column(text: str, key: str, column: str, flag: str) -> dict[str, str | None]:

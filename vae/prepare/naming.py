@@ -6,8 +6,9 @@ import unicodedata
 from collections.abc import Sequence
 from dataclasses import replace
 
-from vae.prepare.blocks import Block, FileBlock
+from vae.prepare.blocks import Block, FileBlock, block_id
 from vae.prepare.check import utf8_text
+from vae.prepare.tar_source import TarBlock
 
 MAX_BYTES = 240  # of one name, on all common file systems, without an extension and the digits of a size
 
@@ -33,7 +34,7 @@ def name_outputs(blocks: Sequence[Block]) -> list[Block]:
                     break
             taken.add(key)
             outputs.append(output)
-        named.append(replace(block, listing=[*block.listing, outputs], outputs=tuple(outputs)))
+        named.append(replace(block, id=block_id(block.id, outputs), outputs=tuple(outputs)))
     return named
 
 
@@ -42,9 +43,7 @@ def output_of(block: Block, at: int, name: str) -> str:
     if isinstance(block, FileBlock):
         return block.outputs[at]
     # Other names of the block are not known: one that a file system may change gets a hash.
-    plain = (
-        f"{getattr(block, 'name', '').removesuffix('.tar')}/{name}" if hasattr(block, "image_key") else name
-    )
+    plain = f"{block.name.removesuffix('.tar')}/{name}" if isinstance(block, TarBlock) else name
     output = output_name(plain)
     return output if output_key(output) == output else output_name(plain, 8)
 

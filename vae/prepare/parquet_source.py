@@ -13,7 +13,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from vae.images.formats import EXTENSIONS_OF, BadImageError, sniff_format
-from vae.prepare.blocks import FLAG, Block, Item, stamp_of
+from vae.prepare.blocks import FLAG, Block, Item, block_id, given, stamp_of
 from vae.prepare.inputs import File, local_file
 from vae.shards.store import StoreFile
 from vae.system.console import printable
@@ -45,14 +45,17 @@ def literal(path: str | os.PathLike[str]) -> str:
 def parquet_blocks(files: Sequence[File], image_column: str | None) -> Iterator["ParquetBlock"]:
     """The row groups of all files; DataError for a file that is no Parquet, or has no images."""
     for file in files:
-        listing, name = stamp_of(file), printable(str(file).replace("\\", "/").rpartition("/")[2])
-        if isinstance(file, StoreFile):
-            yield ParquetBlock([*listing, image_column], file, name, 0, None, image_column)
-            continue
+        name = printable(str(file).replace("\\", "/").rpartition("/")[2])
         first = 0
-        for rows in _row_groups(file, image_column):
-            place = [*listing, first, rows, image_column]
-            yield ParquetBlock(place, file, name, first, rows, image_column)
+        for rows in [0] if isinstance(file, StoreFile) else _row_groups(file, image_column):
+            yield ParquetBlock(
+                id=block_id("parquet", stamp_of(file), first, rows, image_column),
+                file=file,
+                name=name,
+                count=rows,
+                first=first,
+                image_column=image_column,
+            )
             first += rows
 
 
@@ -64,7 +67,10 @@ def _row_groups(file: Path, image_column: str | None) -> list[int]:
         check_regular(file)
         db = connect()
         _columns(db, file, image_column)
-        query = "SELECT DISTINCT row_group_id, row_group_num_rows FROM parquet_metadata(?) ORDER BY 1"
+        query = (
+            "SELECT DISTINCT row_group_id, row_group_num_rows FROM parquet_metadata(?) "
+            "WHERE row_group_num_rows > 0 ORDER BY 1"
+        )
         return [rows for _, rows in db.execute(query, [literal(file)]).fetchall()]
     except OSError as error:
         raise DataError(f"{FLAG} {file} cannot be read: {error.strerror}") from error
@@ -105,25 +111,12 @@ def _columns(db: Any, path: Path, image_column: str | None) -> tuple[str, bool, 
     )
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class ParquetBlock(Block):
     """A row group of a Parquet file, or all of a remote one."""
 
-    file: File
-    name: str
     first: int
-    rows: int | None
     image_column: str | None
-
-    @property
-    def count(self) -> int:
-        """Its number of images; 0 if it is not known yet."""
-        return self.rows or 0
-
-    @property
-    def is_remote(self) -> bool:
-        """Whether it is read from a store."""
-        return isinstance(self.file, StoreFile)
 
     def items(self, facts: dict[str, Any] | None = None) -> Iterator[Item]:
         """Its images with the other columns; DataError if it cannot be read."""
@@ -142,7 +135,7 @@ class ParquetBlock(Block):
         image, is_struct, others = _columns(db, path, self.image_column)
         labels = _label_names(db, path)
         columns = [f"{quoted(image)}.bytes, {quoted(image)}.path" if is_struct else f"{quoted(image)}, NULL"]
-        last = self.first + self.rows - 1 if self.rows is not None else 2**62
+        last = self.first + self.count - 1 if self.count else 2**62
         rows = db.execute(
             f"SELECT {', '.join([*columns, *map(quoted, others)])} "
             "FROM read_parquet(?, file_row_number=true) "
@@ -157,7 +150,10 @@ class ParquetBlock(Block):
             }
             if source is not None:
                 metadata.setdefault("path", source)
-            yield Item(f"{self.name}/{number:08}{_extension(data)}", _reader_of(data), metadata)
+            content = (
+                BadImageError("empty", "the column is null in this row") if data is None else bytes(data)
+            )
+            yield Item(f"{self.name}/{number:08}{_extension(data)}", given(content), metadata)
             number += 1
 
 
@@ -186,12 +182,3 @@ def _extension(data: bytes | None) -> str:
         return EXTENSIONS_OF[sniff_format(io.BytesIO(data or b""), 2**62, first_frame=True)][0]
     except BadImageError:
         return ""
-
-
-def _reader_of(data: bytes | None) -> Any:
-    def read() -> bytes:
-        if data is None:
-            raise BadImageError("empty", "the column is null in this row")
-        return bytes(data)
-
-    return read

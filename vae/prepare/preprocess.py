@@ -19,12 +19,12 @@ from vae.config.prepare_flags import PreprocessConfig
 from vae.data.manifest import KEYS, MANIFEST_NAME, read_rows
 from vae.images.formats import BadImageError
 from vae.prepare.blocks import Block, Item, Source, open_source
-from vae.prepare.check import Check, Row, rejected, warn_without_simplejpeg
-from vae.prepare.folders import HIDDEN, check_apart, inside, output_folder
+from vae.prepare.check import Check, Row, rejected
+from vae.prepare.folders import HIDDEN, check_apart, inside
 from vae.prepare.naming import name_outputs, output_of
-from vae.prepare.reasons import broken_lines, count_rejected, duplicates_text, reason_lines, skip_lines
+from vae.prepare.reasons import count_rejected, duplicates_text, print_summary
 from vae.prepare.resize import EXTENSIONS, encode, engine, plan_shape, resize_to_shape
-from vae.prepare.rows import RowFolder, parse_part, rules_of
+from vae.prepare.rows import RowFolder, open_rows, rules_of
 from vae.prepare.selection import apply_rules, check_where, drop_exact, drop_near, name_near_groups
 from vae.prepare.table import Table
 from vae.system import console
@@ -88,7 +88,6 @@ def run_preprocess(config: PreprocessConfig) -> int:
 
     DataError if there are no images, and UserError for unusable folders or flags.
     """
-    warn_without_simplejpeg()
     if engine() == "Pillow":
         console.warning(
             "pyvips is not installed: Pillow resizes instead, with the same quality, in 7x the time; "
@@ -100,13 +99,10 @@ def run_preprocess(config: PreprocessConfig) -> int:
     source = open_source(config)
     source = replace(source, blocks=name_outputs(source.blocks))
     settings = {**{name: getattr(config, name) for name in SETTINGS}, "engine": engine()}
-    with output_folder(config.output_dir, "preprocess") as root:
-        owner = f"--output_dir {config.output_dir}"
-        rules = {**rules_of(config, source), **settings}
-        with RowFolder(root / HIDDEN, owner, rules, parse_part(config.part)).claimed() as folder:
-            if not (root / SETTINGS_NAME).exists():
-                write_json(root / SETTINGS_NAME, settings, indent=1)
-            return _preprocess(config, source, folder, root, began)
+    with open_rows(config, "preprocess", {**rules_of(config, source), **settings}) as (root, folder):
+        if not (root / SETTINGS_NAME).exists():
+            write_json(root / SETTINGS_NAME, settings, indent=1)
+        return _preprocess(config, source, folder, root, began)
 
 
 def _preprocess(config: PreprocessConfig, source: Source, folder: RowFolder, root: Path, began: float) -> int:
@@ -116,7 +112,7 @@ def _preprocess(config: PreprocessConfig, source: Source, folder: RowFolder, roo
             console.info(folder.part_text(source))
             return 0
         table = Table(folder, source.blocks)
-        drop_exact(table)
+        drop_exact(table, "reason = '' OR phash IS NOT NULL")
         if config.drop_duplicates:
             name_near_groups(table)
             drop_near(table)
@@ -130,8 +126,22 @@ def _preprocess(config: PreprocessConfig, source: Source, folder: RowFolder, roo
         with suppress(FileNotFoundError):  # of duplicates and of others that the rules leave out
             inside(root, path, str(root / HIDDEN)).unlink()
     orphans = _write_manifest(table, root)
-    replace_text(root / REJECTED_NAME, _rejected_lines(table))
-    _print_summary(table, config, source, orphans, time.monotonic() - began)
+    rejected = table.json_rows(
+        "SELECT name AS source, reason, coalesce(detail, '') AS detail FROM images WHERE reason <> '' "
+        "ORDER BY n"
+    )
+    replace_text(root / REJECTED_NAME, (f"{row}\n" for row in rejected))
+    seconds = time.monotonic() - began
+    last = [f"  {orphans} images no longer have a source: they stay, but are not in the manifest"]
+    if not table.accepted:
+        last.append("no image was accepted: fix the problems listed above")
+    print_summary(
+        table,
+        source,
+        f"{console.printable(config.output_dir)}: {table.accepted} images, {count_rejected(table)} rejected, "
+        f"{duplicates_text(table)} ({seconds:.1f} s, {table.count() / max(seconds, 1e-9):.1f} images/s)",
+        *(last if orphans else last[1:]),
+    )
     return 0 if table.accepted else EXIT_DATA
 
 
@@ -171,29 +181,3 @@ def _write_manifest(table: Table, root: Path) -> int:
 
     replace_text(manifest, lines())
     return sum((root / path).exists() for path in left)
-
-
-def _rejected_lines(table: Table) -> Iterator[str]:
-    """One row for each source without an image."""
-    for name, reason, detail in table.stream(
-        "SELECT name, reason, coalesce(detail, '') FROM images WHERE reason <> '' ORDER BY n"
-    ):
-        yield json.dumps({"source": name, "reason": reason, "detail": detail}) + "\n"
-
-
-def _print_summary(
-    table: Table, config: PreprocessConfig, source: Source, orphans: int, seconds: float
-) -> None:
-    per_second = table.count() / max(seconds, 1e-9)
-    lines = [
-        f"{console.printable(config.output_dir)}: {table.accepted} images, {count_rejected(table)} rejected, "
-        f"{duplicates_text(table)} ({seconds:.1f} s, {per_second:.1f} images/s)",
-        *reason_lines(table),
-        *broken_lines(table),
-        *skip_lines(source.skips),
-    ]
-    if orphans:
-        lines.append(f"  {orphans} images no longer have a source: they stay, but are not in the manifest")
-    if not table.accepted:
-        lines.append("no image was accepted: fix the problems listed above")
-    console.info("\n".join(lines))

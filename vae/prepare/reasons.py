@@ -1,9 +1,8 @@
 """Reasons for rejecting a file: the remedy for each, and the lines about them in a terminal summary."""
 
-from typing import Any
-
-from vae.prepare.blocks import Skips
+from vae.prepare.blocks import Skips, Source
 from vae.prepare.table import Table
+from vae.system import console
 from vae.system.console import counted, printable
 
 REMEDIES = {
@@ -95,11 +94,16 @@ def duplicates_text(table: Table) -> str:
 
 def broken_lines(table: Table) -> list[str]:
     """A line for each file of many images that cannot be read to its end."""
-    lines = []
-    for number, reason, detail in table.broken_blocks():
-        listing: Any = table.blocks[number].listing
-        lines.append(f"  broken  {printable(str(listing[0]))}: {reason}: {printable(detail)}")
-    return lines
+    return [
+        f"  broken  {printable(str(table.blocks[number].file))}: {reason}: {printable(detail)}"
+        for number, reason, detail in table.broken_blocks()
+    ]
+
+
+def print_summary(table: Table, source: Source, first: str, *last: str) -> None:
+    """Print what was made, what was left out and why, and what to do next."""
+    lines = [*reason_lines(table), *broken_lines(table), *skip_lines(source.skips)]
+    console.info("\n".join([first, *lines, *last]))
 
 
 def group_lines(groups: dict[str, list[str]], where: str) -> list[str]:

@@ -19,7 +19,7 @@ from vae.config.prepare_flags import ReadingConfig
 from vae.images.formats import BadImageError
 from vae.prepare.blocks import Block, Source
 from vae.prepare.check import AnyCheck, Row, rejected, start_row, utf8_text
-from vae.prepare.folders import FULL_DISK, claim_settings
+from vae.prepare.folders import FULL_DISK, HIDDEN, claim_settings, output_folder
 from vae.prepare.pool import Failure, count_workers, run_tasks, time_limit
 from vae.prepare.tar_source import BrokenTarError, TarBlock
 from vae.progress import Progress
@@ -53,6 +53,16 @@ def parse_part(text: str | None) -> Part:
 def rules_of(config: ReadingConfig, source: Source) -> dict[str, Any]:
     """The settings that decide the rows of a job."""
     return {"input_dir": source.text, **{name: getattr(config, name) for name in RULES}}
+
+
+@contextmanager
+def open_rows(config: Any, verb: str, rules: dict[str, Any]) -> Iterator[tuple[Path, "RowFolder"]]:
+    """The output folder of a command, and the folder of its rows in it."""
+    owner = f"--output_dir {config.output_dir}"
+    with output_folder(config.output_dir, verb) as root:
+        rows = RowFolder(root / HIDDEN, owner, rules, parse_part(config.part))
+        with rows.claimed() as folder:
+            yield root, folder
 
 
 class Task(NamedTuple):

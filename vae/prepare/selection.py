@@ -3,32 +3,30 @@
 Each function sets the reason of the rows that it leaves out.
 """
 
-import io
-import os
-import re
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from vae.config.prepare_flags import SelectConfig
-from vae.images.folder import SMALL_SET
+from vae.data.exclude_list import KEY_DIGITS, read_exclude_list
 from vae.images.formats import BadImageError
+from vae.prepare.check import utf8_text
 from vae.prepare.join import json_path, read_joined
-from vae.prepare.near_duplicates import group_names, near_between, words_of
+from vae.prepare.near_duplicates import group_names, near_between, phashes_of, words_of
 from vae.prepare.parquet_source import short
-from vae.prepare.shared import phashes_of
+from vae.prepare.subsets import NONE, choose_val_groups, gather
 from vae.prepare.table import Table
 from vae.shards.dataset_json import read_dataset
 from vae.shards.store import TooLargeError
 from vae.system import console
 from vae.system.console import counted
 from vae.system.errors import DataError, UserError
-from vae.system.files import bounded_lines, open_regular
 
 EXACT, NEAR = "exact_duplicate", "near_duplicate"
+READABLE = f"reason IN ('', '{EXACT}')"  # images that have passed the check, copies included
 BESIDE = "--beside"
-KEY_DIGITS = 32  # of the SHA-256 of an image file
+EXAMPLES = 6  # images named for each flag
 MAX_COLUMNS = 500  # of metadata that --where may use
 TRAIN, VAL = "train", "val"
 TRAINING, VALIDATION = "dataset.json", "validation.json"  # the subsets, as the files of their datasets
@@ -67,14 +65,21 @@ def apply_rules(table: Table, config: SelectConfig) -> None:
         _where(table, config.where)
 
 
-def drop_exact(table: Table) -> None:
-    """Leave out all but the first of accepted images with equal bytes."""
+def drop_exact(table: Table, checked: str = "reason = ''") -> None:
+    """Leave out all but the first of images with equal bytes, among those that have passed the check."""
     table.run(
-        "UPDATE images SET reason = ?, detail = 'of ' || first.name FROM ("
-        "SELECT sha256, arg_min(name, n) AS name, min(n) AS n FROM images WHERE reason = '' "
+        f"UPDATE images SET reason = '{EXACT}', detail = 'of ' || first.name FROM ("
+        f"SELECT sha256, arg_min(name, n) AS name, min(n) AS n FROM images WHERE {checked} "
         "GROUP BY sha256 HAVING count(*) > 1) AS first "
-        "WHERE images.reason = '' AND images.sha256 = first.sha256 AND images.n > first.n",
-        EXACT,
+        f"WHERE ({checked}) AND images.sha256 = first.sha256 AND images.n > first.n"
+    )
+
+
+def flags(table: Table) -> list[tuple[str, int, list[str]]]:
+    """(flag, number of images, the first of their names), most frequent first, of all readable images."""
+    return table.all(
+        f"SELECT flag, count(*) AS c, list(name ORDER BY n)[1:{EXAMPLES}] FROM (SELECT n, name, "
+        f"unnest(flags) AS flag FROM images WHERE {READABLE}) GROUP BY flag ORDER BY c DESC, flag"
     )
 
 
@@ -91,12 +96,12 @@ def name_near_groups(table: Table) -> None:
 
 def drop_near(table: Table) -> None:
     """Leave out all but the largest of images that look alike, by `grp`."""
-    table.run(
-        "UPDATE images SET reason = ?, detail = 'of ' || k.name FROM (SELECT grp, "
-        f"first(n ORDER BY {LARGEST_FIRST}) AS n, first(name ORDER BY {LARGEST_FIRST}) AS name "
-        "FROM images WHERE reason = '' AND grp IS NOT NULL GROUP BY grp) AS k "
-        "WHERE images.reason = '' AND images.grp = k.grp AND images.n <> k.n",
+    kept = f"first(n ORDER BY {LARGEST_FIRST}) AS n, first(name ORDER BY {LARGEST_FIRST}) AS name"
+    table.leave_out(
         NEAR,
+        "images.grp = k.grp AND images.n <> k.n",
+        detail="'of ' || k.name",
+        source=f"(SELECT grp, {kept} FROM images WHERE reason = '' AND grp IS NOT NULL GROUP BY grp) AS k",
     )
 
 
@@ -106,33 +111,20 @@ LARGEST_FIRST = "width::BIGINT * height DESC, bytes DESC, name"  # of a group: w
 def choose_validation(table: Table, share: float, *, near: bool) -> None:
     """Set the subset of all accepted images: about a share validates, and look-alikes stay together.
 
-    The groups with the lowest hashes are chosen, so that adding images hardly changes the choice: from 1000
-    images on, those below a threshold. Groups larger than the share train, unless no smaller one is left.
+    Adding images hardly changes the choice: it is that of `choose_val_groups`, by the hash of the bytes.
     """
     table.run("UPDATE images SET subset = ? WHERE reason = ''", TRAIN)
-    count = table.accepted
-    if not share or count < 2:
-        return
-    if near:
+    if near and share:
         name_near_groups(table)
-    target = max(1, min(round(count * share), count - 1))
-    below, upto = (int(share * 2**64), count) if count >= SMALL_SET else (2**64, target)
-    table.run(f"""
-        WITH sizes AS (
-            SELECT coalesce(grp, sha256) AS name, count(*) AS size,
-                CASE WHEN any_value(grp) IS NULL THEN ('0x' || any_value(sha256)[1:16])::UBIGINT
-                ELSE md5_number_lower(any_value(grp)) END AS hash
-            FROM images WHERE reason = '' GROUP BY coalesce(grp, sha256)
-        ), places AS (
-            SELECT *, sum(size) OVER place AS upto, row_number() OVER place AS rank,
-                count(*) OVER () AS groups
-            FROM sizes
-            WINDOW place AS (ORDER BY size > {target}, CASE WHEN size > {target} THEN size END, hash, name)
-        )
-        UPDATE images SET subset = '{VAL}' FROM places
-        WHERE reason = '' AND coalesce(grp, sha256) = places.name AND groups > 1
-            AND (rank = 1 OR size <= {target} AND hash < {below} AND upto <= {upto})
-    """)
+    found = table.columns(
+        "SELECT n, CASE WHEN grp IS NULL THEN ('0x' || sha256[1:16])::UBIGINT ELSE md5_number_lower(grp) END "
+        "AS hash FROM images WHERE reason = ''"
+    )
+    groups = gather(found["hash"])
+    if share and len(groups.hashes) > 1:
+        in_val = choose_val_groups(groups, share, np.full(len(groups.hashes), NONE))[groups.of_image]
+        with table.arrays("chosen", n=found["n"][in_val]):
+            table.run("UPDATE images SET subset = ? FROM chosen WHERE images.n = chosen.n", VAL)
 
 
 def refuse_divided_look_alikes(table: Table) -> None:
@@ -179,45 +171,26 @@ def compare_with(table: Table, paths: Sequence[str]) -> None:
                     "UPDATE images SET subset = ? FROM chosen WHERE images.n = chosen.n AND reason = ''",
                     subset,
                 )
-        both = np.intersect1d(near.get(TRAIN, []), near.get(VAL, []))
-        with table.arrays("both_subsets", n=both.astype(np.int64)):
-            table.run(
-                "UPDATE images SET reason = 'looks_like_both', detail = ? FROM both_subsets b WHERE images.n "
-                "= b.n",
-                f"training and validation images of {os.path.basename(path)}",
-            )
-        with table.arrays("their_keys", key=np.array([key.decode() for key in keys], object)):
-            table.run(
-                "UPDATE images SET reason = 'in_other_dataset', detail = ? FROM their_keys k "
-                f"WHERE images.sha256[1:{KEY_DIGITS}] = k.key",
-                f"{path} has it",
-            )
+        with table.arrays("theirs", key=np.array([key.decode() for key in keys], object)):
+            table.leave_out("in_other_dataset", f"sha256[1:{KEY_DIGITS}] = theirs.key", source="theirs")
+        both = np.intersect1d(near.get(TRAIN, []), near.get(VAL, [])).astype(np.int64)
+        with table.arrays("theirs", n=both):
+            table.leave_out("looks_like_both", "images.n = theirs.n", source="theirs")
 
 
 def _exclude(table: Table, file: str) -> None:
     """Leave out the images that a text file lists: by the SHA-256 or key of the file, by name or by url."""
-    words = set[str]()
-    try:
-        with io.TextIOWrapper(open_regular(file), encoding="utf-8-sig") as lines:
-            for line in bounded_lines(lines):
-                if word := line.strip():
-                    words.add(
-                        word.lower()[:KEY_DIGITS] if re.fullmatch(r"(?i)([0-9a-f]{32}){1,2}", word) else word
-                    )
-    except (OSError, ValueError) as error:
-        raise UserError(f"--exclude {file} cannot be read ({getattr(error, 'strerror', error)})") from None
+    listed = read_exclude_list(file)
+    words = [*(one.decode() for one in listed.hashes), *map(utf8_text, listed.names)]
     if not words:
         raise UserError(
             f"--exclude {file} has no line: give the SHA-256, the key, the name or the url of an image on "
             "each line"
         )
-    table.lines("excluded", ({"word": word} for word in sorted(words)), {"word": "VARCHAR"})
-    for value in (f"sha256[1:{KEY_DIGITS}]", "name", "(metadata ->> '$.url')"):
-        table.run(
-            f"UPDATE images SET reason = 'excluded', detail = 'by --exclude' FROM excluded e "
-            f"WHERE images.reason = '' AND e.word = {value}"
-        )
-    urls = sum("://" in word for word in words)
+    with table.arrays("excluded", word=np.array(words, object)):
+        for value in (f"sha256[1:{KEY_DIGITS}]", "name", "(metadata ->> '$.url')"):
+            table.leave_out("excluded", f"e.word = {value}", detail="'by --exclude'", source="excluded e")
+    urls = sum("://" in name for name in listed.names)
     if urls and not table.one("SELECT 1 FROM images WHERE metadata IS NOT NULL LIMIT 1"):
         console.warning(
             f"--exclude {file}: {counted(urls, 'url')} in it cannot match, because the images have no "
@@ -239,23 +212,18 @@ def _join(table: Table, text: str, key: str) -> None:
 
 def _where(table: Table, text: str) -> None:
     """Leave out the images for which an SQL expression is not true; UserError if it is no expression."""
-    keys = [
-        key
-        for (key,) in table.all(
-            "SELECT DISTINCT unnest(json_keys(metadata)) AS key FROM images WHERE metadata IS NOT NULL "
-            f"ORDER BY key LIMIT {MAX_COLUMNS}"
-        )
-        if key not in _COLUMNS_OF_ROWS and '"' not in key
-    ]
-    columns = [f'"{key}"' for key in _COLUMNS_OF_ROWS]
-    for key in keys:
-        path = json_path(key)
-        kinds = {kind for (kind,) in table.all(
-            f"SELECT DISTINCT json_type(metadata, '{path}') FROM images WHERE metadata IS NOT NULL"
-        )} - {None, "NULL"}  # fmt: skip
+    columns = [f'"{name}"' for name in _COLUMNS_OF_ROWS]
+    keys = table.all(
+        r"""SELECT key, list(DISTINCT json_type(metadata, '$."' || replace(key, '\', '\\') || '"'))
+        FROM (SELECT metadata, unnest(json_keys(metadata)) AS key FROM images)
+        WHERE key <> '' AND NOT contains(key, '"') """
+        f"AND key NOT IN {_COLUMNS_OF_ROWS} GROUP BY key ORDER BY key LIMIT {MAX_COLUMNS}"
+    )
+    for key, types in keys:
+        kinds = set(types) - {"NULL"}
         kind = "DOUBLE" if kinds and kinds <= {"UBIGINT", "BIGINT", "DOUBLE"} else "VARCHAR"
         kind = "BOOLEAN" if kinds == {"BOOLEAN"} else kind
-        columns.append(f"TRY_CAST(metadata ->> '{path}' AS {kind}) AS \"{key}\"")
+        columns.append(f"TRY_CAST(metadata ->> '{json_path(key)}' AS {kind}) AS \"{key}\"")
     table.run(f"CREATE VIEW wanted AS SELECT n, {', '.join(columns)} FROM images WHERE reason = ''")
     query = f"SELECT n FROM wanted WHERE (\n{text}\n)"
     try:
@@ -264,8 +232,5 @@ def _where(table: Table, text: str) -> None:
     except table.error as error:
         raise _refuse_where(text, short(error)) from None
     with table.arrays("fulfilling", n=numbers):
-        table.run(
-            "UPDATE images SET reason = 'where', detail = '' WHERE reason = '' AND n NOT IN (SELECT n FROM "
-            "fulfilling)"
-        )
+        table.leave_out("where", "n NOT IN (SELECT n FROM fulfilling)")
     table.run("DROP VIEW wanted")

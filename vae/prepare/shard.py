@@ -6,23 +6,21 @@ The images of a shard follow each other in the source; training shuffles them in
 import json
 import re
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import closing, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from vae.config.prepare_flags import ShardConfig
-from vae.images.decoding import parse_background
 from vae.images.formats import EXTENSIONS_OF
 from vae.prepare.blocks import Source, open_source
-from vae.prepare.check import Check, utf8_text, warn_without_simplejpeg
-from vae.prepare.folders import HIDDEN, check_apart, claim_content, output_folder
-from vae.prepare.other_indexes import SUFFIXES, write_energon_metadata
+from vae.prepare.check import Check
+from vae.prepare.folders import HIDDEN, check_apart, claim_content
 from vae.prepare.pool import Failure, Limits, count_workers, run_tasks
 from vae.prepare.preprocess import SETTINGS_NAME
-from vae.prepare.reasons import broken_lines, count_rejected, duplicates_text, reason_lines, skip_lines
-from vae.prepare.rows import RowFolder, parse_part, rules_of
+from vae.prepare.reasons import broken_lines, count_rejected, duplicates_text, print_summary
+from vae.prepare.rows import RowFolder, open_rows, rules_of
 from vae.prepare.selection import (
     BESIDE,
     KEY_DIGITS,
@@ -38,15 +36,14 @@ from vae.prepare.selection import (
     drop_exact,
     refuse_divided_look_alikes,
 )
-from vae.prepare.shard_writer import Member, Plan, note_path, write_shard
+from vae.prepare.shard_writer import SUFFIXES, Member, Plan, note_path, write_shard
 from vae.prepare.table import Table
-from vae.prepare.validate import manifest_rows
 from vae.progress import Progress
 from vae.shards.dataset_json import dataset_content, read_dataset, write_dataset
 from vae.shards.index import Shard
 from vae.system import console
 from vae.system.errors import EXIT_DATA, DataError, UserError
-from vae.system.files import parse_json, read_json, remove_temporary
+from vae.system.files import parse_json, read_json, remove_temporary, write_json
 
 MEGABYTE = 10**6
 BYTES_PER_PROCESS = 256 * MEGABYTE  # that a process must write to be worth its start
@@ -55,7 +52,7 @@ CONTENT = "SELECT sha256, subset, name, md5(metadata) FROM images WHERE reason =
 STEMS = {TRAINING: "images", VALIDATION: "validation"}  # of the names of their shards
 POLICY = ("min_size", "max_aspect", "max_pixels", "background", "first_frame", "val_split", "near_duplicates")
 CHOICES = ("where", "join", "exclude")  # in the policy if they are given
-OWN_COLUMNS = {"path", "sha256", "width", "height", "source", "flags", "split", "fold", "phash"}
+ENERGON_FOLDER = ".nv-meta"
 _SHARD_NAME = re.compile(r"(images|validation)-\d{6,}\.tar")
 
 
@@ -64,14 +61,14 @@ def run_shard(config: ShardConfig) -> int:
 
     DataError if there are none, and UserError for unusable folders or flags.
     """
-    warn_without_simplejpeg()
-    parse_background(config.background)
     check_where(config)
     for path in config.beside or ():  # a mistake is an error now, not after hours
         read_dataset(path, flag=BESIDE)
     began = time.monotonic()
-    source, job = open_shard_job(config)
-    with output_folder(config.output_dir, "shard") as root, job.claimed() as folder:
+    check_apart(config.input_dir, config.output_dir)
+    source = open_source(config)
+    list(source.manifest())  # a damaged manifest is an error now, not after hours
+    with open_rows(config, "shard", rules_of(config, source)) as (root, folder):
         folder.run(source, Check(config))
         if config.part and not all(map(folder.has, source.blocks)):
             console.info(folder.part_text(source))
@@ -95,25 +92,24 @@ def run_shard(config: ShardConfig) -> int:
             return 0
         if written:
             _write_datasets(root, written, config, source)
-        _print_summary(table, source, config, images, written, time.monotonic() - began)
+        shards = [shard for some in written.values() for shard in some]
+        print_summary(
+            table,
+            source,
+            f"{console.printable(config.output_dir)}: {images[TRAINING]} images for training and "
+            f"{images[VALIDATION]} for validation in {len(shards)} shards "
+            f"({sum(shard.bytes for shard in shards) / 1e6:.1f} MB, {time.monotonic() - began:.1f} s), "
+            f"{count_rejected(table)} rejected, {duplicates_text(table)}",
+            f"  train: python train_vae.py --data_path {root / TRAINING}"
+            if written
+            else "  no image is left for training: fix the problems listed above",
+        )
         return 0 if written else EXIT_DATA
-
-
-def open_shard_job(config: ShardConfig) -> tuple[Source, RowFolder]:
-    """The blocks of --input_dir, and the folder of their rows in --output_dir. Nothing is written."""
-    check_apart(config.input_dir, config.output_dir)
-    source = open_source(config)
-    list(manifest_rows(source))  # a damaged manifest is an error now, not after hours
-    owner = f"--output_dir {config.output_dir}"
-    return source, RowFolder(
-        Path(config.output_dir, HIDDEN), owner, rules_of(config, source), parse_part(config.part)
-    )
 
 
 def _select(table: Table, source: Source, config: ShardConfig) -> None:
     """Leave out duplicates and what the rules refuse, and set the subset of each image."""
-    rows = (_manifest_row(row) for row in manifest_rows(source))
-    table.lines("manifest", rows, {"path": "VARCHAR", "split": "VARCHAR", "more": "JSON"})
+    table.load_manifest(source)
     table.run(
         "UPDATE images SET metadata = json_merge_patch(coalesce(metadata, '{}'::JSON), m.more) FROM manifest "
         "m WHERE m.path = images.name AND m.more IS NOT NULL"
@@ -133,13 +129,6 @@ def _select(table: Table, source: Source, config: ShardConfig) -> None:
         choose_validation(table, config.val_split, near=config.near_duplicates)
     if config.beside:
         compare_with(table, config.beside)
-
-
-def _manifest_row(row: dict[str, Any]) -> dict[str, Any]:
-    more = {
-        utf8_text(key): value for key, value in row.items() if key not in OWN_COLUMNS and value is not None
-    }
-    return {"path": utf8_text(row["path"]), "split": row.get("split"), "more": more or None}
 
 
 def _pack(
@@ -215,7 +204,7 @@ def _write_datasets(root: Path, written: dict[str, list[Shard]], config: ShardCo
         if written[name]:
             other = VALIDATION if name == TRAINING and written[VALIDATION] else None
             write_dataset(root / name, dataset_content(written[name], policy, other, transforms=transforms))
-    write_energon_metadata(root, written[TRAINING], written[VALIDATION])
+    _write_energon_metadata(root, written[TRAINING], written[VALIDATION])
     kept = {shard.name for shards in written.values() for shard in shards}
     for note in (root / HIDDEN / "shards").glob("*.tar.json"):
         name = note.name.removesuffix(".json")
@@ -225,6 +214,22 @@ def _write_datasets(root: Path, written: dict[str, list[Shard]], config: ShardCo
                 with suppress(FileNotFoundError):
                     path.unlink()
             note_path(root, name).unlink()
+
+
+def _write_energon_metadata(root: Path, training: Sequence[Shard], validation: Sequence[Shard]) -> None:
+    """Write Energon's description of a folder: the samples of each shard, its subset, and the fields."""
+    counts = {shard.name: shard.samples for shard in [*training, *validation]}
+    subsets = {"train": training, "val": validation, "test": ()}
+    splits = {subset: [shard.name for shard in shards] for subset, shards in subsets.items()}
+    extensions = ",".join(sorted(names[0].lstrip(".") for names in EXTENSIONS_OF.values()))
+    sample_type = {"__module__": "megatron.energon", "__class__": "ImageSample"}
+    contents = {  # every JSON text is YAML
+        ".info.json": {"energon_version": None, "shard_counts": counts},
+        "split.yaml": {"split_parts": splits, "exclude": []},
+        "dataset.yaml": {"sample_type": sample_type, "field_map": {"image": extensions}},
+    }
+    for name, content in contents.items():
+        write_json(root / ENERGON_FOLDER / name, content, indent=1)
 
 
 def _transforms(source: Source) -> dict[str, Any]:
@@ -240,27 +245,3 @@ def _transforms(source: Source) -> dict[str, Any]:
             f"--input_dir {source.folder}: {SETTINGS_NAME} is damaged ({error}): delete it"
         ) from None
     return settings if isinstance(settings, dict) else {}
-
-
-def _print_summary(
-    table: Table,
-    source: Source,
-    config: ShardConfig,
-    images: dict[str, int],
-    written: dict[str, list[Shard]],
-    seconds: float,
-) -> None:
-    shards = [shard for some in written.values() for shard in some]
-    lines = [
-        f"{console.printable(config.output_dir)}: {images[TRAINING]} images for training and "
-        f"{images[VALIDATION]} for validation in {len(shards)} shards "
-        f"({sum(shard.bytes for shard in shards) / 1e6:.1f} MB, {seconds:.1f} s), {count_rejected(table)} "
-        "rejected, "
-        f"{duplicates_text(table)}",
-        *reason_lines(table),
-        *skip_lines(source.skips),
-        f"  train: python train_vae.py --data_path {Path(config.output_dir, TRAINING)}"
-        if written
-        else "  no image is left for training: fix the problems listed above",
-    ]
-    console.info("\n".join(lines))

@@ -1,9 +1,16 @@
-"""One shard: a tar file in the layout of WebDataset, its indexes, and a note that they are complete."""
+"""One shard: a tar file in the layout of WebDataset, its indexes, and a note that they are complete.
+
+The indexes for other programs are functions of the shard alone. NVIDIA Energon reads x.tar.idx: the position
+of each sample as little-endian uint64, and the end of the last one. Its index.sqlite, for datasets that are
+joined by key, has other bytes with every version of SQLite, so `energon prepare` has to add it. NVIDIA DALI
+reads x.idx: text, as its tool wds2idx writes it.
+"""
 
 import hashlib
+import struct
 import tarfile
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
@@ -13,13 +20,13 @@ import numpy as np
 from vae.images.formats import BadImageError
 from vae.prepare.blocks import Block
 from vae.prepare.folders import HIDDEN, inside
-from vae.prepare.other_indexes import SUFFIXES, Entry, indexes
 from vae.prepare.selection import KEY_DIGITS
 from vae.shards.dataset_json import shard_content
 from vae.shards.index import INDEX, Shard, index_path
 from vae.system.errors import DataError
 from vae.system.files import atomic_path, open_new, read_json, replace_bytes, sha256_of_file, write_json
 
+SUFFIXES = (".tar.idx", ".idx")  # of the index of Energon and of DALI
 BLOCK_BYTES = tarfile.BLOCKSIZE  # members begin at multiples of it
 _EMPTY_HEADER = tarfile.TarInfo("").tobuf(tarfile.USTAR_FORMAT)
 
@@ -50,6 +57,18 @@ class Member(NamedTuple):
         )
 
 
+class Entry(NamedTuple):
+    """A file within a tar file."""
+
+    name: str
+    header: int  # position of its header, bytes
+    offset: int  # of its first byte
+    size: int  # bytes
+
+
+Sample = tuple[Entry, Entry]  # an image and its JSON file
+
+
 @dataclass
 class Plan:
     """A shard that is to be written."""
@@ -78,11 +97,16 @@ def write_shard(root: Path, plan: Plan) -> Shard:
         shard = Shard(plan.name, len(rows), temporary.stat().st_size, sha256)
     for suffix, content in foreign.items():
         replace_bytes(root / plan.name.replace(".tar", suffix), content)
-    with atomic_path(index_path(root, shard)) as temporary, open_new(temporary) as file:
-        np.save(file, rows, allow_pickle=False)
-    shard = shard._replace(index_sha256=sha256_of_file(index_path(root, shard)))
+    shard = shard._replace(index_sha256=save_index(index_path(root, shard), rows))
     write_json(note_path(root, shard.name), {"plan": digest, "shard": shard_content(shard)})
     return shard
+
+
+def save_index(path: Path, rows: np.ndarray) -> str:
+    """Write the index of a shard; returns its SHA-256."""
+    with atomic_path(path) as temporary, open_new(temporary) as file:
+        np.save(file, rows, allow_pickle=False)
+    return sha256_of_file(path)
 
 
 def note_path(root: Path, name: str) -> Path:
@@ -120,6 +144,18 @@ def _write_tar(path: Path, plan: Plan) -> tuple[np.ndarray, dict[str, bytes], st
         end = tar.size
         tar.finish()
     return rows, indexes(samples, end), tar.digest.hexdigest()
+
+
+def indexes(samples: Sequence[Sample], end: int) -> dict[str, bytes]:
+    """The index files of a tar file, by suffix; `end` is the position after its last sample."""
+    starts = [image.header for image, _ in samples]
+    lines = [f"v1.2 {len(samples)}", *(" ".join(map(_dali_entry, sample)) for sample in samples)]
+    energon = struct.pack(f"<{len(starts) + 1}Q", *starts, end)
+    return dict(zip(SUFFIXES, (energon, ("\n".join(lines) + "\n").encode()), strict=True))
+
+
+def _dali_entry(entry: Entry) -> str:
+    return f"{entry.name.partition('.')[2]} {entry.offset} {entry.size} {entry.name}"
 
 
 class _TarWriter:

@@ -2,23 +2,19 @@
 
 import hashlib
 import json
-from collections.abc import Iterator
+import re
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from vae.config.prepare_flags import SplitConfig
 from vae.data.manifest import KEYS, MANIFEST_NAME, group_key, read_rows
-from vae.prepare.groups import (
-    FLAG,
-    MANIFEST,
-    NEAR_DUPLICATES,
-    Rule,
-    near_duplicate_rule,
-    rule_for,
-)
+from vae.prepare.join import read_column
+from vae.prepare.near_duplicates import group_names, words_of
 from vae.prepare.reasons import group_lines
 from vae.prepare.subsets import (
     NONE,
@@ -34,6 +30,9 @@ from vae.system import console
 from vae.system.errors import DataError, UserError
 from vae.system.files import read_json, replace_text, write_json
 
+NEAR_DUPLICATES, MANIFEST, FOLDER = "near_duplicates", "manifest", "folder"
+FLAG = "--input_dir"
+Rule = Callable[[dict[str, Any]], str | None]
 DEFAULT_SHARE = 0.1
 SPLIT_KEYS = (*KEYS, "split", "fold")
 SUBSET_NAMES = {NONE: None, TRAIN: "train", VAL: "val"}
@@ -50,15 +49,11 @@ class SplitSettings:
     seed: int
 
 
-@dataclass
-class Columns:
-    """The rows of a manifest, (N,) per array."""
+class Earlier(NamedTuple):
+    """What the rows of a manifest have from the previous split: int (N,) each."""
 
-    keys: np.ndarray  # uint64: hash of the group
-    labels: np.ndarray
     subsets: np.ndarray
     folds: np.ndarray
-    label_names: list[str | None]
 
 
 def run_split(config: SplitConfig) -> int:
@@ -77,32 +72,31 @@ def run_split(config: SplitConfig) -> int:
         grouping, near_duplicates = near_duplicate_rule(manifest)
     else:
         grouping = rule_for(settings.group_by, "--group_by", config)
-    columns = _read_columns(manifest, grouping, labelling, settings.seed)
-    groups = gather(columns.keys, columns.labels)
+    groups, label_names, earlier = _read_groups(manifest, grouping, labelling, settings.seed)
     keeps = before == settings
-    subsets, folds = _assign(groups, settings, columns if keeps else None)
-    counts = _count(columns, groups, subsets, folds, settings.num_folds)
+    subsets, folds = _assign(groups, settings, earlier if keeps else None)
+    counts = _count(groups, label_names, subsets, folds, settings.num_folds)
     replace_text(manifest, _new_lines(manifest, (grouping, labelling), subsets, folds))
     write_json(record_path(manifest), {"settings": asdict(settings), **counts}, indent=1)
     lines = [f"{manifest}: {counts['images']} images in {counts['groups']} groups by {settings.group_by}"]
     lines += _summary_lines(counts, near_duplicates)
     if before is not None and not keeps:
         lines.append("  the previous split had other settings: all subsets were chosen again")
-    had = (columns.subsets != NONE) & keeps
+    had = (earlier.subsets != NONE) & keeps
     if had.any():
         lines.append(f"  {had.sum()} images had a subset and {(~had).sum()} are new")
-    if moved := int((had & ((columns.subsets != subsets) | (columns.folds != folds))).sum()):
+    if moved := int((had & ((earlier.subsets != subsets) | (earlier.folds != folds))).sum()):
         lines.append(f"  {moved} images changed subsets or folds, because their groups were joined")
     console.info("\n".join(lines))
     return 0
 
 
 def _count(
-    columns: Columns, groups: Groups, subsets: np.ndarray, folds: np.ndarray, num_folds: int
+    groups: Groups, label_names: list[str | None], subsets: np.ndarray, folds: np.ndarray, num_folds: int
 ) -> dict[str, Any]:
     """The counts of the record; of each label its images, and `val`, the share in the validation set."""
-    shares = np.bincount(columns.labels, weights=subsets == VAL) / groups.label_counts
-    labels = zip(columns.label_names, groups.label_counts.tolist(), shares.tolist(), strict=True)
+    shares = np.bincount(groups.labels, weights=subsets == VAL) / groups.label_counts
+    labels = zip(label_names, groups.label_counts.tolist(), shares.tolist(), strict=True)
     return {
         "images": len(subsets),
         "groups": len(groups.hashes),
@@ -183,22 +177,23 @@ def _settle(config: SplitConfig, manifest: Path, before: SplitSettings | None) -
     return SplitSettings(share, num_folds, group_by, label_by, seed)
 
 
-def _read_columns(manifest: Path, grouping: Rule, labelling: Rule, seed: int) -> Columns:
+def _read_groups(
+    manifest: Path, grouping: Rule, labelling: Rule, seed: int
+) -> tuple[Groups, list[str | None], Earlier]:
     """Read a manifest and apply the rules to each row; DataError if it lists no images."""
     rows = []
-    label_numbers: dict[str | None, int] = {}
-    subset_numbers = {name: number for number, name in SUBSET_NAMES.items()}
+    labels: dict[str | None, int] = {}
+    numbers = {name: number for number, name in SUBSET_NAMES.items()}
     for row in read_rows(manifest, flag=FLAG):
         key = _hash(group_key({"group": grouping(row), "sha256": row["sha256"]}), seed)
-        label = label_numbers.setdefault(labelling(row), len(label_numbers))
+        label = labels.setdefault(labelling(row), len(labels))
         fold = row.get("fold")
-        rows.append((key, label, subset_numbers[row.get("split")], NONE if fold is None else fold))
+        rows.append((key, label, numbers[row.get("split")], NONE if fold is None else fold))
     if not rows:
         raise DataError(f"{FLAG} {manifest} lists no images: prepare_data.py --mode preprocess fills it")
-    keys, labels, subsets, folds = (list(column) for column in zip(*rows, strict=True))
-    return Columns(
-        np.array(keys, np.uint64), np.array(labels), np.array(subsets), np.array(folds), list(label_numbers)
-    )
+    keys, label_of, *earlier = zip(*rows, strict=True)
+    groups = gather(np.array(keys, np.uint64), np.array(label_of))
+    return groups, list(labels), Earlier(*map(np.array, earlier))
 
 
 def _hash(key: str, seed: int) -> int:
@@ -206,7 +201,7 @@ def _hash(key: str, seed: int) -> int:
     return int.from_bytes(hashlib.blake2b(text, digest_size=8, person=b"side").digest(), "big")
 
 
-def _assign(groups: Groups, settings: SplitSettings, before: Columns | None) -> tuple[np.ndarray, np.ndarray]:
+def _assign(groups: Groups, settings: SplitSettings, before: Earlier | None) -> tuple[np.ndarray, np.ndarray]:
     """Subset and fold of each image: int (N,) each."""
     nothing = np.full(len(groups.hashes), NONE)
     in_val = np.zeros(len(groups.hashes), dtype=bool)
@@ -231,3 +226,69 @@ def _new_lines(
         row |= {"group": rules[0](row), "label": rules[1](row), "split": SUBSET_NAMES[subset]}
         row["fold"] = None if fold < 0 else fold
         yield json.dumps({key: row.get(key) for key in SPLIT_KEYS} | row) + "\n"
+
+
+def rule_for(by: str, flag: str, config: SplitConfig) -> Rule:
+    """The value of a row by `manifest` (the row's own), `folder:2` (its two outermost), or a column.
+
+    UserError if there is no such rule. The rule raises DataError for a row without a value.
+    """
+    kind, _, levels = by.partition(":")
+    if by == MANIFEST:
+        key = "group" if flag == "--group_by" else "label"
+        return lambda row: row.get(key)
+    if kind == FOLDER:
+        if levels and not (levels.isdecimal() and int(levels) > 0):
+            raise UserError(
+                f"{flag} {by}: {levels!r} is not a number of levels: give folder:1, folder:2, ..."
+            )
+        return partial(_folder_of, int(levels or 1), f"{flag} {by}")
+    if config.join is None:
+        raise UserError(
+            f"{flag} {by} is a column: give the file with this column by --join FILE, or use "
+            f"{NEAR_DUPLICATES + ', ' if flag == '--group_by' else ''}{MANIFEST} or {FOLDER}:1"
+        )
+    return partial(_value_of, read_column(config.join, config.join_on, by, flag), f"{flag} {by}")
+
+
+def _folder_of(levels: int, setting: str, row: dict[str, Any]) -> str:
+    parts = row["path"].split("/")[:-1]
+    if len(parts) < levels:
+        raise DataError(
+            f"{setting}: {row['path']} has only {len(parts)} folders in its path: move it or use fewer levels"
+        )
+    return "/".join(parts[:levels])
+
+
+def _value_of(values: Mapping[str, str | None], setting: str, row: dict[str, Any]) -> str:
+    value = values.get(row["path"]) or values.get(row.get("source") or "")
+    if not value:
+        raise DataError(
+            f"{setting}: --join has no value for {row['path']} of the manifest: add one, with the path below "
+            "the prepared or the original folder"
+        )
+    return value
+
+
+def near_duplicate_rule(manifest: Path) -> tuple[Rule, dict[str, list[str]]]:
+    """The rule that groups images that look alike, and the images of each group; others have no group.
+
+    DataError for a row without the perceptual hash that --mode preprocess writes.
+    """
+    hashes: dict[str, str] = {}
+    paths: dict[str, list[str]] = {}
+    for row in read_rows(manifest, flag=FLAG):
+        if not re.fullmatch("[0-9a-f]{32}", str(row.get("phash"))):
+            raise DataError(
+                f"{FLAG} {manifest}: {row['path']} has no phash, which --mode preprocess writes: run it, "
+                f"or give --group_by {MANIFEST} or {FOLDER}:1"
+            )
+        hashes[row["sha256"]] = row["phash"]
+        paths.setdefault(row["sha256"], []).append(row["path"])
+    order = sorted(hashes)
+    names = group_names(order, words_of([hashes[content] for content in order]))
+    groups = {order[at]: name for at, name in names.items()}
+    members: dict[str, list[str]] = {}
+    for content, name in groups.items():
+        members.setdefault(name, []).extend(paths[content])
+    return lambda row: groups.get(row["sha256"]), members

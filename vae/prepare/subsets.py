@@ -4,6 +4,8 @@ Shapes: N images, G groups, C cells; a cell contains the images of one label in 
 """
 
 from dataclasses import dataclass
+from functools import cached_property
+from itertools import pairwise
 
 import numpy as np
 
@@ -20,30 +22,30 @@ class Groups:
 
     hashes: np.ndarray  # uint64 (G,), ascending
     of_image: np.ndarray  # int64 (N,)
+    labels: np.ndarray  # int64 (N,)
     sizes: np.ndarray  # int64 (G,): images of each group
     label_counts: np.ndarray  # int64 (labels,)
-    cells: list[list[tuple[int, int]]]  # (label, images) pairs of each group
 
     @property
     def is_by_hash(self) -> bool:
         """Whether the hashes of the groups alone decide: without labels, many of them give every share."""
         return len(self.hashes) >= SMALL_SET and len(self.label_counts) == 1
 
+    @cached_property
+    def cells(self) -> list[list[tuple[int, int]]]:
+        """(label, images) pairs of each group."""
+        count = len(self.label_counts)
+        cells, sizes = np.unique(self.of_image * count + self.labels, return_counts=True)  # (C,) each
+        starts = np.searchsorted(cells, np.arange(len(self.hashes) + 1) * count).tolist()
+        pairs = list(zip((cells % count).tolist(), sizes.tolist(), strict=True))
+        return [pairs[start:end] for start, end in pairwise(starts)]
 
-def gather(keys: np.ndarray, labels: np.ndarray) -> Groups:
+
+def gather(keys: np.ndarray, labels: np.ndarray | None = None) -> Groups:
     """Groups from the images' group hashes, uint64 (N,), and label numbers, (N,)."""
-    hashes, of_image = np.unique(keys, return_inverse=True)
-    number = int(labels.max(initial=0)) + 1
-    cells, sizes = np.unique(of_image * number + labels, return_counts=True)  # (C,) each
-    starts = np.searchsorted(cells, np.arange(len(hashes) + 1) * number).tolist()
-    pairs = list(zip((cells % number).tolist(), sizes.tolist(), strict=True))
-    return Groups(
-        hashes=hashes,
-        of_image=of_image,
-        sizes=np.bincount(of_image, minlength=len(hashes)),
-        label_counts=np.bincount(labels, minlength=number),
-        cells=[pairs[starts[group] : starts[group + 1]] for group in range(len(hashes))],
-    )
+    labels = np.zeros(len(keys), np.int64) if labels is None else labels
+    hashes, of_image, sizes = np.unique(keys, return_inverse=True, return_counts=True)
+    return Groups(hashes, of_image, labels, sizes, np.bincount(labels))
 
 
 def earlier_choice(groups: Groups, earlier: np.ndarray) -> np.ndarray:
@@ -63,8 +65,8 @@ def choose_val_groups(groups: Groups, share: float, earlier: np.ndarray) -> np.n
     """Which groups are in the validation set: bool (G,). Values of `earlier`, (G,), other than NONE are kept.
 
     With at least 1000 groups and one label, these are the groups whose hash is below a threshold, so that a
-    subset depends on nothing else. Otherwise, the set contains the share of each label as closely as the
-    groups allow, lowest hashes first.
+    subset depends on nothing else; groups larger than the whole share train. Otherwise, the set contains the
+    share of each label as closely as the groups allow, lowest hashes first.
     """
     if len(groups.hashes) < 2:
         raise UserError(
@@ -72,7 +74,7 @@ def choose_val_groups(groups: Groups, share: float, earlier: np.ndarray) -> np.n
             "choose another --group_by, or --val_split 0"
         )
     if groups.is_by_hash:
-        below = groups.hashes < np.uint64(share * 2**64)
+        below = (groups.hashes < np.uint64(share * 2**64)) & (groups.sizes <= share * groups.sizes.sum())
         return np.where(earlier == NONE, below, earlier == VAL)
     in_val = _fill_quotas(groups, share, earlier)
     if not in_val.any() and (earlier == NONE).any():  # at least one: the smallest group with the lowest hash

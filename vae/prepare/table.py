@@ -12,7 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from vae.prepare.blocks import Block
+from vae.prepare.blocks import Block, Source
+from vae.prepare.check import utf8_text
 from vae.prepare.parquet_source import OFFLINE, literal
 from vae.prepare.rows import OF_BLOCK, RowFolder
 from vae.system.errors import DataError
@@ -30,6 +31,8 @@ COLUMNS = {
     "made": "STRUCT(path VARCHAR, sha256 VARCHAR, bytes BIGINT, width INTEGER, height INTEGER)",
     "position": "BIGINT", "crc32": "BIGINT", "text_start": "BIGINT", "text_end": "BIGINT",
 }  # fmt: skip
+# Of a manifest: what --mode preprocess and --mode split write.
+MANIFEST_KEYS = {"path", "sha256", "width", "height", "source", "flags", "split", "fold", "phash"}
 MEMORY_SHARE, MAX_MEMORY = 0.5, 8 * GIB  # of free memory; more rows go to the scratch folder
 FETCHED = 5000  # rows at a time
 # What a row that is accepted must have: the file may be damaged, or from a stranger.
@@ -68,6 +71,7 @@ class Table:
     def _load(self, files: list[Path]) -> None:
         self.db.register("files", {"path": np.array([str(path) for path in files], object),
                                    "block": np.arange(len(files)),
+                                   "name": np.array([block.name for block in self.blocks], object),
                                    "count": np.array([block.count for block in self.blocks])})  # fmt: skip
         try:
             rows = f"SELECT * FROM {_reader(COLUMNS, 'filename = true')}"
@@ -104,14 +108,23 @@ class Table:
             f"'' AS subset, NULL::VARCHAR AS grp FROM rows WHERE number <> {OF_BLOCK} ORDER BY block, number"
         )
         self.run(
-            "CREATE TABLE blocks AS SELECT block, reason, detail, metadata FROM rows "
-            f"WHERE number = {OF_BLOCK}"
+            "CREATE TABLE blocks AS SELECT block, files.name, reason, detail, metadata FROM rows "
+            f"JOIN files USING (block) WHERE number = {OF_BLOCK}"
         )
         self.run("DROP TABLE rows")
 
     def run(self, query: str, *values: Any) -> None:
         """Execute a statement."""
         self.db.execute(query, list(values))
+
+    def leave_out(self, reason: str, where: str, *values: Any, detail: str = "''", source: str = "") -> None:
+        """Set the reason of the accepted images for which a condition is true, with a table to join."""
+        joined = f"FROM {source}" if source else ""
+        self.run(
+            f"UPDATE images SET reason = '{reason}', detail = {detail} {joined} "
+            f"WHERE images.reason = '' AND ({where})",
+            *values,
+        )
 
     def all(self, query: str, *values: Any) -> list[tuple[Any, ...]]:
         """All rows of a query."""
@@ -127,6 +140,12 @@ class Table:
         cursor.execute(query, list(values))
         while rows := cursor.fetchmany(FETCHED):
             yield from rows
+
+    def json_rows(self, query: str, *values: Any) -> Iterator[str]:
+        """The rows of a query as JSON objects, by the names of its columns."""
+        names = [name for name, *_ in self.all(f"DESCRIBE {query}", *values)]
+        for row in self.stream(query, *values):
+            yield json.dumps(dict(zip(names, row, strict=True)))
 
     def digest(self, settings: Any, *queries: str) -> str:
         """A hash of settings and of the rows of some queries."""
@@ -156,6 +175,18 @@ class Table:
             file.writelines(json.dumps(row) + "\n" for row in rows)
         self.run(f"CREATE TABLE {name} AS SELECT * FROM {_reader(columns)}", literal(path))
         path.unlink()
+
+    def load_manifest(self, source: Source) -> None:
+        """Make a table `manifest` of path, sha256, split, and `more`: what others have written."""
+
+        def rows() -> Iterator[dict[str, Any]]:
+            for row in source.manifest():
+                more = {utf8_text(k): v for k, v in row.items() if k not in MANIFEST_KEYS and v is not None}
+                path, sha256 = utf8_text(row["path"]), utf8_text(row["sha256"])
+                yield {"path": path, "sha256": sha256, "split": row.get("split"), "more": more or None}
+
+        columns = {"path": "VARCHAR", "sha256": "VARCHAR", "split": "VARCHAR", "more": "JSON"}
+        self.lines("manifest", rows(), columns)
 
     def lock(self) -> None:
         """Refuse everything outside of the tables from now on: an expression of the user follows."""

@@ -6,12 +6,13 @@ Members are grouped into samples as webdataset groups them: those that follow ea
 import hashlib
 import posixpath
 import tarfile
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import groupby
 from typing import Any
 
 from vae.images.formats import EXTENSIONS_OF, BadImageError
-from vae.prepare.blocks import Block, Item, stamp_of
+from vae.prepare.blocks import Block, Item, block_id, given, stamp_of
 from vae.prepare.inputs import File, common_folder, local_file
 from vae.shards.index import MAX_IMAGE_BYTES, MAX_NAME_BYTES
 from vae.shards.members import TAR_ERRORS, TEXTS, is_plain, metadata_of, split_name
@@ -25,6 +26,7 @@ MAX_HEADER_BYTES = 16_384
 MAX_HEADERS = 16  # of one member
 IMAGE_EXTENSIONS = {extension[1:] for names in EXTENSIONS_OF.values() for extension in names}
 _BLOCK = tarfile.BLOCKSIZE
+_Member = tuple[str, str, tarfile.TarInfo]  # key, extension
 _MAGIC = {b"\x1f\x8b": "gzip", b"BZh": "bzip2", b"\xfd7zXZ": "xz", b"\x28\xb5\x2f\xfd": "zstd"}
 
 
@@ -156,22 +158,16 @@ def tar_blocks(
     """A block of each tar file, named below the folder that all have in common."""
     _, names = common_folder(files, flag)
     for file, name in zip(files, names, strict=True):
-        yield TarBlock([*stamp_of(file), image_key, keeps_metadata], file, name, image_key, keeps_metadata)
+        block = block_id("tar", stamp_of(file), image_key, keeps_metadata)
+        yield TarBlock(id=block, file=file, name=name, image_key=image_key, keeps_metadata=keeps_metadata)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class TarBlock(Block):
     """A tar file."""
 
-    file: File
-    name: str
     image_key: str | None = None  # extension of the images, if samples have several
     keeps_metadata: bool = True
-
-    @property
-    def is_remote(self) -> bool:
-        """Whether it is read from a store."""
-        return isinstance(self.file, StoreFile)
 
     def items(self, facts: dict[str, Any] | None = None) -> Iterator[Item]:
         """Its images, and its members that are none; `facts` gets the size and the SHA-256 of the file.
@@ -179,21 +175,61 @@ class TarBlock(Block):
         BrokenTarError if it is not complete; OSError or StoreError if it cannot be read.
         """
         file = _Source(chunks_of(self.file))
-        reader = _Reader(file, self)
+        keys = set[str]()  # of samples
         try:
             with tarfile.open(fileobj=file, mode="r:", tarinfo=_BoundedInfo) as tar:  # type: ignore[call-overload]
-                while (member := tar.next()) is not None:
-                    yield from reader.add(member)
-                    tar.members = []  # it keeps all that it has seen
+                for key, members in groupby(_members(tar), lambda member: member[0]):
+                    yield from self._sample(key, members, file, is_twin=key in keys)
+                    keys.add(key)
         except StoreError:
             raise
         except (*TAR_ERRORS, RecursionError) as error:
             raise BrokenTarError(_why_no_tar(self.file, error)) from error
         if file.last.strip(b"\0") or len(file.last) < _BLOCK:
             raise BrokenTarError(f"its end mark is missing after byte {file.tell()}: it is cut or damaged")
-        yield from reader.end_sample()
         if facts is not None:
             facts["bytes"], facts["sha256"] = file.finish()
+
+    def _sample(
+        self, key: str, members: Iterable[_Member], file: _Source, *, is_twin: bool
+    ) -> Iterator[Item]:
+        """The image of a sample, after its members that are left out."""
+        image: tuple[str, bytes | BadImageError] | None = None
+        image_place = text_place = (0, 0)
+        extensions = set[str]()
+        texts: dict[str, bytes] = {}
+        for _, extension, member in members:
+            is_image = self._is_image(extension)
+            if not is_plain(member):
+                kind = "link" if member.islnk() or member.issym() else "special"
+                kind = "sparse" if member.isreg() else kind
+                yield _left_out(member.name, kind, "its bytes are not in one piece in the tar file")
+                continue
+            if is_twin or extension in extensions:
+                if is_image:
+                    yield _left_out(member.name, "duplicate_key", "an image before it has this key")
+                continue
+            extensions.add(extension)
+            if extension in TEXTS:
+                end = member.offset_data + -(-member.size // _BLOCK) * _BLOCK
+                text_place = (text_place[0] if text_place[1] else member.offset, end)
+                if self.keeps_metadata and member.size <= FOREIGN_BYTES:
+                    texts[extension] = _data(file, member)
+            elif is_image and image:
+                yield _left_out(member.name, "several_images", "its sample has an image: see --image_key")
+            elif is_image:
+                name = posixpath.normpath(member.name)
+                image, image_place = (name, _image(file, member, name)), (member.offset_data, member.size)
+        if image:
+            name, data = image
+            yield Item(name, given(data), metadata_of(texts) if texts else {}, (*image_place, *text_place))
+        elif extensions and not is_twin:
+            yield _left_out(key, "no_image", "its members: " + " ".join(sorted(extensions))[:200])
+
+    def _is_image(self, extension: str) -> bool:
+        if self.image_key is None:
+            return extension in IMAGE_EXTENSIONS
+        return extension == self.image_key.lower()
 
     def chosen(self, places: dict[int, tuple[int, int]]) -> Iterator[tuple[int, bytes]]:
         """Some images: of a file of this machine by their offset."""
@@ -217,103 +253,34 @@ def _why_no_tar(file: File, error: BaseException) -> str:
     return f"it is no tar file, or is cut or damaged ({' '.join(str(error).split())[:200]})"
 
 
-@dataclass
-class _Sample:
-    """The members of one key that have been read."""
-
-    key: str
-    name: str = ""  # of the image
-    image: bytes | BadImageError | None = None
-    place: tuple[int, int] = (0, 0)  # of the image
-    extensions: set[str] = field(default_factory=set)
-    texts: dict[str, bytes] = field(default_factory=dict)
-    text_start: int = -1
-    text_end: int = 0
-
-
-class _Reader:
-    def __init__(self, source: _Source, block: TarBlock) -> None:
-        self.source, self.block = source, block
-        self.sample = _Sample("")
-        self.keys: set[str] = set()  # of samples
-
-    def add(self, member: tarfile.TarInfo) -> Iterator[Item]:
-        """Take one member; gives the sample before it, if it is complete, and what is no image."""
+def _members(tar: tarfile.TarFile) -> Iterator[_Member]:
+    """The members with a key, as webdataset reads them; what is no plain file is with the ones before it."""
+    key = ""
+    while (member := tar.next()) is not None:
+        tar.members = []  # type: ignore[attr-defined] # it keeps all that it has seen
         parts = split_name(member.name)
-        if parts is None or member.isdir():
-            return  # as webdataset does
-        if not is_plain(member):
-            kind = "sparse" if member.isreg() else "link" if member.islnk() or member.issym() else "special"
-            yield _left_out(member.name, kind, "its bytes are not in one piece in the tar file")
-            return
-        key, extension = parts
-        if key != self.sample.key:
-            yield from self.end_sample()
-            self.sample = _Sample(key)
-        sample = self.sample
-        if key in self.keys or extension in sample.extensions:
-            if self._is_image(extension):
-                yield _left_out(member.name, "duplicate_key", "an image before it has this key")
-            return
-        sample.extensions.add(extension)
-        if extension in TEXTS:
-            sample.text_start = member.offset if sample.text_start < 0 else sample.text_start
-            sample.text_end = member.offset_data + -(-member.size // _BLOCK) * _BLOCK
-            if self.block.keeps_metadata and member.size <= FOREIGN_BYTES:
-                sample.texts[extension] = self._data(member)
-        elif self._is_image(extension):
-            if sample.image is not None:
-                yield _left_out(member.name, "several_images", "its sample has an image: see --image_key")
-                return
-            sample.name, sample.place = posixpath.normpath(member.name), (member.offset_data, member.size)
-            sample.image = self._image(member, sample.name)
+        if parts is not None and not member.isdir():
+            key = parts[0] if is_plain(member) else key
+            yield key, parts[1], member
 
-    def _is_image(self, extension: str) -> bool:
-        if self.block.image_key is None:
-            return extension in IMAGE_EXTENSIONS
-        return extension == self.block.image_key.lower()
 
-    def _data(self, member: tarfile.TarInfo) -> bytes:
-        self.source.seek(member.offset_data)
-        data = self.source.read(member.size)
-        if len(data) < member.size:
-            raise BrokenTarError(f"it ends within {member.name}")
-        return data
+def _data(file: _Source, member: tarfile.TarInfo) -> bytes:
+    file.seek(member.offset_data)
+    data = file.read(member.size)
+    if len(data) < member.size:
+        raise BrokenTarError(f"it ends within {member.name}")
+    return data
 
-    def _image(self, member: tarfile.TarInfo, name: str) -> bytes | BadImageError:
-        if len(name.encode("utf-8", "surrogateescape")) > MAX_NAME_BYTES:
-            return BadImageError("name_too_long", f"more than {MAX_NAME_BYTES} bytes")
-        if not name.isprintable():
-            return BadImageError("bad_name", "it has control characters, or is not UTF-8")
-        if member.size > MAX_IMAGE_BYTES:
-            return BadImageError("too_large", f"{member.size} bytes")
-        return self._data(member)
 
-    def end_sample(self) -> Iterator[Item]:
-        """The image of the sample whose members have been read."""
-        sample = self.sample
-        self.keys.add(sample.key)
-        if sample.image is None:
-            if sample.extensions:
-                yield _left_out(
-                    sample.key, "no_image", "its members: " + " ".join(sorted(sample.extensions))[:200]
-                )
-            return
-        metadata = metadata_of(sample.texts) if sample.texts else {}
-        place = (*sample.place, max(0, sample.text_start), sample.text_end)
-        yield Item(sample.name, _giver(sample.image), metadata, place)
+def _image(file: _Source, member: tarfile.TarInfo, name: str) -> bytes | BadImageError:
+    if len(name.encode("utf-8", "surrogateescape")) > MAX_NAME_BYTES:
+        return BadImageError("name_too_long", f"more than {MAX_NAME_BYTES} bytes")
+    if not name.isprintable():
+        return BadImageError("bad_name", "it has control characters, or is not UTF-8")
+    if member.size > MAX_IMAGE_BYTES:
+        return BadImageError("too_large", f"{member.size} bytes")
+    return _data(file, member)
 
 
 def _left_out(name: str, reason: str, detail: str) -> Item:
-    return Item(name, _giver(BadImageError(reason, detail)))
-
-
-def _giver(image: bytes | BadImageError) -> Callable[[], bytes]:
-    """A function that gives the bytes of an image, or raises why there are none."""
-
-    def give() -> bytes:
-        if isinstance(image, BadImageError):
-            raise image
-        return image
-
-    return give
+    return Item(name, given(BadImageError(reason, detail)))

@@ -6,45 +6,35 @@ import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from vae.config.prepare_flags import ValidateConfig
-from vae.data.manifest import MANIFEST_NAME, read_rows
-from vae.images.decoding import parse_background
+from vae.data.manifest import MANIFEST_NAME
 from vae.prepare.blocks import FileBlock, Source, open_source
-from vae.prepare.check import Check, utf8_text, warn_without_simplejpeg
+from vae.prepare.check import Check, utf8_text
 from vae.prepare.folders import check_apart, check_output_file, output_folder, write_error
 from vae.prepare.quarantine import VERB as QUARANTINE
 from vae.prepare.quarantine import move_rejected, undo
-from vae.prepare.reasons import (
-    NOT_REJECTED,
-    broken_lines,
-    count_rejected,
-    duplicates_text,
-    reason_lines,
-    remedy,
-    skip_lines,
-)
+from vae.prepare.reasons import NOT_REJECTED, count_rejected, duplicates_text, print_summary, remedy
 from vae.prepare.rows import RowFolder, parse_part, rules_of
-from vae.prepare.selection import EXACT, drop_exact
+from vae.prepare.selection import EXACT, READABLE, drop_exact, flags
 from vae.prepare.table import Table
 from vae.prepare.verify import run_verify
 from vae.shards.dataset_json import is_dataset
 from vae.system import console
-from vae.system.addresses import is_remote
 from vae.system.console import printable
 from vae.system.errors import EXIT_DATA, UserError
 from vae.system.files import replace_text
 from vae.system.folder_marker import check_folder
 
 EXAMPLES = 6  # files named per reason in the report
-# The lists of the report: the condition on the rows, and their columns.
 LISTS = {
-    "rejected_files": (f"reason NOT IN ('', '{EXACT}')", ("path", "reason", "detail")),
-    "duplicate_files": (f"reason = '{EXACT}'", ("path", "detail")),
-    "flagged_files": ("reason = '' AND len(flags) > 0", ("path", "flags")),
+    "rejected_files": f"SELECT name AS path, reason, coalesce(detail, '') AS detail FROM images "
+    f"WHERE NOT {READABLE} ORDER BY n",
+    "duplicate_files": f"SELECT name AS path, coalesce(detail, '') AS detail FROM images "
+    f"WHERE reason = '{EXACT}' ORDER BY n",
+    "flagged_files": f"SELECT name AS path, flags FROM images WHERE {READABLE} AND len(flags) > 0 ORDER BY n",
 }
 
 
@@ -58,7 +48,6 @@ def run_validate(config: ValidateConfig) -> int:
         moved, left = undo(config.quarantine_dir, config.input_dir)
         console.info(f"{config.quarantine_dir}: {moved} files moved back, {left} left")
         return EXIT_DATA if left else 0
-    warn_without_simplejpeg()
     check_output_file(config.output_file, "--output_file", overwrite=config.overwrite)
     if is_dataset(config.input_dir) and config.input_dir.lower().partition("?")[0].endswith(".json"):
         return run_verify(config)
@@ -67,7 +56,6 @@ def run_validate(config: ValidateConfig) -> int:
             f"--val_path {config.val_path} is compared with a dataset of shards: give its dataset.json as "
             "--input_dir, or leave the flag out"
         )
-    parse_background(config.background)
     return _validate_images(config)
 
 
@@ -82,7 +70,7 @@ def _validate_images(config: ValidateConfig) -> int:
             )
         check_apart(config.input_dir, config.quarantine_dir, "--quarantine_dir")
         check_folder(Path(config.quarantine_dir), QUARANTINE, "--quarantine_dir")
-    list(manifest_rows(source))  # a damaged manifest is an error now, not after hours
+    list(source.manifest())  # a damaged manifest is an error now, not after hours
     with ExitStack() as stack:
         if config.rows_dir:
             check_apart(config.input_dir, config.rows_dir, "--rows_dir")
@@ -98,43 +86,43 @@ def _validate_images(config: ValidateConfig) -> int:
         table = Table(folder, source.blocks)
         has_manifest = compare_with_manifest(table, source, config.limit is None)
         drop_exact(table)
-        report = Report(table, source, has_manifest, time.monotonic() - began)
+        summary = _summarize(table, source, has_manifest, time.monotonic() - began)
         try:
-            replace_text(Path(config.output_file), report.json_parts())
+            replace_text(Path(config.output_file), _json_parts(table, summary))
         except OSError as error:
             raise write_error(error, config.output_file, "--output_file") from error
-        moved = None
+        last = [
+            f"  flagged  {flag['count']:>7}  {name}: {printable(flag['examples'][0])}"
+            for name, flag in summary["flags"].items()
+        ]
         if config.quarantine_dir:
             moved = move_rejected(_files_to_move(table), config.input_dir, config.quarantine_dir)
-        console.info("\n".join(report.lines(config, moved)))
-        return EXIT_DATA if config.strict and report.counts["rejected"] else 0
-
-
-def manifest_rows(source: Source) -> Iterator[dict[str, Any]]:
-    """The rows of the manifest in a folder of image files; none without one."""
-    if source.folder is None or is_remote(source.folder):
-        return
-    path = Path(source.folder) / MANIFEST_NAME
-    if path.is_file():
-        yield from read_rows(path, flag="--input_dir")
+            last.append(f"  moved    {moved:>7}  to quarantine; --undo_quarantine moves them back")
+        print_summary(
+            table,
+            source,
+            f"{printable(config.input_dir)}: {summary['files_checked']} files in {summary['seconds']:.1f} s "
+            f"({summary['files_per_minute']}/minute): {summary['accepted']} accepted, {summary['rejected']} "
+            f"rejected, {duplicates_text(table)}",
+            *last,
+            f"  report: {printable(config.output_file)}",
+        )
+        return EXIT_DATA if config.strict and summary["rejected"] else 0
 
 
 def compare_with_manifest(table: Table, source: Source, is_whole: bool) -> bool:
     """Reject what differs from the folder's manifest; returns whether it has one."""
-    rows = (
-        {"path": utf8_text(row["path"]), "sha256": utf8_text(row["sha256"])} for row in manifest_rows(source)
-    )
-    table.lines("listed", rows, {"path": "VARCHAR", "sha256": "VARCHAR"})
-    table.run(
-        "UPDATE images SET reason = 'changed_since_manifest', detail = 'its bytes differ from those in the "
-        "manifest' FROM listed l WHERE images.reason = '' AND images.name = l.path AND images.sha256 <> "
-        "l.sha256"
+    table.load_manifest(source)
+    table.leave_out(
+        "changed_since_manifest",
+        "images.name = m.path AND images.sha256 <> m.sha256",
+        detail="'its bytes differ from those in the manifest'",
+        source="manifest m",
     )
     if is_whole and source.folder is not None:
-        listed = table.all("SELECT path FROM listed ANTI JOIN images ON name = path ORDER BY path")
+        listed = table.all("SELECT path FROM manifest ANTI JOIN images ON name = path ORDER BY path")
         missing = [n for (n,) in listed if not os.path.lexists(os.path.join(source.folder, n))]
-        rows = ({"name": name} for name in missing)
-        table.lines("missing", rows, {"name": "VARCHAR"})
+        table.lines("missing", ({"name": name} for name in missing), {"name": "VARCHAR"})
         table.run(
             "INSERT INTO images (n, block, number, name, reason, detail, flags) "
             "SELECT (SELECT max(n) FROM images) + row_number() OVER (), -1, 0, name, 'missing', "
@@ -154,83 +142,46 @@ def _files_to_move(table: Table) -> Iterator[tuple[str, str, str]]:
             yield slice_of.names[at], reason, detail
 
 
-@dataclass
-class Report:
-    """The result of a validation: `accepted`, `rejected` and `duplicates` sum to the checked images."""
+def _summarize(table: Table, source: Source, has_manifest: bool, seconds: float) -> dict[str, Any]:
+    """The report without its lists: `accepted`, `rejected` and `exact_duplicates` are all checked files."""
+    checked, rejected = table.count(), count_rejected(table)
+    return {
+        "input_dir": source.text,
+        "manifest_checked": has_manifest,
+        "files_found": max(source.listed, checked),
+        "files_checked": checked,
+        "accepted": table.accepted,
+        "rejected": rejected,
+        "exact_duplicates": checked - table.accepted - rejected,
+        "seconds": round(seconds, 2),
+        "files_per_minute": round(checked / max(seconds, 1e-9) * 60),
+        "broken_files": [
+            {"path": str(source.blocks[number].file), "reason": reason, "detail": detail}
+            for number, reason, detail in table.broken_blocks()
+        ],
+        "reasons": {
+            reason: {
+                "count": count,
+                "remedy": remedy(reason),
+                "examples": [name for name, _ in table.examples(reason, EXAMPLES)],
+            }
+            for reason, count in table.counts()
+            if reason != EXACT
+        },
+        "flags": {flag: {"count": count, "examples": names} for flag, count, names in flags(table)},
+        "skipped": {
+            code: {"count": count, "examples": [utf8_text(name) for name in source.skips.examples[code]]}
+            for code, count in source.skips.counts.items()
+        },
+    }
 
-    table: Table
-    source: Source
-    has_manifest: bool
-    seconds: float
 
-    def __post_init__(self) -> None:
-        checked, rejected = self.table.count(), count_rejected(self.table)
-        accepted = self.table.accepted
-        self.counts = {
-            "files_found": max(self.source.listed, checked),
-            "files_checked": checked,
-            "accepted": accepted,
-            "rejected": rejected,
-            "exact_duplicates": checked - accepted - rejected,
-            "seconds": round(self.seconds, 2),
-            "files_per_minute": round(checked / max(self.seconds, 1e-9) * 60),
-        }
-        self.flags: list[tuple[str, int, list[str]]] = self.table.all(
-            f"SELECT flag, count(*) AS c, list(name ORDER BY n)[1:{EXAMPLES}] FROM (SELECT n, name, "
-            "unnest(flags) AS flag FROM images WHERE reason = '') GROUP BY flag ORDER BY c DESC, flag"
-        )
-
-    def json_parts(self) -> Iterator[str]:
-        """The text of the JSON file."""
-        yield json.dumps(self._summary(), indent=1)[:-2]  # the lists follow before the closing brace
-        for key, (condition, columns) in LISTS.items():
-            yield f',\n "{key}": ['
-            wanted = ", ".join(columns).replace("path", "name").replace("detail", "coalesce(detail, '')")
-            query = f"SELECT {wanted} FROM images WHERE {condition} ORDER BY n"
-            for number, row in enumerate(self.table.stream(query)):
-                yield (",\n  " if number else "\n  ") + json.dumps(dict(zip(columns, row, strict=True)))
-            yield "\n ]"
-        yield "\n}\n"
-
-    def _summary(self) -> dict[str, Any]:
-        table, skips = self.table, self.source.skips
-        return {
-            "input_dir": self.source.text,
-            "manifest_checked": self.has_manifest,
-            **self.counts,
-            "broken_files": [
-                {"path": str(self.source.blocks[n].listing[0]), "reason": reason, "detail": detail}
-                for n, reason, detail in table.broken_blocks()
-            ],
-            "reasons": {
-                reason: {
-                    "count": count,
-                    "remedy": remedy(reason),
-                    "examples": [name for name, _ in table.examples(reason, EXAMPLES)],
-                }
-                for reason, count in table.counts()
-                if reason != EXACT
-            },
-            "flags": {flag: {"count": count, "examples": names} for flag, count, names in self.flags},
-            "skipped": {
-                code: {"count": count, "examples": [utf8_text(name) for name in skips.examples[code]]}
-                for code, count in skips.counts.items()
-            },
-        }
-
-    def lines(self, config: ValidateConfig, moved: int | None) -> list[str]:
-        """The summary for a terminal."""
-        counts = self.counts
-        lines = [
-            f"{printable(config.input_dir)}: {counts['files_checked']} files in {self.seconds:.1f} s "
-            f"({counts['files_per_minute']}/minute): {counts['accepted']} accepted, {counts['rejected']} "
-            f"rejected, {duplicates_text(self.table)}",
-            *reason_lines(self.table),
-            *broken_lines(self.table),
-        ]
-        for flag, count, names in self.flags:
-            lines.append(f"  flagged  {count:>7}  {flag}: {printable(names[0])}")
-        lines += skip_lines(self.source.skips)
-        if moved is not None:
-            lines.append(f"  moved    {moved:>7}  to quarantine; --undo_quarantine moves them back")
-        return [*lines, f"  report: {printable(config.output_file)}"]
+def _json_parts(table: Table, summary: dict[str, Any]) -> Iterator[str]:
+    """The text of the report."""
+    yield json.dumps(summary, indent=1)[:-2]  # the lists follow before the closing brace
+    for key, query in LISTS.items():
+        yield f',\n "{key}": ['
+        for number, row in enumerate(table.json_rows(query)):
+            yield (",\n  " if number else "\n  ") + row
+        yield "\n ]"
+    yield "\n}\n"

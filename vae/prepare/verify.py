@@ -14,9 +14,10 @@ import numpy as np
 from vae.config.prepare_flags import ValidateConfig
 from vae.images.decoding import decode_bytes
 from vae.images.formats import BadImageError
+from vae.prepare.blocks import warn_without_simplejpeg
 from vae.prepare.folders import write_error
+from vae.prepare.near_duplicates import find_shared
 from vae.prepare.pool import Failure, Limits, count_workers, run_tasks
-from vae.prepare.shared import find_shared
 from vae.progress import Progress
 from vae.shards.dataset_json import ShardedDataset, read_dataset
 from vae.shards.index import Shard, index_path, max_index_bytes, read_index, row_name
@@ -51,6 +52,7 @@ def run_verify(config: ValidateConfig) -> int:
         raise UserError(
             "--quarantine_dir does not fit a dataset of shards, which never changes: leave it out"
         )
+    warn_without_simplejpeg()
     began = time.monotonic()
     dataset = read_dataset(config.input_dir, flag="--input_dir")
     other = config.val_path or (dataset.validation and dataset.beside(dataset.validation))

@@ -16,7 +16,7 @@ from vae.data.manifest import MANIFEST_NAME, check_files, image_root, is_manifes
 from vae.images.folder import list_images, split_names
 from vae.images.formats import BadImageError
 from vae.model.autoencoder import downsampling
-from vae.prepare.shared import find_shared
+from vae.prepare.near_duplicates import find_shared
 from vae.sampling.buckets import BucketOrder, Buckets, assign, bucket_shapes
 from vae.sampling.mixture import MixtureOrder
 from vae.sampling.order import Order, ShuffledOrder
