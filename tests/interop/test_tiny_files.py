@@ -187,6 +187,19 @@ def test_what_overflows_fp16_is_scaled(part, teacher_weight, scale, image_folder
     assert all(math.isfinite(record["loss"]) for record in records(tmp_path / "run", "train"))
 
 
+@pytest.mark.slow
+@pytest.mark.usefixtures("computes_fp16")
+def test_the_teacher_that_a_resumed_run_gets_is_scaled(image_folder, tmp_path):
+    teacher = diffusers_model("sd", (32, 32), 1)
+    teacher.decoder.mid_block.resnets[1].conv1.bias[3] += 6e4
+    train_tiny(teacher, image_folder, tmp_path, mixed_precision=True, max_steps=2, num_epochs=4)
+    resume = {"output_dir": str(tmp_path / "run"), "resume_from": "latest"}
+    for steps, given in ((6, {"teacher_weight": 1.0}), (8, {})):
+        assert train({**resume, **given, "max_steps": steps}) == 0
+        content = last_checkpoint(tmp_path / "run")
+        assert (content["fp16"], content["activation_scale"]) == (True, 1 / 8)
+
+
 def test_without_a_teacher_its_loss_is_refused(image_folder, tmp_path):
     teacher = diffusers_model("sd", (32, 32), 1)
     given = {"teacher_weight": 0.5, "decoder": None}
