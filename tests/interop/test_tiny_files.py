@@ -159,7 +159,10 @@ def test_teachers_loss_falls_and_is_recorded_also_after_a_resume(image_folder, t
 @pytest.mark.slow
 def test_the_teacher_of_a_relative_path_is_found_from_another_folder(image_folder, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    given = {"init_from": "teacher", "teacher_weight": 1.0, "max_steps": 1}
+    for name in ("folder", "beside"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "folder" / "link").symlink_to(tmp_path / "beside", target_is_directory=True)
+    given = {"init_from": "folder/link/../teacher", "teacher_weight": 1.0, "max_steps": 1}
     train_tiny(diffusers_model("sd", (32, 32), 1), image_folder, tmp_path, **given)
     monkeypatch.chdir(image_folder)
     resume = {"output_dir": str(tmp_path / "run"), "resume_from": "latest"}
@@ -176,15 +179,33 @@ def test_the_teacher_of_a_relative_path_is_found_from_another_folder(image_folde
     ("part", "teacher_weight", "scale"),
     [("decoder", 1.0, 1 / 8), ("decoder", 0.0, 1), ("encoder", 0.0, 1 / 8)],
 )
-def test_what_overflows_fp16_is_scaled(part, teacher_weight, scale, image_folder, tmp_path):
+def test_what_overflows_fp16_is_scaled(part, teacher_weight, scale, image_folder, tmp_path, capsys):
     """An activation of 60,000, in the teacher or in the frozen encoder: fp16 ends at 65,504."""
     teacher = diffusers_model("sd", (32, 32), 1)
     getattr(teacher, part).mid_block.resnets[1].conv1.bias[3] += 6e4
     given = {"teacher_weight": teacher_weight, "mixed_precision": True, "max_steps": 2}
     train_tiny(teacher, image_folder, tmp_path, **given)
+    name = "teacher.1" if part == "decoder" else part
+    assert (f" in {name}.mid_block.resnets.1.conv1\n" in capsys.readouterr().out) == (scale < 1)
     content = last_checkpoint(tmp_path / "run")
     assert (content["fp16"], content["activation_scale"]) == (True, scale)
     assert all(math.isfinite(record["loss"]) for record in records(tmp_path / "run", "train"))
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("computes_fp16")
+def test_the_teacher_that_a_resumed_run_gets_is_scaled(image_folder, tmp_path):
+    teacher = diffusers_model("sd", (32, 32), 1)
+    teacher.decoder.mid_block.resnets[1].conv1.bias[3] += 6e4
+    train_tiny(teacher, image_folder, tmp_path, mixed_precision=True, max_steps=2, num_epochs=4)
+    resume = {"output_dir": str(tmp_path / "run"), "resume_from": "latest"}
+    scales = []
+    for steps, given in ((3, {}), (6, {"teacher_weight": 1.0}), (8, {})):
+        assert train({**resume, **given, "max_steps": steps}) == 0
+        content = last_checkpoint(tmp_path / "run")
+        assert content["fp16"]
+        scales.append(content["activation_scale"])
+    assert scales == [1, 1 / 8, 1 / 8]
 
 
 def test_without_a_teacher_its_loss_is_refused(image_folder, tmp_path):

@@ -5,7 +5,7 @@ import torch
 
 from vae.config.options import ModelConfig
 from vae.interop.half_precision import largest_activation
-from vae.model.activation_scale import TARGET, scale_activations, scale_for
+from vae.model.activation_scale import FP16_MAX, MIN_SCALE, TARGET, scale_activations, scale_for
 from vae.model.autoencoder import AutoencoderKL
 from vae.model.recompute import set_recompute
 
@@ -50,7 +50,7 @@ def test_activations_beyond_fp16_are_computed_in_it():
     model = model_of()
     with torch.no_grad():
         model.decoder.conv_in.weight *= 3e5
-        model.decoder.mid_block.resnets[0].conv1.bias += 1e6
+        model.decoder.mid_block.resnets[0].conv1.bias += 5e5
     expected = computed(model, torch.float32)
     assert not computed(model, torch.float16)[0].isfinite().all()
     crops = [torch.zeros(1, 3, 16, 16)]
@@ -60,3 +60,23 @@ def test_activations_beyond_fp16_are_computed_in_it():
     found = computed(model, torch.float16)
     assert found[0].isfinite().all()
     torch.testing.assert_close(found[0].float(), expected[0], rtol=0.02, atol=0.02)
+
+
+def test_scales_stop_where_weights_lose_precision_in_fp16():
+    """Of a block as wide as the default network: its weights have a median of 0.0074."""
+    torch.manual_seed(0)
+    model = AutoencoderKL(ModelConfig(channels=(512,), layers_per_block=1, mid_attention=False))
+    images = torch.rand(1, 3, 4, 4)
+
+    @torch.no_grad()
+    def error(scale: float) -> float:
+        scale_activations(model, scale)
+        mean = model.encode(images.half()).mean
+        return ((mean - expected).norm() / expected.norm()).item()
+
+    with torch.no_grad():
+        expected = model.encode(images).mean
+    unscaled = error(1.0)
+    assert error(scale_for(FP16_MAX)) < 1.1 * unscaled
+    assert error(scale_for(1e12)) < 1.1 * unscaled
+    assert error(MIN_SCALE / 32) > 2 * unscaled

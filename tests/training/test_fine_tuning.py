@@ -318,16 +318,17 @@ def test_vae_that_overflows_fp16_is_trained_in_it_with_scaled_activations(option
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("computes_fp16")
-def test_vae_that_overflows_fp16_between_norm_and_norm_is_trained_without_it(options, tmp_path, capsys):
-    """Keys have no norm behind them, which would remove a scale."""
+@pytest.mark.parametrize(("layer", "value"), [("attentions.0.to_k", 6e4), ("resnets.1.conv1", 1e8)])
+def test_vae_that_no_scale_fits_into_fp16_is_trained_without_it(layer, value, options, tmp_path, capsys):
+    """Keys have no norm behind them, which would remove a scale. 1e8 needs a smaller one than MIN_SCALE."""
     theirs, folder = diffusers_model("sd", *SMALL), tmp_path / "run"
-    theirs.decoder.mid_block.attentions[0].to_k.bias[3] += 6e4
+    theirs.decoder.mid_block.get_submodule(layer).bias[3] += value
     theirs.save_pretrained(tmp_path / "theirs")
     given = {**options, "mixed_precision": True, "init_from": str(tmp_path / "theirs")}
     assert train({**given, "num_epochs": 2, "max_steps": 2}) == 0
     saved, printed = last_checkpoint(folder), capsys.readouterr().out
     assert (saved["fp16"], saved["overflows_fp16"]) == (False, True)
-    assert "decoder.mid_block.attentions.0.to_k" in printed
+    assert f"decoder.mid_block.{layer}\n" in printed
     assert "activations overflow fp16: --mixed_precision computes in bf16\n" in printed
     assert train({"output_dir": str(folder), "resume_from": "latest", "max_steps": 4}) == 0
     printed = capsys.readouterr().out

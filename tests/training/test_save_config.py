@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import train_vae
-from tests.harness.training_runs import train_short
+from tests.harness.training_runs import last_checkpoint, train_short
 from vae.config.flags import command_words, parse_flags
 from vae.config.options import Config, all_options
 from vae.system.errors import UserError
@@ -63,6 +63,19 @@ def test_architecture_of_init_from_is_in_the_file(tiny, tmp_path):
     values = saved(words, tmp_path / "saved.json")
     assert (values["channels"], values["z_channels"]) == (tiny["channels"], tiny["z_channels"])
     assert resolved(["--config", str(tmp_path / "saved.json")]) == resolved(words)
+
+
+@pytest.mark.slow
+def test_saved_file_of_a_resume_does_not_contradict_it(tiny, tmp_path):
+    train_short(tiny, tmp_path / "first")
+    begun = {"init_from": str(tmp_path / "first" / "vae"), "max_steps": 1}
+    content = train_short(tiny, tmp_path / "second", **begun)
+    resume = ["--output_dir", str(tmp_path / "second"), "--resume_from", "latest", "--max_steps", "2"]
+    saved(resume, tmp_path / "saved.json")
+    assert train_vae.main(["--config", str(tmp_path / "saved.json")]) == 0
+    resumed = last_checkpoint(tmp_path / "second")
+    assert resumed["position"]["step"] == 2
+    assert resumed["config"]["init_from"] == content["config"]["init_from"] == begun["init_from"]
 
 
 def test_saved_file_trains_as_the_flags_do(tiny, tmp_path):

@@ -54,7 +54,7 @@ def largest_activation(
 ) -> LargestActivation:
     """Largest activation while images (B, 3, H, W) in [-1, 1] are encoded and decoded in their dtype.
 
-    `decoder`: decodes in place of the model's.
+    `decoder`: the teacher's, which decodes in place of the model's.
     """
     largest = LargestActivation()
 
@@ -67,8 +67,9 @@ def largest_activation(
 
         return hook
 
-    networks = [model] if decoder is None else [model, decoder]
-    parts = [(name, part) for network in networks for name, part in network.named_modules()]
+    parts = list(model.named_modules())
+    if decoder is not None:
+        parts += decoder.named_modules(prefix="teacher")
     handles = [part.register_forward_hook(recording_hook(name)) for name, part in parts if name]
     blocks = (part for _, part in parts if isinstance(part, ResnetBlock))
     handles += [block.register_forward_hook(_call_layers) for block in blocks]

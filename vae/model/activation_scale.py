@@ -2,7 +2,8 @@
 
 Norms remove it: with each convolution before a norm multiplied by the scale, and each norm's epsilon by its
 square, a network computes the same images and the same gradients of its parameters, which stay as they are.
-A power of two changes no rounding. SDXL's decoder exceeds fp16 and, scaled, computes in it.
+A power of two changes no rounding while weights stay above fp16's smallest normal number, 6.1e-5. SDXL's
+decoder exceeds fp16 and, scaled, computes in it.
 """
 
 import math
@@ -14,12 +15,16 @@ from vae.model.layers import NORM_EPS, Attention, Downsample, GroupNorm, ResnetB
 
 FP16_MAX = 65504.0
 TARGET = FP16_MAX / 8  # of the largest activation: other images and further training need the rest
+MIN_SCALE = 2.0**-7  # the least that costs no precision: benchmarks/LOG.md, "Activations scaled for fp16"
 UNKNOWN = 2.0**-6  # where nothing was measured: it contains activations of 4 million
 
 
 def scale_for(largest: float) -> float:
-    """The power of two with which activations of at most `largest` are far from fp16's maximum."""
-    return 2.0 ** math.floor(math.log2(TARGET / largest))
+    """The power of two with which activations of at most `largest` are far from fp16's maximum.
+
+    It is at least MIN_SCALE, with which activations can still be too large.
+    """
+    return max(MIN_SCALE, 2.0 ** math.floor(math.log2(TARGET / largest)))
 
 
 def scale_activations(network: nn.Module, scale: float) -> None:

@@ -87,7 +87,7 @@ def resolve_options(
     if content is None:
         check_encoder(config, given)
         config, source = _existing_vae(config, given, dist)
-    elif config.loss.teacher_weight:
+    else:
         config = replace(config, model=replace(config.model, init_from=content["config"]["init_from"]))
     check_decoder(config)
     check_teacher(config)
@@ -160,7 +160,7 @@ def _existing_vae(
         raise UserError(f"--init_from {config.model.init_from} has no encoder, which training needs")
     wanted = replace(model, **{name: getattr(config.model, name) for name in of_decoder})
     if os.path.lexists(config.model.init_from):  # not of the hub; another working directory may resume
-        wanted = replace(wanted, init_from=os.path.abspath(config.model.init_from))
+        wanted = replace(wanted, init_from=str(Path(config.model.init_from).absolute()))
     file.drop_other_decoder(wanted)
     if not file.has_decoder:
         check_new_decoder(wanted)

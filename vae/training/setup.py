@@ -119,11 +119,16 @@ def prepare_run(command: Command, dist: Distributed) -> PreparedRun:
 
 
 def _fit_fp16(run: PreparedRun, content: dict[str, Any] | None) -> None:
-    """Scale activations of others' networks that are too large for fp16, or leave fp16."""
+    """Scale activations of others' networks that are too large for fp16, or leave fp16.
+
+    A resumed run in fp16 keeps its scale, unless it gets a teacher.
+    """
     state = run.state
     if content is not None and content["fp16"]:
-        run.scale_activations(content["activation_scale"])
-        return
+        has_new_teacher = run.networks.teacher is not None and not content["config"]["teacher_weight"]
+        if not has_new_teacher:
+            run.scale_activations(content["activation_scale"])
+            return
     if state.overflows_fp16:
         leave_fp16(run)
         return
@@ -146,7 +151,8 @@ def _fit_fp16(run: PreparedRun, content: dict[str, Any] | None) -> None:
 
 def _largest_activation(run: PreparedRun, decoders: list[nn.Module | None]) -> LargestActivation:
     """The largest activation of the encoder and each of these decoders; the same in all processes."""
-    model, schedule = run.state.eval_model, run.schedule(run.state.stage)
+    model = run.state.eval_model
+    schedule = run.schedule(run.state.stage)
     measured = [activations_of(model, run.crops(schedule, MEASURED_CROPS), decoder) for decoder in decoders]
     largest = max(measured, key=lambda activation: activation.value, default=LargestActivation())
     (total,) = run.dist.all_reduce_scalars(largest.value)

@@ -121,7 +121,8 @@ class Rollback:
 
     def _initial_content(self) -> dict[str, Any]:
         """The snapshot before the first step, on the CPU."""
-        init_from = self.config.model.init_from
+        resumed = self.saver.provenance.resumed_from is not None
+        init_from = None if resumed else self.config.model.init_from
         source = from_main(lambda: read_vae(Path(init_from)), self.saver.dist) if init_from else None
         if source is not None:
             source.drop_other_decoder(self.config.model)
