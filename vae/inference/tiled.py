@@ -155,12 +155,12 @@ def _blocks(resnets: Iterable[ResnetBlock]) -> Plan:
     return plan
 
 
-@torch.no_grad()
 def plan_of(model: AutoencoderKL, operation: str) -> Plan:
     """The plan to "encode" or to "decode"."""
     return encoder_plan(model) if operation == "encode" else decoder_plan(model)
 
 
+@torch.no_grad()
 def run_plan(
     plan: Plan,
     values: torch.Tensor,
