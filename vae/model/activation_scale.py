@@ -3,7 +3,7 @@
 Norms remove it: with each convolution before a norm multiplied by the scale, and each norm's epsilon by its
 square, a network computes the same images and the same gradients of its parameters, which stay as they are.
 A power of two changes no rounding while weights stay above fp16's smallest normal number, 6.1e-5. SDXL's
-decoder exceeds fp16 and, scaled, computes in it.
+decoder is known to exceed fp16.
 """
 
 import math
@@ -38,20 +38,20 @@ def scale_activations(network: nn.Module, scale: float) -> None:
 
 
 def _scale(network: Encoder | Decoder, scale: float) -> None:
-    # What a layer reads behind a norm is not scaled, so its weights are; other features already are.
-    after_norm: list[Scaled] = [network.conv_in]
-    after_scaled: list[Scaled] = []
+    # Images, latents and what a norm returns are not scaled, so the weights that read them are.
+    reads_unscaled: list[Scaled] = [network.conv_in]
+    reads_scaled: list[Scaled] = []
     for module in network.modules():
         if isinstance(module, ResnetBlock):
-            after_norm += [module.conv1, module.conv2]
-            after_scaled += [] if module.conv_shortcut is None else [module.conv_shortcut]
+            reads_unscaled += [module.conv1, module.conv2]
+            reads_scaled += [] if module.conv_shortcut is None else [module.conv_shortcut]
         elif isinstance(module, Attention):
-            after_norm.append(module.to_out[0])
+            reads_unscaled.append(module.to_out[0])
         elif isinstance(module, Upsample | Downsample):
-            after_scaled.append(module.conv)
+            reads_scaled.append(module.conv)
         elif isinstance(module, GroupNorm):
             module.eps = NORM_EPS * scale**2
-    for layer in after_norm:
+    for layer in reads_unscaled:
         layer.weight_scale = layer.bias_scale = scale
-    for layer in after_scaled:
+    for layer in reads_scaled:
         layer.bias_scale = scale

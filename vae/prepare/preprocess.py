@@ -132,7 +132,9 @@ def _preprocess(config: PreprocessConfig, source: Source, folder: RowFolder, roo
     )
     replace_text(root / REJECTED_NAME, (f"{row}\n" for row in rejected))
     seconds = time.monotonic() - began
-    last = [f"  {orphans} images no longer have a source: they stay, but are not in the manifest"]
+    last = []
+    if orphans:
+        last.append(f"  {orphans} images no longer have a source: they stay, but are not in the manifest")
     if not table.accepted:
         last.append("no image was accepted: fix the problems listed above")
     print_summary(
@@ -140,7 +142,7 @@ def _preprocess(config: PreprocessConfig, source: Source, folder: RowFolder, roo
         source,
         f"{console.printable(config.output_dir)}: {table.accepted} images, {count_rejected(table)} rejected, "
         f"{duplicates_text(table)} ({seconds:.1f} s, {table.count() / max(seconds, 1e-9):.1f} images/s)",
-        *(last if orphans else last[1:]),
+        *last,
     )
     return 0 if table.accepted else EXIT_DATA
 
