@@ -297,6 +297,33 @@ def test_waiting_for_images_can_be_ended(image_folder, fast_poll, workers, monke
     assert multiprocessing.active_children() == []
 
 
+@pytest.mark.skipif(sys.platform == "win32", reason="needs a timer's signal")
+def test_waiting_ends_after_a_signal_that_is_handled_too_long(image_folder, fast_poll):
+    """A wait for images does not become endless if a signal's handler runs past its time."""
+    crops = HangingDataset(FolderImages(image_folder, list_images(image_folder)), image_size=32)
+    signals = []
+
+    def handle(*_):
+        signals.append(1)
+        if len(signals) > 40:
+            raise RuntimeError("the wait did not end")
+        time.sleep(2 * decoding_processes.POLL_SECONDS)
+
+    def while_waiting():
+        raise InterruptedError
+
+    before = signal.signal(signal.SIGALRM, handle)
+    try:
+        with TrainLoader(crops, local_batch=2, num_workers=0, while_waiting=while_waiting) as loader:
+            signal.setitimer(signal.ITIMER_REAL, decoding_processes.POLL_SECONDS / 2, 0.25)
+            with pytest.raises(InterruptedError):
+                list(loader.batches(0))
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+    assert signals
+
+
 INTERRUPTED = """
 import signal, sys
 from vae.data.dataset import CropDataset, FolderImages

@@ -108,7 +108,8 @@ class _Batches:
 
     def __init__(self, loader: DataLoader[Sample]) -> None:
         self._wanted: queue.SimpleQueue[bool] = queue.SimpleQueue()
-        self._made: queue.SimpleQueue[Batch | Exception | None] = queue.SimpleQueue()
+        # No SimpleQueue: its timed `get` may wait for ever if a signal's handler runs past the deadline.
+        self._made: queue.Queue[Batch | Exception | None] = queue.Queue()
         self._again = self._is_waiting = False
         context = loader.multiprocessing_context
         before = multiprocessing.active_children()

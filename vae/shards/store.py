@@ -215,7 +215,8 @@ def _attempt(system: Any, path: str, action: _Action[_T]) -> _T:
     """
     from fsspec.callbacks import Callback
 
-    progress, results = Callback(), queue.SimpleQueue[Any]()
+    progress = Callback()
+    results = queue.Queue[Any]()  # a SimpleQueue may ignore the time limit if a signal arrives
 
     def run() -> None:
         try:
