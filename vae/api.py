@@ -282,7 +282,8 @@ def _check_latents(vae: LoadedVae, latents: torch.Tensor) -> None:
 
 def _image_size(vae: LoadedVae, latents: torch.Tensor, size: Sequence[int]) -> tuple[int, int]:
     """`size` as (H, W); DataError if no image of this size has such latents."""
-    f, sides = vae.autoencoder.downsampling, latents.shape[2:]
+    f = vae.autoencoder.downsampling
+    sides = latents.shape[2:]
     if len(size) != 2 or any(
         padded_side(int(side), f) != n * f for side, n in zip(size, sides, strict=False)
     ):

@@ -41,7 +41,8 @@ def build_optimizers(
     autoencoder: nn.Module, discriminator: nn.Module | None, optim: OptimConfig, loss: LossConfig
 ) -> list[torch.optim.Optimizer]:
     """The optimizer of the autoencoder, then AdamW for the discriminator if there is one."""
-    betas, weight_decay = (optim.beta1, optim.beta2), optim.weight_decay
+    betas = (optim.beta1, optim.beta2)
+    weight_decay = optim.weight_decay
     rate = optim.learning_rate or 0.0  # training sets the rate of each step
 
     def adamw_of(groups: list[list[nn.Parameter]], learning_rate: float) -> torch.optim.Optimizer:

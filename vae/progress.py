@@ -74,12 +74,15 @@ class Progress:
 
     def _print(self, ending: str) -> None:
         """Print a line such as `validate: 120 of 400 images, 3 bad, 12.5 images/s, 00:22 left`."""
-        self.has_printed, self.printed_at = True, time.monotonic()
+        self.has_printed = True
+        self.printed_at = time.monotonic()
         number = tqdm.format_sizeof if self.scaled else str
         total = "" if self.total is None else f" of {number(self.total)}"
-        numbers, speed = f"{number(self.done)}{total} {self.unit}s", self._speed(number)
+        numbers = f"{number(self.done)}{total} {self.unit}s"
+        speed = self._speed(number)
         if self.unit == "%" and self.total:
-            numbers, speed = f"{100 * self.done // self.total} %", ""
+            numbers = f"{100 * self.done // self.total} %"
+            speed = ""
         parts = [f"{self.description}: {numbers}", self.note, speed, ending]
         console.progress(", ".join(filter(None, parts)))
 

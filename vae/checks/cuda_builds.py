@@ -18,7 +18,8 @@ NEWEST_DRIVER = FIRST_DRIVER[13]  # the branch to update to: it runs every build
 
 # R570 is the first branch that supports compute capability 10 and 12; its first public Linux driver came with
 # the CUDA 12.8 release, whose notes list the architecture (docs.nvidia.com/cuda/archive/12.8.0).
-BLACKWELL, BLACKWELL_DRIVER = (10, 0), 570
+BLACKWELL = (10, 0)
+BLACKWELL_DRIVER = 570
 
 # CUDA 13.0 no longer compiles for anything before Turing (its release notes).
 CUDA_13_CAPABILITY = (7, 5)

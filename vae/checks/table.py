@@ -117,7 +117,8 @@ def _pair(facts: Facts) -> Cases:
     files, loaded = facts.torch_files, facts.loaded
     torch, vision = files.version or "", files.vision_version or ""
     required = next(r.specifier for r in facts.requirements if r.name == "torch")
-    reinstall, expected = remedies.same_pair(facts), f"torch {required} and torchvision of one build"
+    reinstall = remedies.same_pair(facts)
+    expected = f"torch {required} and torchvision of one build"
     text = f"torch {torch}, torchvision {vision or 'not installed'}"
     yield not torch, SKIP, NO_TORCH
     yield not vision or not satisfies(torch, required), FAIL, text, reinstall, expected
@@ -151,7 +152,8 @@ def _build(facts: Facts) -> Cases:
 def _triton(facts: Facts) -> Cases:
     """torch.compile needs Triton. On Windows, torch's own metadata does not name a version."""
     files = facts.torch_files
-    torch, ours = files.version or "", files.triton_version
+    torch = files.version or ""
+    ours = files.triton_version
     yield not torch or not (files.cuda or files.hip), SKIP, "only builds for cards use it"
     minor = cuda_builds.triton_for_windows(torch) if facts.on_windows else None
     none = f"there is none for torch {torch} on Windows: training runs without torch.compile"
@@ -194,15 +196,18 @@ def _present(facts: Facts) -> Cases:
 
 def _driver(facts: Facts) -> Cases:
     """The driver must be new enough for PyTorch's CUDA version and for the card."""
-    cuda, driver = facts.torch_files.cuda, facts.smi.driver or ""
+    cuda = facts.torch_files.cuda
+    driver = facts.smi.driver or ""
     capability = next((card.capability for card in facts.cards if card.capability), None)
-    needed, branch = cuda_builds.needed_branch(cuda, capability), cuda_builds.driver_branch(driver)
+    needed = cuda_builds.needed_branch(cuda, capability)
+    branch = cuda_builds.driver_branch(driver)
     yield not driver, SKIP, "the driver version is unknown"
     yield branch is None or branch >= needed, PASS, driver
     reasons = [f"CUDA {cuda} needs {cuda_builds.needed_branch(cuda, None)}"] if cuda else []
     if capability and capability >= cuda_builds.BLACKWELL:
         reasons.append(f"RTX 50 and B200 need {cuda_builds.BLACKWELL_DRIVER}")
-    remedy, older = remedies.update_driver(facts, needed), remedies.suggested(facts)
+    remedy = remedies.update_driver(facts, needed)
+    older = remedies.suggested(facts)
     if older:
         remedy += f"; or install the build for this driver: {remedies.setup(facts, older)}"
     yield True, FAIL, f"{driver}: too old", remedy, f"{needed} or newer: {', '.join(reasons)}"
@@ -270,7 +275,8 @@ def _memory(facts: Facts) -> Cases:
 def _shm(facts: Facts) -> Cases:
     """If /dev/shm is full, decoding dies of a bus error."""
     shared = facts.host.shared_memory
-    standard, default = _prefetched(facts, "standard"), _prefetched(facts)
+    standard = _prefetched(facts, "standard")
+    default = _prefetched(facts)
     yield facts.host.system != "Linux", SKIP, "only Linux passes batches through it"
     text = "missing" if shared is None else f"{shared / GIB:.2f} GiB"
     enlarge = f"docker run --shm-size={max(1, -(-standard // GIB))}g, or train with --num_workers 0"
@@ -284,7 +290,8 @@ def _folder(index: int, facts: Facts) -> Cases:
     yield is_remote(path), SKIP, f"{path} is on a remote store"
     permissions = f"correct its permissions, or use another folder: {flag} DIR"
     yield folder.problem, FAIL, f"{path}: {folder.problem}", permissions
-    no_images, absent = not folder.exists and flag == "--data_path", f"{path} does not exist"
+    no_images = not folder.exists and flag == "--data_path"
+    absent = f"{path} does not exist"
     yield no_images and folder.given, FAIL, absent, f"set {flag} to an existing folder of images"
     yield no_images, SKIP, absent
     text = path if folder.exists else f"{path}, will be created in {folder.nearest}"
@@ -304,10 +311,12 @@ def synced_by(path: str, *, windows: bool) -> str | None:
 
 
 def _space(facts: Facts) -> Cases:
-    free, needed = facts.folders[0].free, CHECKPOINT_BYTES * CHECKPOINTS
+    free = facts.folders[0].free
+    needed = CHECKPOINT_BYTES * CHECKPOINTS
     yield free is None, SKIP, "unknown"
     expected = f"{needed / GIB:.1f} GiB: {CHECKPOINTS} checkpoints of {CHECKPOINT_BYTES / GIB:.2f} GiB"
-    text, remedy = f"{(free or 0) / GIB:.1f} GiB", "use another folder: --output_dir DIR"
+    text = f"{(free or 0) / GIB:.1f} GiB"
+    remedy = "use another folder: --output_dir DIR"
     yield from _amount(free or 0, needed, 2 * CHECKPOINT_BYTES, text, remedy, expected)
 
 

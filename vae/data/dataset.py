@@ -189,7 +189,8 @@ class CropDataset(Dataset[Sample]):
     def _ensure_crop_fits(self, pixels: np.ndarray) -> np.ndarray:
         """Enlarge an image that is smaller than the crop; BadImageError if that is not allowed."""
         height, width = pixels.shape[:2]
-        short, size = min(height, width), self.image_size
+        short = min(height, width)
+        size = self.image_size
         if short >= size:
             return pixels
         if not self.data.upscale:

@@ -159,7 +159,8 @@ class _Batches:
         while self._wanted.get():
             try:
                 if self._again:
-                    iterator, self._again = iter(loader), False
+                    iterator = iter(loader)
+                    self._again = False
                 self._made.put(next(iterator, None))
             except Exception as error:  # `next` raises it
                 traceback.clear_frames(error.__traceback__)  # they keep the iterator

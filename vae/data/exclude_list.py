@@ -103,7 +103,8 @@ def hash_of_list(path: str | None) -> str | None:
 @lru_cache(maxsize=1)  # it is checked first, and read later
 def _read_once(path: str, _stamp: tuple[int, int, int]) -> ExcludeList:
     data = read_regular(path, MAX_BYTES)
-    hashes, names = list[bytes](), dict[str, None]()
+    hashes = list[bytes]()
+    names = dict[str, None]()
     for line in data.decode("utf-8-sig", "surrogateescape").split("\n"):
         word = line.strip()
         if found := _HASH.fullmatch(word):

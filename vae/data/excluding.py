@@ -65,7 +65,8 @@ def _in_shards(images: ShardImages, keys: ExcludeList, rank: int, world_size: in
         if not (len(keys.hashes) or wanted or texts):
             continue
         with suppress(BadImageError):  # training names the images of a bad index
-            rows, first = images.rows(number), int(firsts[number])
+            rows = images.rows(number)
+            first = int(firsts[number])
             yield _matches(first + np.arange(len(rows)), keys.numbers(rows["key"]))
             for at in range(len(rows)) if wanted or texts else ():
                 named = [wanted.get(row_name(rows[at]), -1)]

@@ -41,7 +41,8 @@ def sampled(images: Images) -> np.ndarray:
 
 def manifest_sizes(path: str, names: Sequence[str]) -> dict[str, Size]:
     """The sizes that a manifest has for these files."""
-    wanted, sizes = set(names), {}
+    wanted = set(names)
+    sizes = {}
     for row in read_rows(path):
         width, height = row.get("width"), row.get("height")
         if row["path"] in wanted and type(width) is int and type(height) is int and min(width, height) > 0:

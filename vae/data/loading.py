@@ -41,7 +41,8 @@ class TrainLoader:
 
         `while_waiting` is called about once per second of a wait for a batch; it may raise an exception.
         """
-        self._images, self._has_processes = dataset.images, num_workers > 0
+        self._images = dataset.images
+        self._has_processes = num_workers > 0
         order = dataset.images.order(dataset.seed) if order is None else order
         self._sampler = StepSampler(order, local_batch, rank, world_size)
         self.steps_per_epoch = self._sampler.steps_per_epoch

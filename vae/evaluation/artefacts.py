@@ -79,7 +79,8 @@ def grid_artefacts(model: AutoencoderKL, dtype: torch.dtype) -> dict[str, GridAr
     f = model.downsampling
     device = next(model.parameters()).device
     side = GRID_CELLS * f
-    start, stop = side // 4, side // 4 + side // 2
+    start = side // 4
+    stop = side // 4 + side // 2
     artefacts = {}
     for name, colour in COLOURS.items():
         image = torch.tensor(colour, device=device).view(1, 3, 1, 1).expand(1, 3, side, side)

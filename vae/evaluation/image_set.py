@@ -88,7 +88,8 @@ class ImageSet:
 def find_images(config: EvaluateConfig) -> tuple[ImageSet, dict[str, str]]:
     """The images that can be measured at every size, and why others cannot. Raises DataError if none can."""
     source = _open(config)
-    count, most = len(source), config.max_images or len(source)
+    count = len(source)
+    most = config.max_images or len(source)
     spread = [i * count // most for i in range(most)] if most < count else range(count)
     chosen = _without_excluded(source, spread, config)
     names = [source.name(index) for index in chosen]

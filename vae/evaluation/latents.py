@@ -31,7 +31,8 @@ class NoiseMeter:
 
     def add(self, mean: torch.Tensor, logvar: torch.Tensor) -> None:
         """Add posteriors (B, C, h, w)."""
-        means, log_sigma = mean.double(), 0.5 * logvar.double()
+        means = mean.double()
+        log_sigma = 0.5 * logvar.double()
         sums = [part.sum((0, 2, 3)) for part in (means, means.square(), log_sigma)]
         self._sums = self._sums.to(mean.device) + torch.stack(sums)
         self._count += mean.numel() // mean.shape[1]
@@ -46,7 +47,8 @@ class LatentMeter:
     """Accumulates statistics of posteriors of `channels` and images of any size, in fp64."""
 
     def __init__(self, channels: int) -> None:
-        self._sampled, self._noise = LatentSums(), NoiseMeter(channels)
+        self._sampled = LatentSums()
+        self._noise = NoiseMeter(channels)
         self._kl = torch.zeros((), dtype=torch.float64)  # nats per position, summed over images
         self._images = 0
 

@@ -60,7 +60,8 @@ def through_codec(image: torch.Tensor, codec: str, budget: int) -> torch.Tensor 
         middle = (low + high) // 2
         content = _encode(pil_image, codec, middle)
         if len(content) <= budget:
-            best, low = content, middle + 1
+            best = content
+            low = middle + 1
         else:
             high = middle - 1
     return None if best is None else pil_to_tensor(Image.open(io.BytesIO(best)).convert("RGB"))

@@ -206,7 +206,8 @@ def image_features(images: Tensor) -> Tensor:
         channels = filters
     parts = []
     for part in images.split(PART):
-        x, statistics = part - part.mean((2, 3), keepdim=True), []
+        x = part - part.mean((2, 3), keepdim=True)
+        statistics = []
         for weight in weights:
             x = F.relu(F.conv2d(x, weight, stride=2, padding=weight.shape[2] // 2))
             statistics += [x.mean((2, 3)), x.std((2, 3), correction=0)]

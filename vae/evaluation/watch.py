@@ -32,7 +32,8 @@ _Version = tuple[int, int, int]
 def watch(config: EvaluateConfig) -> int:
     """Measure the checkpoints of --watch until its run is finished or Ctrl-C ends it; the exit code is 0."""
     assert config.watch is not None
-    folder, seen = Path(config.watch), dict[Path, _Version]()
+    folder = Path(config.watch)
+    seen = dict[Path, _Version]()
     metrics, _, missing = open_metrics(config)
     image_set, unusable = find_images(config)
     if config.perceptual_net != "none" and "lpips" in missing:
@@ -120,7 +121,8 @@ def _promote(
         "size": config.sizes[0],
         **({"exclude": hash_of_list(config.exclude)} if config.exclude else {}),
     }
-    best, psnr = read_promoted(path.parent), means["psnr"]
+    best = read_promoted(path.parent)
+    psnr = means["psnr"]
     was_replaced = best.get("checkpoint") == path.name and best.get("sha256") != digest  # by a rollback
     if psnr is None:
         return False

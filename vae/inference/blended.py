@@ -63,7 +63,8 @@ def _one(
     """
     moments = _no_moments(plan)
     samples = _samples(image, units[0], side) if any(moments) else []
-    numbers, total = itertools.count(1), len(samples) + count_tiles(image.shape, units[0], side)
+    numbers = itertools.count(1)
+    total = len(samples) + count_tiles(image.shape, units[0], side)
     for sample in samples:
         run_with_moments(plan, to_device(sample), moments, measure=True)
         on_step(next(numbers), total)
@@ -146,7 +147,8 @@ def blend(
     rows, columns = starts(height, side), starts(width, side)
     result = torch.empty(0)
     for top in rows:
-        strip, bottom = torch.empty(0), min(top + side, height)
+        strip = torch.empty(0)
+        bottom = min(top + side, height)
         for left in columns:
             right = min(left + side, width)
             part = values[:, :, top * unit : bottom * unit, left * unit : right * unit]
@@ -180,7 +182,8 @@ def _end(all_starts: list[int], start: int, side: int) -> int:
 
 def _fade_in(result: torch.Tensor, tile: torch.Tensor, start: int, written: int, dim: int) -> None:
     """Write `tile` at `start`, fading from what is in `result` up to `written` along `dim`."""
-    size, overlap = tile.shape[dim], max(written - start, 0)
+    size = tile.shape[dim]
+    overlap = max(written - start, 0)
     target = result.narrow(dim, start, size)
     if overlap:
         unused = overlap // LEFT_OUT

@@ -48,7 +48,8 @@ def check_main_memory(
     if operation == "decode" and config.decoder == "tiny":  # three maps; its tiles have 3 channels
         factor = 3.0 if is_whole else 0.0
     width = (config.channels if operation == "encode" else config.up_channels)[0]
-    needed, free = int(factor * pixels * width * dtype.itemsize), free_memory()
+    needed = int(factor * pixels * width * dtype.itemsize)
+    free = free_memory()
     if needed > free:
         raise MemoryError(f"{operation} needs at least {needed / GIB:.1f} GiB, and {free / GIB:.1f} are free")
 

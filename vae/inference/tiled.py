@@ -175,7 +175,8 @@ def run_plan(
     `on_step(done, total)` is called after each tile, with the FLOPs of one image: tiles take very different
     times, and attention may take minutes.
     """
-    total, done = count_flops(plan, values.shape[2], values.shape[3]), 0
+    total = count_flops(plan, values.shape[2], values.shape[3])
+    done = 0
 
     def count(flops: int) -> None:
         nonlocal done

@@ -112,7 +112,8 @@ def _scores(vaes: Sequence[LoadedVae], config: ExportConfig) -> Sequence[float]:
 
 def _recorded(path: str, vae: LoadedVae) -> float:
     """The PSNR of the validation at which a checkpoint was saved, from metrics.jsonl beside it."""
-    step, metrics = vae.file.step, Path(path).parent / METRICS_NAME
+    step = vae.file.step
+    metrics = Path(path).parent / METRICS_NAME
     if step is None:
         raise UserError(
             f"--average_by score: {path} is not a checkpoint of a run: give --scores, one for each --vae, or "
@@ -190,7 +191,8 @@ def greedy_soup(scores: Sequence[float], score_of: Callable[[Sequence[int]], flo
     is above the score without it.
     """
     order = sorted(range(len(scores)), key=lambda one: -scores[one])
-    members, best = order[:1], scores[order[0]]
+    members = order[:1]
+    best = scores[order[0]]
     for one in order[1:]:
         score = score_of([*members, one])
         if score > best:

@@ -192,7 +192,8 @@ class _Unpickler:
             raise ArchiveError("it refers to something other than the numbers of a tensor")
         if dtype_name.name not in _DTYPES:
             raise ArchiveError(f"it uses {dtype_name.name:.80}")
-        dtype, member = _DTYPES[dtype_name.name], self._archive.getinfo(f"{self._folder}data/{key}")
+        dtype = _DTYPES[dtype_name.name]
+        member = self._archive.getinfo(f"{self._folder}data/{key}")
         if type(count) is not int or count * dtype.itemsize != member.file_size:
             raise ArchiveError(f"its part {member.filename:.80} has another size than its tensor")
         if key not in self._storages:

@@ -46,7 +46,8 @@ def save_checkpoint(path: Path, content: dict[str, Any]) -> None:
     Raises OSError if it cannot be written; an older file at `path` is then unchanged.
     """
     with scratch_folder(path.parent) as scratch:
-        temporary, record = scratch / path.name, record_path(path)
+        temporary = scratch / path.name
+        record = record_path(path)
         digest = _write(temporary, {"format": CHECKPOINT_FORMAT, **content})
         with open_new_text(scratch / record.name) as file:
             file.write(f"{digest}  {path.name}\n")

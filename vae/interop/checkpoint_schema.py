@@ -95,7 +95,8 @@ def _check_networks(content: Mapping[str, Any], config: Config) -> list[torch.nn
 
 def _discriminator(config: Config, tensors: Mapping[str, torch.Tensor]) -> Discriminator:
     """The configured discriminator without data, if it is no larger than `tensors`."""
-    loss, first = config.loss, tensors.get("convs.0.weight")
+    loss = config.loss
+    first = tensors.get("convs.0.weight")
     if first is None or len(first) != loss.disc_channels or loss.disc_layers > len(tensors):
         raise ContentError(f"its discriminator has not --disc_channels {loss.disc_channels}")
     with torch.device("meta"):

@@ -85,7 +85,8 @@ def save_diffusers_folder(
 
 def _condition_encoder(channels: list[int], dtype: torch.dtype) -> dict[str, torch.Tensor]:
     """The part of AsymmetricAutoencoderKL that reads masks, all zero: without a mask it is not used."""
-    first, last = channels[0], channels[-1]
+    first = channels[0]
+    last = channels[-1]
     widths = [3, *(min(first * 2**level, last) for level in range(3))]
     widths += [min(first * 8, last), last]
     tensors = {}

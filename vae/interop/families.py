@@ -58,7 +58,8 @@ def _flux2(model: ModelConfig) -> dict[str, Any]:
 
 def _tiny(model: ModelConfig) -> dict[str, Any]:
     """A decoder alone: the encoder has its default shape, and no weights."""
-    widths, blocks = list(model.up_channels), [BLOCKS] * (len(model.channels) - 1)
+    widths = list(model.up_channels)
+    blocks = [BLOCKS] * (len(model.channels) - 1)
     return {
         "decoder_block_out_channels": widths,
         "encoder_block_out_channels": widths,
@@ -156,7 +157,8 @@ def latents_config(norm: LatentNorm | None) -> dict[str, Any]:
     """The mean and the standard deviation of each latent channel for config.json, if the network has them."""
     if norm is None or norm.patch != 1:
         return {}
-    mean, std = norm.running_mean.tolist(), norm.running_var.sqrt().tolist()
+    mean = norm.running_mean.tolist()
+    std = norm.running_var.sqrt().tolist()
     return {"latents_mean": [_rounded(value) for value in mean], "latents_std": [_rounded(v) for v in std]}
 
 

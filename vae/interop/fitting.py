@@ -107,7 +107,8 @@ def _decoder_shape(weights: dict[str, torch.Tensor], channels: list[int], per_le
         return {"decoder": "tiny", "decoder_channels": None, "decoder_layers_per_block": None}
     names = {name: _UP_BLOCK.fullmatch(name) for name in weights}
     blocks = {(int(m[1]), int(m[2])): weights[name] for name, m in names.items() if m}
-    levels, rest = len(channels), len(blocks) % len(channels)
+    levels = len(channels)
+    rest = len(blocks) % len(channels)
     own_layers = len(blocks) // levels - 1
     complete = set(itertools.product(range(levels), range(own_layers + 1)))
     shape: dict[str, Any] = {"decoder": None, "decoder_channels": None, "decoder_layers_per_block": None}
@@ -191,12 +192,11 @@ def _likely_cause(
         return "it has attention inside its levels, which is another architecture"
     if any("quant_conv" in name for name in missing):
         return "it has only one of the two quant convolutions, so part of it is missing"
-    image_in, image_out = {"encoder.conv_in.weight"}, {"decoder.conv_out.bias", "decoder.conv_out.weight"}
+    image_in = {"encoder.conv_in.weight"}
+    image_out = {"decoder.conv_out.bias", "decoder.conv_out.weight"}
     if set(unequal) in (image_in, image_out, image_in | image_out):
-        channels_in, channels_out = (
-            weights["encoder.conv_in.weight"].shape[1],
-            len(weights["decoder.conv_out.bias"]),
-        )
+        channels_in = weights["encoder.conv_in.weight"].shape[1]
+        channels_out = len(weights["decoder.conv_out.bias"])
         channels = channels_in if image_in <= set(unequal) else channels_out
         return f"its images have {channels} channels, but only RGB is supported"
     if unequal and all(name.startswith("decoder.") for name in unequal):

@@ -106,7 +106,8 @@ def _read_settings(run: Path) -> dict[str, Any]:
 
 def _settings(run: Path) -> list[str]:
     """The options of the run that change its result and differ from their defaults, without paths."""
-    known, settings = all_options(), _read_settings(run)
+    known = all_options()
+    settings = _read_settings(run)
     shown = {}
     for name, value in settings.items():
         item = known[name][1] if name in known else None

@@ -156,7 +156,8 @@ def _vae_names(names: list[str], where: str) -> tuple[dict[str, str], str]:
             vae_names = {n.removeprefix(prefix): n for n in names if n.startswith(prefix)}
             break
     else:
-        prefix, vae_names = "", {name: name for name in names}
+        prefix = ""
+        vae_names = {name: name for name in names}
     vae_names = {ours: name for ours, name in vae_names.items() if not _DROPPED.match(ours)}
     expected = re.compile(r"(encoder\.(conv_in|down(_blocks)?)|decoder\.(conv_in|up(_blocks)?))\.")
     if not (is_wan(vae_names) or any(expected.match(name) for name in vae_names)):

@@ -65,7 +65,9 @@ def _ours(name: str, resamplings: Mapping[str, list[int]]) -> tuple[str, ...]:
         return ()
     flat = _FLAT.match(name)
     if flat and not flat[3].startswith(("resnets.", "upsamplers.")):
-        part, index, rest = flat[1], int(flat[2]), flat[3]
+        part = flat[1]
+        index = int(flat[2])
+        rest = flat[3]
         before = [other for other in resamplings.get(part, []) if other < index]
         block = index - max(before, default=-1) - 1
         resampler = "upsamplers" if part.startswith("decoder") else "downsamplers"

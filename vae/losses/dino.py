@@ -114,7 +114,8 @@ class _MeanOfTiles(torch.autograd.Function):
     def forward(
         ctx: Any, recon: Tensor, images: Tensor, distance: Callable[..., Tensor], tiles: list[Tile]
     ) -> Tensor:
-        dtype, has_gradient = accumulation_dtype(recon), ctx.needs_input_grad[0]
+        dtype = accumulation_dtype(recon)
+        has_gradient = ctx.needs_input_grad[0]
         total = recon.new_zeros(len(recon), dtype=dtype)
         slope = torch.zeros_like(recon, dtype=dtype) if has_gradient else None
         for tile in tiles:
@@ -126,7 +127,8 @@ class _MeanOfTiles(torch.autograd.Function):
                 scale = torch.full_like(value, GRADIENT_SCALE)
                 slope[tile] += torch.autograd.grad(value, part, scale)[0]
         ctx.save_for_backward(slope)
-        ctx.scale, ctx.dtype = 1 / (len(tiles) * GRADIENT_SCALE), recon.dtype
+        ctx.scale = 1 / (len(tiles) * GRADIENT_SCALE)
+        ctx.dtype = recon.dtype
         return total / len(tiles)
 
     @staticmethod
@@ -146,7 +148,8 @@ class VisionTransformer(nn.Module):
         self.patch_embed = nn.ModuleDict({"proj": nn.Conv2d(3, WIDTH, PATCH, PATCH)})
         self.blocks = nn.ModuleList(_Block() for _ in range(DEPTH))
         # not used, but part of the file
-        self.mask_token, self.norm = nn.Parameter(torch.zeros(1, WIDTH)), nn.LayerNorm(WIDTH)
+        self.mask_token = nn.Parameter(torch.zeros(1, WIDTH))
+        self.norm = nn.LayerNorm(WIDTH)
 
     def embed(self, images: Tensor) -> Tensor:
         """The tokens before the first block: (B, 3, h, w), normalized -> (B, N, C)."""

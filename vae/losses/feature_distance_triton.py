@@ -105,7 +105,8 @@ def feature_gradient(grad: Tensor, features: Tensor, target: Tensor, linear: Ten
 def _launch(kernel: triton.JITFunction, features: Tensor, factor: int, *tensors: Tensor) -> None:
     """Run a kernel, whose results have the factor `factor / positions`."""
     batch, channels, height, width = features.shape
-    positions, tile = height * width, row_tile(channels)
+    positions = height * width
+    tile = row_tile(channels)
     grid = (-(-positions // tile.rows), batch, 1)
     numbers = (factor / positions, EPS, positions, channels, tile.rows, tile.columns)
     launch(kernel, grid, tile.num_warps, tensors, numbers)

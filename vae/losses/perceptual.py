@@ -81,7 +81,8 @@ class PerceptualLoss(nn.Module):
             for start, end in zip(starts, trunk.ends, strict=True)
         )
         self.slices.to(dtype)
-        sum_dtype, device = torch.promote_types(dtype, torch.float32), linears[0].device
+        sum_dtype = torch.promote_types(dtype, torch.float32)
+        device = linears[0].device
         for index, linear in enumerate(linears):
             self.register_buffer(f"linear{index}", linear.to(sum_dtype))
         for name, colors in (("shift", SHIFT), ("scale", SCALE)):

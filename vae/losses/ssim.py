@@ -50,7 +50,8 @@ def _similarity(x: Tensor, y: Tensor) -> Tensor:
     """SSIM of each image at one scale, (B, 3, H, W) -> (B,)."""
     mean_x, mean_xx, mean_xy = _means(x, x * x, x * y)  # (B, 3, h, w)
     mean_y, mean_yy = _means(y, y * y)
-    product, squares = mean_x * mean_y, mean_x * mean_x + mean_y * mean_y
+    product = mean_x * mean_y
+    squares = mean_x * mean_x + mean_y * mean_y
     contrast = mean_xx + mean_yy - squares
     value = (2 * product + C1) * (2 * (mean_xy - product) + C2) / ((squares + C1) * (contrast + C2))
     return value.flatten(1).mean(1)

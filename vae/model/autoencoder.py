@@ -129,7 +129,8 @@ class Encoder(nn.Module):
 
     def __init__(self, config: ModelConfig):
         super().__init__()
-        widths, groups = config.channels, _groups(config)
+        widths = config.channels
+        groups = _groups(config)
         self.conv_in = Conv2d(IMAGE_CHANNELS, widths[0], 3, padding=1)
         inputs = (widths[0], *widths[:-1])
         self.down_blocks = ModuleList(
@@ -158,7 +159,8 @@ class Decoder(nn.Module):
 
     def __init__(self, config: ModelConfig):
         super().__init__()
-        widths, groups = config.up_channels[::-1], _groups(config)
+        widths = config.up_channels[::-1]
+        groups = _groups(config)
         self.conv_in = Conv2d(config.z_channels, widths[0], 3, padding=1)
         self.mid_block = MidBlock(widths[0], groups, config.mid_attention)
         upsampled = [width // 2 if config.family == "wan" else width for width in widths[:-1]]
@@ -203,7 +205,8 @@ class LatentNorm(nn.Module):
 
     def normalize(self, latents: torch.Tensor) -> torch.Tensor:
         """Latents (B, Z, h, w), with sides that `patch` divides, to normalized patches (B, Z', h', w')."""
-        mean, std = self.running_mean, (self.running_var + self.eps).sqrt()
+        mean = self.running_mean
+        std = (self.running_var + self.eps).sqrt()
         return (F.pixel_unshuffle(latents, self.patch) - mean[:, None, None]) / std[:, None, None]
 
 
@@ -220,7 +223,8 @@ class AutoencoderKL(nn.Module):
         check_widths(config)
         self.config = config
         self.encoder = Encoder(config)
-        z, is_tiny = config.z_channels, config.decoder == "tiny"
+        z = config.z_channels
+        is_tiny = config.decoder == "tiny"
         self.decoder: Decoder | TinyDecoder
         self.decoder = TinyDecoder(z, len(config.channels), IMAGE_CHANNELS) if is_tiny else Decoder(config)
         self.quant_conv = Conv2d(2 * z, 2 * z, 1) if config.use_quant_conv else None
@@ -298,7 +302,8 @@ def _groups(config: ModelConfig) -> int:
 
 def widths_fit(config: ModelConfig) -> bool:
     """Whether the number of norm groups divides all widths."""
-    groups, own = _groups(config), () if config.decoder == "tiny" else config.up_channels
+    groups = _groups(config)
+    own = () if config.decoder == "tiny" else config.up_channels
     return not groups or not any(width % groups for width in (*config.channels, *own))
 
 

@@ -74,7 +74,9 @@ def _fractal(
     With keep = 1, every octave is equally strong: amplitudes fall as 1/f.
     """
     cell = coarsest or size / 2
-    total, strength, power = np.zeros((size, size), dtype=np.float32), 1.0, 0.0
+    total = np.zeros((size, size), dtype=np.float32)
+    strength = 1.0
+    power = 0.0
     while cell >= 1.9:
         total += np.float32(strength) * _value_noise(chance, size, cell)
         power += strength * strength
@@ -106,14 +108,17 @@ def _draw_leaf(
     stretch = 1 + 2 * d * d  # long axis over short axis
     reach = radius * stretch * 1.5 + 2
     x, y = a * size, b * size
-    top, bottom = max(0, int(y - reach)), min(size, int(y + reach) + 1)
-    left, right = max(0, int(x - reach)), min(size, int(x + reach) + 1)
+    top = max(0, int(y - reach))
+    bottom = min(size, int(y + reach) + 1)
+    left = max(0, int(x - reach))
+    right = min(size, int(x + reach) + 1)
     dy = ((np.arange(top, bottom, dtype=np.float32) - np.float32(y)) / np.float32(radius))[:, None]
     dx = ((np.arange(left, right, dtype=np.float32) - np.float32(x)) / np.float32(radius))[None, :]
     row, column = int(e * (size - bottom + top)), int(f * (size - right + left))
     part = slice(row, row + bottom - top), slice(column, column + right - left)
     cos, sin = _unit_vector(chance)
-    along, across = (dx * cos + dy * sin) / np.float32(stretch), dy * cos - dx * sin
+    along = (dx * cos + dy * sin) / np.float32(stretch)
+    across = dy * cos - dx * sin
     distance = np.sqrt(along * along + across * across)  # 0 in the middle, 1 on the edge
     kind = _below(chance, 3)
     if kind == 1:

@@ -74,7 +74,8 @@ def write_error(error: Exception, output: str | Path, flag: str = "--output_dir"
 
 def claim_content(root: Path, dataset: str, digest: str, advice: str) -> None:
     """Note the hash of what a folder will contain; UserError if it has a dataset with other contents."""
-    noted, content = root / HIDDEN / "dataset.json", {"content": digest}
+    noted = root / HIDDEN / "dataset.json"
+    content = {"content": digest}
     try:
         before = read_json(noted)
     except (OSError, ValueError):

@@ -103,7 +103,8 @@ def _cluster_sorted(unique: np.ndarray) -> np.ndarray:
             same = np.flatnonzero(keys[step:] == keys[:-step])
             if len(same) == 0:
                 break
-            left, right = order[same], order[same + step]
+            left = order[same]
+            right = order[same + step]
             near = are_near(both[left], both[right])
             _join(roots, position[left[near]], position[right[near]])
     return roots

@@ -62,7 +62,8 @@ def run_tasks(
     """
     from pebble import ProcessExpired, ProcessPool
 
-    rest, pending = iter(tasks), dict[Any, Task]()
+    rest = iter(tasks)
+    pending = dict[Any, Task]()
     pool = ProcessPool(
         num_workers,
         initializer=_begin_worker,

@@ -24,7 +24,8 @@ def move_rejected(files: Iterable[tuple[str, str, str]], input_dir: str, quarant
 
     Each move is recorded before it happens, and no file is ever overwritten.
     """
-    root, moved = Path(quarantine_dir), 0
+    root = Path(quarantine_dir)
+    moved = 0
     try:
         claim_folder(root, VERB, "--quarantine_dir")
         with open_appending(inside(root, RECORD_NAME, "--quarantine_dir")) as record:

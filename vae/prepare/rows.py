@@ -92,7 +92,8 @@ class RowFolder:
                 )
         (self.root / "rows").mkdir(parents=True, exist_ok=True)
         name = f"part-{self.part.number}-of-{self.part.total}"
-        path, lock = self.root / f"{name}.lock", None
+        path = self.root / f"{name}.lock"
+        lock = None
         if is_link(path):
             raise UserError(f"{self.owner}: {path} is a link: remove it")
         with suppress(OSError):  # a file system without locks
@@ -146,7 +147,8 @@ class RowFolder:
 
     def part_text(self, source: Source) -> str:
         """The summary of a part."""
-        done, total = sum(map(self.has, source.blocks)), len(source.blocks)
+        done = sum(map(self.has, source.blocks))
+        total = len(source.blocks)
         return (
             f"part {self.part} is complete: {done} of {total} blocks are done\n"
             "  when all parts are complete: the same command without --part"
@@ -185,7 +187,8 @@ def write_rows(rows: Path, scratch: Path, maker: AnyCheck, task: Task) -> int:
 
 def _rows(maker: AnyCheck, task: Task, first: int) -> Iterator[Row]:
     """The rows of a block from a number on, the last one about the block itself."""
-    block, facts = task.block, dict[str, Any]()
+    block = task.block
+    facts = dict[str, Any]()
     lost = dict(task.lost)
     whole: Row = {"number": OF_BLOCK, "name": ""}
     items = block.items(facts)

@@ -151,7 +151,8 @@ def compare_with(table: Table, paths: Sequence[str]) -> None:
         training = read_dataset(path, flag=BESIDE)
         validation = training.beside(training.validation) if training.validation else None
         subsets = {TRAIN: training, **({VAL: read_dataset(validation, flag=BESIDE)} if validation else {})}
-        keys, near = list[bytes](), dict[str, np.ndarray]()
+        keys = list[bytes]()
+        near = dict[str, np.ndarray]()
         found = table.columns("SELECT n, phash FROM images WHERE reason = '' ORDER BY n")
         hashes = words_of(found["phash"])
         for subset, dataset in subsets.items():

@@ -132,7 +132,8 @@ def _read_note(root: Path, name: str, digest: str) -> Shard | None:
 
 def _write_tar(path: Path, plan: Plan) -> tuple[np.ndarray, dict[str, bytes], str]:
     """Write a tar file; returns its index, INDEX (N,), those of other programs by suffix, and its SHA-256."""
-    rows, samples = np.zeros(len(plan.members), INDEX), []
+    rows = np.zeros(len(plan.members), INDEX)
+    samples = []
     with open_new(path) as file:
         tar = _TarWriter(file)
         for at, (member, data) in enumerate(_read_members(plan)):

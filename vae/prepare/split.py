@@ -157,7 +157,8 @@ def _settle(config: SplitConfig, manifest: Path, before: SplitSettings | None) -
 
     Raises UserError for an impossible setting.
     """
-    share, num_folds = config.val_split, config.num_folds or 0
+    share = config.val_split
+    num_folds = config.num_folds or 0
     if config.val_split is None and config.num_folds is None and before:
         share, num_folds = before.val_split, before.num_folds
     if share is None and not num_folds:

@@ -64,7 +64,8 @@ class _Source:
         at = self._position - self._start
         part = self._chunk[at : at + max(0, size)]
         if len(part) < size:
-            parts, have = [part], len(part)
+            parts = [part]
+            have = len(part)
             while size > have and self._next():
                 parts.append(self._chunk[: size - have])
                 have += len(parts[-1])
@@ -219,7 +220,8 @@ class TarBlock(Block):
                 yield _left_out(member.name, "several_images", "its sample has an image: see --image_key")
             elif is_image:
                 name = posixpath.normpath(member.name)
-                image, image_place = (name, _image(file, member, name)), (member.offset_data, member.size)
+                image = (name, _image(file, member, name))
+                image_place = (member.offset_data, member.size)
         if image:
             name, data = image
             yield Item(name, given(data), metadata_of(texts) if texts else {}, (*image_place, *text_place))

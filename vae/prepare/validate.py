@@ -77,7 +77,8 @@ def _validate_images(config: ValidateConfig) -> int:
             root = stack.enter_context(output_folder(config.rows_dir, "validate", "--rows_dir"))
         else:
             root = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="vae-trainer-")))
-        owner, part = f"--rows_dir {config.rows_dir}", parse_part(config.part)
+        owner = f"--rows_dir {config.rows_dir}"
+        part = parse_part(config.part)
         folder = stack.enter_context(RowFolder(root, owner, rules_of(config, source), part).claimed())
         folder.run(source, Check(config), "validate")
         if config.part:
@@ -144,7 +145,8 @@ def _files_to_move(table: Table) -> Iterator[tuple[str, str, str]]:
 
 def _summarize(table: Table, source: Source, has_manifest: bool, seconds: float) -> dict[str, Any]:
     """The report without its lists: `accepted`, `rejected` and `exact_duplicates` are all checked files."""
-    checked, rejected = table.count(), count_rejected(table)
+    checked = table.count()
+    rejected = count_rejected(table)
     return {
         "input_dir": source.text,
         "manifest_checked": has_manifest,

@@ -170,7 +170,8 @@ def _verify_members(
     with open_regular(path) as file:
         for row in rows:
             file.seek(row["offset"])
-            data, name = file.read(row["size"]), f"{shard.name}/{row_name(row)}"
+            data = file.read(row["size"])
+            name = f"{shard.name}/{row_name(row)}"
             if zlib.crc32(data) != row["crc32"]:
                 problems.append(Problem(name, "checksum", "its crc32 is not that of the index"))
                 continue

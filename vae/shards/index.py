@@ -82,7 +82,8 @@ def read_index(path: Path, shard: Shard) -> np.ndarray:
 
 def parse_index(data: bytes, shard: Shard) -> np.ndarray:
     """The index of a shard from the content of its file; errors as `read_index`."""
-    name, file = index_path(Path(), shard).name, io.BytesIO(data)
+    name = index_path(Path(), shard).name
+    file = io.BytesIO(data)
     if shard.index_sha256 not in (None, hashlib.sha256(data).hexdigest()):
         raise BadImageError("bad_index", f"{name} is not the index that dataset.json lists")
     try:

@@ -73,7 +73,9 @@ class MixtureImages:
 
         `max_images`: use the first images of each dataset, by its weight; 0: all.
         """
-        self.parts, self.weights, self.location = list(parts), weights, location
+        self.parts = list(parts)
+        self.weights = weights
+        self.location = location
         shares = np.array(weights or [len(part) for part in parts], np.float64)
         self._shares = shares / shares.sum()
         most = np.maximum(1, max_images * self._shares) if max_images else np.full(len(parts), np.inf)

@@ -45,7 +45,8 @@ class RemoteShards:
         self._begin()
 
     def _begin(self) -> None:
-        self._ahead, self._process = ReadAhead(self._cache, self._fetch), os.getpid()
+        self._ahead = ReadAhead(self._cache, self._fetch)
+        self._process = os.getpid()
 
     def __getstate__(self) -> dict[str, Any]:
         return {"dataset": self._dataset, "cache": self._cache, "whole": self._whole}
@@ -127,7 +128,8 @@ class RemoteShards:
 
     def read_unchecked(self, shard: Shard, offset: int, size: int) -> bytes:
         """Any bytes of a shard: the first ones over the network, while threads fetch it."""
-        path, entry = self._cache.find(_entry(shard)), _entry(shard)
+        path = self._cache.find(_entry(shard))
+        entry = _entry(shard)
         self._counts["misses" if path is None else "hits"] += 1
         first = max(FIRST_READS, shard.samples // FIRST_PART)
         if path is None and self._whole and self._first_reads[shard.sha256] < first:

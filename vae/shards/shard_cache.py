@@ -310,7 +310,8 @@ class ShardCache:
     def _fill(self, entry: Entry, download: Callable[[Path], None]) -> Path | None:
         """Download a shard, a second time if it is bad and was not before; then mark it as bad."""
         name = f"{entry.sha256}.{entry.bytes}.{secrets.token_hex(4)}.part"
-        part, path = self.folder / name, self.folder / f"{entry.sha256}.tar"
+        part = self.folder / name
+        path = self.folder / f"{entry.sha256}.tar"
         mark = self.folder / f"{entry.sha256}.bad"
         for left in self.folder.glob(f"{entry.sha256}.*.part"):  # by a process that was killed
             if _OWN_NAME.fullmatch(left.name):

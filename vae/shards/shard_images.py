@@ -157,15 +157,18 @@ class ShardImages:
         Of a tar file that others wrote also txt as `caption`, cls as `label`, and its name as `source`.
         """
         number, row = self.locate(index)
-        shard, rows = self.dataset.shards[number], self._index(number)
-        place, is_own = self._row(number, row), rows.dtype == INDEX
+        shard = self.dataset.shards[number]
+        rows = self._index(number)
+        place = self._row(number, row)
+        is_own = rows.dtype == INDEX
         end = place.offset + -(-place.size // tarfile.BLOCKSIZE) * tarfile.BLOCKSIZE  # of the image
         if is_own:
             part = self._files.read_unchecked(shard, end, min(METADATA_BYTES, shard.bytes - end))
             return metadata_of(texts_in(part, place.key.decode("ascii", "replace")))
         first, last = (rows[column][row].item() for column in ("text_start", "text_end"))
         name = row_name(rows[row])
-        key, texts = (split_name(name) or ("", ""))[0], dict[str, bytes]()
+        key = (split_name(name) or ("", ""))[0]
+        texts = dict[str, bytes]()
         for start, stop in ((first, min(last, place.offset)), (max(first, end), last)):
             if start < stop:
                 part = self._files.read_unchecked(shard, start, min(stop - start, FOREIGN_BYTES))

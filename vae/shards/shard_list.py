@@ -37,7 +37,8 @@ class Shards(Sequence[Shard]):
     def __getitem__(self, number: int) -> Shard:  # type: ignore[override]
         start = SHA256_BYTES * (number if number >= 0 else len(self) + number)
         sha256, index = (h[start : start + SHA256_BYTES].hex() for h in (self._hashes, self._index_hashes))
-        name, samples = self._names[number].decode(), int(self.samples[number])
+        name = self._names[number].decode()
+        samples = int(self.samples[number])
         return Shard(name, samples, int(self.bytes[number]), sha256, index or None)
 
     @property

@@ -150,7 +150,8 @@ def read_range(
         if not file.url.lower().startswith("http"):
             # By name: the second parameter of s3fs is a version.
             return system.cat_file(path, start=offset, end=offset + size)
-        buffer, headers = _BoundedBuffer(size), {"Range": f"bytes={offset}-{offset + size - 1}"}
+        buffer = _BoundedBuffer(size)
+        headers = {"Range": f"bytes={offset}-{offset + size - 1}"}
         system.get_file(path, buffer, callback=progress, headers=headers)  # cat_file reads without a limit
         return buffer.getvalue()
 
@@ -267,7 +268,8 @@ def _reason(error: Exception) -> tuple[str, bool]:
 
 def _file_system(file: StoreFile) -> tuple[Any, str]:
     """The file system of an address, and the path there; UserError if a package is missing."""
-    scheme, encoded = file.url.partition("://")[0].lower(), "%" in file.url or "?" in file.url
+    scheme = file.url.partition("://")[0].lower()
+    encoded = "%" in file.url or "?" in file.url
     try:
         from fsspec import get_filesystem_class
 

@@ -89,12 +89,14 @@ def exit_code(name: str, main: Callable[[list[str]], int], argv: list[str], stop
         sys.stdout.flush()  # a full disk fails here
         return code
     except UserError as error:
-        line, code = str(error), error.exit_code
+        line = str(error)
+        code = error.exit_code
     except ModuleNotFoundError as error:
         package = (error.name or "vae").split(".")[0]
         if package == "vae":
             raise  # our own bug
-        line, code = f"{package} is not installed: run {SETUP}{activation_hint(ROOT)}", EXIT_FAILED
+        line = f"{package} is not installed: run {SETUP}{activation_hint(ROOT)}"
+        code = EXIT_FAILED
     except (ImportError, MemoryError) as error:
         if "vae." in str(error):
             raise  # our own bug
@@ -104,7 +106,8 @@ def exit_code(name: str, main: Callable[[list[str]], int], argv: list[str], stop
     except BrokenPipeError:
         raise  # console.flushed_output handles it
     except OSError as error:  # a full disk or a removed folder: not a bug
-        line, code = system_error_line(error), EXIT_FAILED
+        line = system_error_line(error)
+        code = EXIT_FAILED
     except KeyboardInterrupt:
         console.error(stopped)
         return EXIT_INTERRUPTED

@@ -80,7 +80,8 @@ def check_command(given: dict[str, Any]) -> Command:
 
 def _check_images(command: Command) -> None:
     """Raise UserError if a folder of images is missing, empty or contains the output."""
-    data_path, folder = command.value("data_path"), command.output_dir
+    data_path = command.value("data_path")
+    folder = command.output_dir
     is_given = "data_path" in command.given
     begins = not command.resume_from or (command.resume_from == "latest" and not checkpoint_paths(folder))
     if begins and command.resume_from and not is_given and not os.path.exists(data_path):

@@ -110,7 +110,8 @@ def cached_shards(images: Images, data: DataConfig) -> list[np.ndarray]:
 
 def _fitting_shuffle(images: Images, order: Mixable, data: DataConfig) -> int | None:
     """The default of --shuffle_shards that fits into the cache of one machine with all streams."""
-    sizes, room = cached_shards(images, data), data.cache_gib * GIB
+    sizes = cached_shards(images, data)
+    room = data.cache_gib * GIB
     if sum(size.sum() for size in sizes) <= room:
         return None
     return fitting_shuffle(order.num_streams, float(sum(size.mean() for size in sizes)), room)

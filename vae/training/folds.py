@@ -63,7 +63,8 @@ class Fold:
 
 def train_folds(command: Command, wanted: Sequence[str]) -> int:
     """Train these folds of the manifest, and print their results as one table; returns the exit code."""
-    folds, folder = find_folds(command, wanted), command.output_dir
+    folds = find_folds(command, wanted)
+    folder = command.output_dir
     check_folder(folder, "folds")
     for fold in folds:
         check_command({**fold.given, "resume_from": "latest"})
@@ -139,7 +140,8 @@ def _train(folds: Sequence[Fold], cards: Sequence[str | None]) -> int:
 
 def _start(runs: ChildRuns[tuple[Fold, str | None]], fold: Fold, card: str | None, at_once: int) -> None:
     """Start the run of a fold. Several at once write their output into files."""
-    words, log = fold.words(), None
+    words = fold.words()
+    log = None
     if at_once > 1:
         log = fold.output
         if fold.given.get("num_workers", "auto") == "auto":

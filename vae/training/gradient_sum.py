@@ -59,7 +59,8 @@ class GradientSum:
 
     def __init__(self, networks: Sequence[nn.Module], world_size: int, dtype: torch.dtype = torch.float32):
         """`dtype`: of the sums between processes."""
-        self._share, self._dtype = 1 / world_size, dtype
+        self._share = 1 / world_size
+        self._dtype = dtype
         self._networks = {network: _Network() for network in networks} if world_size > 1 else {}
         self._waits: list[tuple[_Time, _Time]] = []  # of the last step
         self._record: Callable[[Callable[[], None]], None] | None = None
@@ -130,7 +131,8 @@ class GradientSum:
         if not averages:
             torch._foreach_mul_(gradients, self._share)
         torch._foreach_copy_(bucket.views, gradients)
-        begin, index = partial(self._all_reduce, state, state.begun, averages), state.begun
+        begin = partial(self._all_reduce, state, state.begun, averages)
+        index = state.begun
         if self._record is None:
             begin()
         else:
@@ -139,7 +141,8 @@ class GradientSum:
         self._replace(bucket)
 
     def _all_reduce(self, state: _Network, index: int, averages: bool) -> None:
-        bucket, operation = state.buckets[index], dist.ReduceOp.AVG if averages else dist.ReduceOp.SUM
+        bucket = state.buckets[index]
+        operation = dist.ReduceOp.AVG if averages else dist.ReduceOp.SUM
         bucket.work = dist.all_reduce(bucket.buffer, operation, async_op=True)
         state.begun = index + 1
 

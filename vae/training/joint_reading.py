@@ -46,7 +46,8 @@ def with_aspects(training_set: TrainingSet, config: Config, dist: Distributed) -
 
 def store_aspects(folder: Path, training_set: TrainingSet) -> None:
     """Store the aspects in the folder of a run, so that a resumed one has the same order without reading."""
-    aspects_of_images, fingerprint = training_set.aspects, training_set.fingerprint()
+    aspects_of_images = training_set.aspects
+    fingerprint = training_set.fingerprint()
     if aspects_of_images is not None:
         path = folder / ASPECTS_NAME
         try_to_write(path, lambda: save_aspects(path, fingerprint, aspects_of_images))

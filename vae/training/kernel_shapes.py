@@ -34,7 +34,8 @@ def kernel_shapes(specs: Iterable[StepSpec]) -> list[Shape]:
 def _norms(module: nn.Module, inputs: tuple[Any, ...]) -> list[Shape]:
     """The shapes of the norms and the attention in a module, without those of its parts."""
     if isinstance(module, ResnetBlock):
-        first, channels = _norm(module.norm1, inputs[0]), module.norm2.num_channels
+        first = _norm(module.norm1, inputs[0])
+        channels = module.norm2.num_channels
         return [first, first._replace(channels=channels, has_h_bias=True)]
     if isinstance(module, GroupNorm | RMSNorm):
         return [_norm(module, inputs[0])]

@@ -87,7 +87,8 @@ class PreparedRun:
     def crops(self, schedule: StageSchedule, count: int) -> Iterator[torch.Tensor]:
         """About `count` training crops uint8 (1, 3, H, W) on the device, a sample over all folders."""
         size, images = self.state.stage.image_size, schedule.steps.images
-        dataset, first_epoch = self.training_set.crops(self.config, size, images).scattered(), 0
+        dataset = self.training_set.crops(self.config, size, images).scattered()
+        first_epoch = 0
         for index in range(0, len(dataset), max(1, len(dataset) // count)):
             crop = dataset[first_epoch, index].image
             if crop is not None:
@@ -136,7 +137,8 @@ class PreparedRun:
         config = self.config
         state = self.state
         retry = self.retry(plan)
-        stepper, validator = self.stepper(schedule, retry), None
+        stepper = self.stepper(schedule, retry)
+        validator = None
         if self.validation_set is not None:
             validator = Validator(
                 images=self.validation_set,

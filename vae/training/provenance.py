@@ -65,7 +65,8 @@ def read_last_run(folder: Path) -> tuple[Lineage | None, Path | None]:
     try:
         plain = dict(read_json(folder / RUN_NAME))
         plain.pop(EXPORTED, None)
-        name, lineage = plain.pop("good_checkpoint"), Lineage.from_plain(plain)
+        name = plain.pop("good_checkpoint")
+        lineage = Lineage.from_plain(plain)
     except (OSError, ValueError, KeyError, TypeError):
         return None, None
     return lineage, folder / name if isinstance(name, str) and Path(name).name == name else None

@@ -148,9 +148,11 @@ class StageSchedule:
 
     def learning_rates(self, position: Position, caps: Sequence[float]) -> tuple[float, float]:
         """Those of the autoencoder and of the discriminator in the next step; `caps`: see `lowered`."""
-        done, total = self.steps.done(position), self.steps.total
+        done = self.steps.done(position)
+        total = self.steps.total
         own = discriminator_steps(self.loss.disc_start, position.step, done, total)
-        factor, disc_factor = lowered(self._factor(done, total), caps), halved(self._factor(*own), len(caps))
+        factor = lowered(self._factor(done, total), caps)
+        disc_factor = halved(self._factor(*own), len(caps))
         return self.peak * factor, self.loss.disc_learning_rate * disc_factor
 
     def _factor(self, done: int, total: int) -> float:

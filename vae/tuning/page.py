@@ -50,7 +50,8 @@ def _plots(study: optuna.Study, objectives: Sequence[str]) -> list[PageChart]:
         "Importance for": (plots.plot_param_importances, MIN_COMPLETE),
         "Slices of": (plots.plot_slice, MIN_COMPLETE),
     }
-    single, drawn = len(objectives) == 1, []
+    single = len(objectives) == 1
+    drawn = []
     for index, name in enumerate(objectives):
         options = {"target": None if single else partial(_value, index), "target_name": name}
         for kind, (draw, needed) in each.items():

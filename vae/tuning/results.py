@@ -63,7 +63,8 @@ class Gain(NamedTuple):
 
     def __str__(self) -> str:
         digits, unit = DECIMALS[self.objective], UNITS[self.objective]
-        low, high = self.mean - self.half_width, self.mean + self.half_width
+        low = self.mean - self.half_width
+        high = self.mean + self.half_width
         interval = f"{low:+.{digits}f} to {high:+.{digits}f}{unit}, 95 % interval of {len(self.best)} seeds"
         if self.is_shown:
             result = f"the best trial is better by {self.mean:.{digits}f}{unit}"

@@ -136,7 +136,8 @@ def _pruner(run: Search) -> optuna.pruners.BasePruner:
 
 def _train_trial(run: Search, claim: Claim) -> TrialState:
     """Train one trial and record its outcome."""
-    trial, folder = claim.trial, run.shared.trial_folder(claim.trial.number)
+    trial = claim.trial
+    folder = run.shared.trial_folder(claim.trial.number)
     is_default = trial.user_attrs.get(NAME) == DEFAULTS
     started = time.monotonic() - trial.user_attrs.get(SECONDS, 0.0)
     watch = _reporter(run, trial, may_stop=not is_default)
@@ -157,7 +158,8 @@ def _reporter(run: Search, trial: Trial, may_stop: bool) -> Callable[[Validation
     reported = set(run.shared.study.trials[trial.number].intermediate_values)
 
     def watch(record: Validation) -> bool:
-        step, value = int(record["step"]), record.get(name)
+        step = int(record["step"])
+        value = record.get(name)
         if value is None:
             return False
         if step not in reported:
@@ -176,7 +178,8 @@ def _record(run: Search, trial: Trial, ended: Ended) -> TrialState:
     trial.set_user_attr(VALUES, values)
     kind, reason = ended.kind, ended.reason
     if kind is Kind.FINISHED and len(values) < len(run.config.objective):
-        kind, reason = Kind.FAILED, f"no validation has measured {' and '.join(run.config.objective)}"
+        kind = Kind.FAILED
+        reason = f"no validation has measured {' and '.join(run.config.objective)}"
     state = TrialState.COMPLETE if kind is Kind.FINISHED else TrialState.FAIL
     if kind in PRUNED:
         state, reason = TrialState.PRUNED, f"{kind.value}: {reason}" if reason else kind.value
@@ -273,5 +276,6 @@ def _print_new(run: Search) -> None:
             continue
         run.printed.add(row.trial)
         columns = "".join("{:>12}{:>30}".format(*cells(name, row)) for name in run.config.objective)
-        settings, reason = row.name or row.settings, f"  [{row.reason}]" if row.reason else ""
+        settings = row.name or row.settings
+        reason = f"  [{row.reason}]" if row.reason else ""
         console.info(f"{row.trial:>5} {row.state:<9}{row.steps:>7}{columns}  {settings}{reason}")

@@ -82,7 +82,8 @@ class Saver:
         name = position_name(state.position)
         if state.saved_step == state.position.step:
             return name if self.writer.finish() is None else None
-        content, failure = self.content(), None
+        content = self.content()
+        failure = None
         try:
             check_content(content)
         except ContentError as error:
@@ -103,7 +104,8 @@ class Saver:
         """
         state = self.state
         raise_if_diverged(self.dist, None if state.is_finite() else NOT_FINITE)
-        path, doubt = self.folder / name, self.stability.doubt(int(state.update.nonfinite_streak))
+        path = self.folder / name
+        doubt = self.stability.doubt(int(state.update.nonfinite_streak))
         if doubt and not (in_doubt or required):
             console.info(f"{path} is not saved: {doubt}")
             return False

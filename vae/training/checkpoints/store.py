@@ -53,7 +53,8 @@ def is_on_line(path: Path, line: Lineage | None) -> bool:
 def _origin(path: Path) -> tuple[str, int]:
     """The id of the run that saved a checkpoint, and its step; -1 if it cannot be opened."""
     try:
-        version, origin = _version(path), _origins.get(path)
+        version = _version(path)
+        origin = _origins.get(path)
         if origin is None or origin[0] != version:
             origin = version, _origin_of(read_archive(path, with_tensors=False))
             _origins[path] = origin

@@ -23,7 +23,8 @@ RETRY_SECONDS = 60.0  # after a failed save, for example on a full disk
 
 def copy_fits(config: Config, device: torch.device) -> bool:
     """Whether main memory has room for the copy; on a CPU, the plan of the step includes it."""
-    needed, available = checkpoint_bytes(config), available_bytes(torch.device("cpu"))
+    needed = checkpoint_bytes(config)
+    available = available_bytes(torch.device("cpu"))
     if device.type == "cpu" or needed <= available:
         return True
     console.info(
@@ -87,7 +88,8 @@ class CheckpointWriter:
         self._failure, delay = None, 0.0
         copy = self._copied(content) if self._background else None
         if copy is None:
-            may_try_again, delay = self._attempt(path, content, prune), RETRY_SECONDS
+            may_try_again = self._attempt(path, content, prune)
+            delay = RETRY_SECONDS
             self.report()
             if not may_try_again or (copy := self._copied(content)) is None:
                 return

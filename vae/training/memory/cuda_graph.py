@@ -40,7 +40,8 @@ class GraphMemory:
 
         The work waits for the replays before it, and those after it wait for the work.
         """
-        outside, searches = torch.cuda.current_stream(), torch.backends.cudnn.benchmark
+        outside = torch.cuda.current_stream()
+        searches = torch.backends.cudnn.benchmark
         torch.cuda.empty_cache()  # within a pool, the allocator cannot free unused memory of others
         torch.backends.cudnn.benchmark = False  # cuDNN's search needs GiB, which the pool would keep
         self.stream.wait_stream(outside)

@@ -33,7 +33,8 @@ class WandbRun:
         check_wandb_installed()
         self._wandb = import_module("wandb")
         folder.mkdir(parents=True, exist_ok=True)
-        id_file, arguments = folder / ID_NAME, sys.argv
+        id_file = folder / ID_NAME
+        arguments = sys.argv
         try:
             sys.argv = [public_text(word) for word in arguments]  # W&B uploads the command line
             self._run = self._wandb.init(

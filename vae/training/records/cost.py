@@ -11,7 +11,8 @@ class Cost:
 
     def __init__(self, hourly_cost: float, records: Path) -> None:
         """`hourly_cost`: of all machines, 0: nothing is recorded. `records`: the metrics.jsonl of the run."""
-        self._hourly_cost, self._started = hourly_cost, time.monotonic()
+        self._hourly_cost = hourly_cost
+        self._started = time.monotonic()
         self._before = recorded_cost(records) if hourly_cost else 0.0
 
     def record(self, images_per_second: float) -> dict[str, float]:

@@ -46,7 +46,8 @@ class StageDuration:
 
 def duration_line(seconds: float, now: float) -> str:
     """The line about a stage that ends `seconds` after the Unix time `now`; its end is a local time."""
-    begins, ends = time.localtime(now), time.localtime(now + seconds)
+    begins = time.localtime(now)
+    ends = time.localtime(now + seconds)
     shown = "%H:%M" if begins[:3] == ends[:3] else "%Y-%m-%d %H:%M"
     return f"stage: about {duration_text(seconds)}, until {time.strftime(shown, ends)}"
 

@@ -97,7 +97,8 @@ class Recorder:
 
     def is_due(self) -> bool:
         """Whether a record is due: of `log_freq` steps; the last one has half to 1.5 times as many."""
-        log_freq, left = self.options.log_freq, self._steps_left()
+        log_freq = self.options.log_freq
+        left = self._steps_left()
         done = self.schedule.steps.done(self.state.position)
         return left <= 0 or (done % log_freq == 0 and 2 * left >= log_freq)
 
@@ -148,7 +149,8 @@ class Recorder:
         metrics = self._metrics
         retry = self.retry
         step = self.state.position.step
-        allreduce, exhausted = retry.gradient_sum.exposed_seconds(), retry.settings.out_of_memory
+        allreduce = retry.gradient_sum.exposed_seconds()
+        exhausted = retry.settings.out_of_memory
         gathered = metrics.health.gathered(self.dist, metrics.seconds(), wait_share, allreduce, exhausted)
         self.logbook.record("data", step, gathered.data())
         trainer = {"restarts": len(self.state.lineage.ancestors), "out_of_memory": gathered.out_of_memory()}
@@ -166,7 +168,8 @@ class Recorder:
             images.to(self.dist.device)
             self.dist.synchronize()
             copy_rate = world_size * images.numel() / (time.perf_counter() - started)
-        total, wait_share = gathered.total(), max(process.data_wait_share for process in gathered.processes)
+        total = gathered.total()
+        wait_share = max(process.data_wait_share for process in gathered.processes)
         parts = budget_parts(total, gathered.seconds, wait_share, images[:1].numel(), copy_rate)
         begin = f"budget  of {world_size} process{'es' * (world_size > 1)}, so that no step waits:"
         console.info("\n".join([begin, *(part.line() for part in parts)]))

@@ -66,7 +66,8 @@ def has_diverged(loss: float, unchanged: float) -> bool:
 
 def suggest(curve: Curve) -> Suggestion:
     """The rates that a curve suggests."""
-    smoothed, rates = curve.smoothed(), np.array(curve.rates)
+    smoothed = curve.smoothed()
+    rates = np.array(curve.rates)
     lowest = max(1, int(smoothed.argmin()))
     slopes = np.gradient(np.log(smoothed[: lowest + 1]))
     safe = max(1, int((rates[:lowest] <= rates[lowest] / 2).sum()))
@@ -91,8 +92,10 @@ class Spread(NamedTuple):
 
 def find_learning_rate(run: PreparedRun, plan: StagePlan, alive: Liveness) -> None:
     """Measure a curve per seed, draw and print them; nothing else changes."""
-    options, schedule = run.config.run, run.schedule(run.state.stage)
-    rates, curves = np.geomspace(LOWEST, HIGHEST, options.find_lr_steps).tolist(), []
+    options = run.config.run
+    schedule = run.schedule(run.state.stage)
+    rates = np.geomspace(LOWEST, HIGHEST, options.find_lr_steps).tolist()
+    curves = []
     retry = run.retry(plan)
     for seed in range(options.seed, options.seed + options.find_lr_seeds):
         order = TrainingSet.of(run.training_set.images, seed, run.config.data).order

@@ -47,7 +47,8 @@ class Trial:
     def _batches(self, loader: TrainLoader) -> Iterator[tuple[Batch, int]]:
         for epoch in count(self.stepper.state.stage.first_epoch):
             for batch in loader.batches(epoch):
-                size, stop = len(batch.images), self.alive.signals.stop
+                size = len(batch.images)
+                stop = self.alive.signals.stop
                 images, stopping = self.dist.all_reduce_scalars(size, stop)
                 if stopping:
                     raise KeyboardInterrupt  # nothing has been written

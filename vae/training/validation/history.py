@@ -43,7 +43,8 @@ class History(Validations):
         """Add a checkpoint with the validation of its weights."""
         best = -math.inf if self.best_checkpoint_psnr is None else self.best_checkpoint_psnr
         if _psnr(metrics) > best:
-            self.best_checkpoint, self.best_checkpoint_psnr = name, metrics["psnr"]
+            self.best_checkpoint = name
+            self.best_checkpoint_psnr = metrics["psnr"]
 
     @property
     def is_below_start(self) -> bool:
@@ -71,7 +72,8 @@ class History(Validations):
         if any(self.quick_best.get(name) != metrics[name] for name in ("image_size", "images")):
             self.quick_best, self.quick_has_fallen = metrics, False
             return None
-        fell_before, best = self.quick_has_fallen, _psnr(self.quick_best)
+        fell_before = self.quick_has_fallen
+        best = _psnr(self.quick_best)
         self.quick_has_fallen = _psnr(metrics) < best - limit
         if _psnr(metrics) > best:
             self.quick_best = metrics

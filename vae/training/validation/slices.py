@@ -61,5 +61,6 @@ def slice_text(record: dict[str, float | str]) -> str:
     """The worst slice, for the line of a validation."""
     if not record:
         return ""
-    worst, psnr = printable(str(record["worst_slice"])), record["slice_worst_psnr"]
+    worst = printable(str(record["worst_slice"]))
+    psnr = record["slice_worst_psnr"]
     return f" | worst of {record['slices']} labels: {worst}, {psnr:.2f} dB"
