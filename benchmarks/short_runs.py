@@ -195,7 +195,8 @@ def main() -> None:
     parser.add_argument("--save", type=Path, help="file for the weights of the last run")
     given = parser.parse_args()
     dtype = PRECISIONS[given.precision]
-    fused_conv.end_dtype = lambda h: torch.float16 if h.dtype == torch.bfloat16 else h.dtype  # as on a card
+    end_dtype = fused_conv.end_dtype
+    fused_conv.end_dtype = lambda h: end_dtype(h.to("meta"))  # as on a card
     photos, draw = read_photos(given.photos, given.size), random.Random(7)
     held_out, trained = photos[::VALIDATION_SHARE], [p for i, p in enumerate(photos) if i % VALIDATION_SHARE]
     each = max(1, VALIDATION_CROPS * 64 // given.size // len(held_out))

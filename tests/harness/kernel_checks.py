@@ -89,17 +89,20 @@ def check_norm(
         in_place, *_ = norm_triton.normalize_backward(grad, *arguments, in_place=True)
         assert in_place is grad
         assert torch.equal(in_place, results[1])
-        in_fp16 = norm._replace(out_dtype=torch.float16)  # what the ends of the network get after bf16
-        fp16, _ = norm_triton.normalize_with_statistics(h, in_fp16)
-        assert torch.equal(fp16, norm_triton.normalize(h, statistics, in_fp16))
+        ends = {}  # of the network, after half precision
+        for end_dtype in (torch.float16, torch.float32):
+            end = norm._replace(out_dtype=end_dtype)
+            ends[end_dtype], _ = norm_triton.normalize_with_statistics(h, end)
+            assert torch.equal(ends[end_dtype], norm_triton.normalize(h, statistics, end))
         added = norm_triton.add_with_bias(h.clone(memory_format=torch.preserve_format), out, h_bias)
     finally:
         gpu_blocks.REDUCTION_PROGRAMS = before
     assert results[0].stride() == results[1].stride() == h.stride()
     assert {t.dtype for t in (*results[2:], statistics)} == {torch.float32}
-    assert fp16.dtype == torch.float16
-    assert fp16.stride() == h.stride()
-    compare([fp16], expected[:1], torch.float16, f"norm {shape} {groups} {dtype} silu={silu} to fp16")
+    for end_dtype, end in ends.items():
+        assert end.dtype == end_dtype
+        assert end.stride() == h.stride()
+        compare([end], expected[:1], end_dtype, f"norm {shape} {groups} {dtype} silu={silu} to {end_dtype}")
     assert added.dtype == results[0].dtype == results[1].dtype == dtype
     total = h.double() + out.double() + h_bias.double()[:, None, None]
     assert largest_error(added, total) < TOLERANCE[dtype]

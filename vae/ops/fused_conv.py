@@ -5,9 +5,11 @@ between norm and convolution, which is as large as the input: this costs bandwid
 are cast to the input's dtype within the operation.
 
 norm_silu_conv is the end of encoder and decoder. The constants that its inputs and weights may have cancel in
-its result, and bf16 would round both (benchmarks/LOG.md): after bf16 it computes forward in `end_dtype`.
+its result, and half precision would round both (benchmarks/LOG.md): it computes forward in `end_dtype`.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -59,19 +61,20 @@ def norm_silu_conv(
 
     It saves only h and the statistics (B, groups) for backward, which computes in h's dtype.
     """
-    return _NormSiLUConv.apply(h, norm_weight, norm_bias, weight, bias, groups, eps)
+    return _NormSiLUConv.apply(h, norm_weight, norm_bias, weight, bias, groups, eps, end_dtype(h))
 
 
 def end_dtype(h: Tensor) -> torch.dtype:
-    """What norm_silu_conv computes in: h's dtype, but for bf16 fp16 or, on a CPU, fp32.
+    """What norm_silu_conv computes in: after half precision fp32, or fp16 with gradients; else h's dtype.
 
     fp16 has as many bytes as bf16, and as many bits of mantissa as TF32: 10 instead of 7. It is safe for what
-    is bounded: normalized values, weights and results. Gradients, which could underflow, stay in bf16.
+    is bounded: normalized values, weights and results. Gradients, which could underflow, stay in bf16. fp32
+    has twice the bytes, which a step cannot spare. A CPU has fp32 instead of fp16 after bf16.
     """
-    if h.dtype != torch.bfloat16:
+    if h.element_size() != 2:
         return h.dtype
-    emulates_fp16 = h.device.type == "cpu" and not has_no_data(h)
-    return torch.float32 if emulates_fp16 else torch.float16
+    emulates_fp16 = h.dtype == torch.bfloat16 and h.device.type == "cpu" and not has_no_data(h)
+    return torch.float32 if emulates_fp16 or not torch.is_grad_enabled() else torch.float16
 
 
 def same_conv(h: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
@@ -133,14 +136,15 @@ class _NormSiLUConv(torch.autograd.Function):
         bias: Tensor,
         groups: int,
         eps: float,
+        dtype: torch.dtype,
     ) -> Tensor:
-        dtype = end_dtype(h)
         norm = Norm(norm_weight, norm_bias, groups, eps, out_dtype=dtype)
         activated, statistics = normalize_with_statistics(h, norm)
         ctx.save_for_backward(h, statistics, norm_weight, norm_bias, weight)
         ctx.groups = groups
         cast_weight, cast_bias = cast_together((weight, bias), dtype)
-        out = F.conv2d(activated, cast_weight, cast_bias, padding=weight.shape[2] // 2)
+        with _no_tf32() if h.element_size() == 2 else nullcontext():
+            out = F.conv2d(activated, cast_weight, cast_bias, padding=weight.shape[2] // 2)
         return out.to(h.dtype)
 
     @staticmethod
@@ -150,4 +154,15 @@ class _NormSiLUConv(torch.autograd.Function):
         norm, cast = Norm(norm_weight, norm_bias, ctx.groups, eps=0.0), weight.to(h.dtype)
         grad, *grads = activated_conv_backward(grad_out, None, h, statistics, norm, cast)
         grad_h, *of_norm, _ = normalize_backward(grad, h, statistics, norm, in_place=True)
-        return grad_h, *of_norm, *cast_parameter_gradients(grads, weight), None, None
+        return grad_h, *of_norm, *cast_parameter_gradients(grads, weight), None, None, None
+
+
+@contextmanager
+def _no_tf32() -> Iterator[None]:
+    """Convolutions of fp32 in fp32: TF32 has no more bits than fp16."""
+    before = torch.backends.cudnn.allow_tf32
+    torch.backends.cudnn.allow_tf32 = False
+    try:
+        yield
+    finally:
+        torch.backends.cudnn.allow_tf32 = before

@@ -12,6 +12,7 @@ images of other sizes in validations are not covered.
 import importlib
 import math
 from collections.abc import Callable, Collection, Iterable, Iterator
+from functools import partial
 from itertools import chain, groupby
 from types import ModuleType
 from typing import NamedTuple
@@ -30,6 +31,8 @@ from vae.system.errors import UserError
 # by a few times that. A wrong kernel differs by about 1.
 TOLERANCE = {torch.bfloat16: 2**-5, torch.float16: 2**-8, torch.float32: 1e-4}
 DTYPE_NAMES = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32"}
+# What the ends of encoder and decoder get: vae.ops.fused_conv
+END_DTYPES = {torch.bfloat16: (torch.float16, torch.float32), torch.float16: (torch.float32,)}
 
 EPS = 1e-6
 QUERIES = 16  # rows of attention scores
@@ -259,13 +262,13 @@ def _norm_cases(shape: NormShape, dtype: torch.dtype, device: torch.device) -> C
         statistics, *given = t
         return ops.normalize_backward(grad, h, statistics, norm(*given))[: 1 + len(given)]
 
-    def to_fp16(ops: ModuleType, h: Tensor, *t: Tensor) -> tuple[Tensor, ...]:
-        end = norm(*t)._replace(silu=True, out_dtype=torch.float16)
-        return ops.normalize_with_statistics(h, end)[:1]
+    def end(ops: ModuleType, h: Tensor, *t: Tensor, out_dtype: torch.dtype) -> tuple[Tensor, ...]:
+        return ops.normalize_with_statistics(h, norm(*t)._replace(silu=True, out_dtype=out_dtype))[:1]
 
     yield "normalize_with_statistics", with_statistics, [h, *parameters]
-    if dtype == torch.bfloat16 and not shape.has_h_bias:  # the ends: vae.ops.fused_conv
-        yield "normalize_with_statistics to fp16", to_fp16, [h, *parameters]
+    for out_dtype in () if shape.has_h_bias else END_DTYPES.get(dtype, ()):
+        name = f"normalize_with_statistics to {DTYPE_NAMES[out_dtype]}"
+        yield name, partial(end, out_dtype=out_dtype), [h, *parameters]
     yield "normalize", normalize, [h, statistics, *parameters]
     yield "normalize_backward", backward, [grad, h, statistics, *parameters]
     if shape.has_h_bias:  # as the end of a residual block, which has a convolution with bias there
@@ -321,15 +324,16 @@ def _rms_cases(shape: RmsShape, dtype: torch.dtype, device: torch.device) -> Cas
     def forward(ops: ModuleType, h: Tensor, *t: Tensor) -> tuple[Tensor, ...]:
         return (ops.rms_normalize(h, norm(*t)),)
 
-    def to_fp16(ops: ModuleType, h: Tensor, *t: Tensor) -> tuple[Tensor, ...]:
-        return (ops.rms_normalize(h, norm(*t)._replace(silu=True, out_dtype=torch.float16)),)
+    def end(ops: ModuleType, h: Tensor, *t: Tensor, out_dtype: torch.dtype) -> tuple[Tensor, ...]:
+        return (ops.rms_normalize(h, norm(*t)._replace(silu=True, out_dtype=out_dtype)),)
 
     def backward(ops: ModuleType, grad: Tensor, h: Tensor, *t: Tensor) -> tuple[Tensor, ...]:
         return ops.rms_normalize_backward(grad, h, norm(*t))[: 1 + len(t)]
 
     yield "rms_normalize", forward, [h, *parameters]
-    if dtype == torch.bfloat16 and not shape.has_h_bias:  # the ends: vae.ops.fused_conv
-        yield "rms_normalize to fp16", to_fp16, [h, *parameters]
+    for out_dtype in () if shape.has_h_bias else END_DTYPES.get(dtype, ()):
+        name = f"rms_normalize to {DTYPE_NAMES[out_dtype]}"
+        yield name, partial(end, out_dtype=out_dtype), [h, *parameters]
     yield "rms_normalize_backward", backward, [grad, h, *parameters]
 
 
