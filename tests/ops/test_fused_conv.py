@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+import torch.nn.functional as F
 
 from tests.harness.operations import (
     EPS,
@@ -61,15 +62,31 @@ def test_after_bf16_the_ends_of_the_network_are_finer_than_bf16(dtype, monkeypat
     )  # 8, and the result's rounding
 
 
+@pytest.fixture(params=["tf32", "ieee"])
+def precision(request):
+    """What a program has chosen for convolutions of fp32; after "ieee", `allow_tf32` cannot be read."""
+    backend = torch.backends.cudnn.conv
+    before, backend.fp32_precision = backend.fp32_precision, request.param
+    yield request.param
+    backend.fp32_precision = before
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_without_gradients_only_the_result_is_rounded(dtype):
+def test_without_gradients_only_the_result_is_rounded(dtype, precision, monkeypatch):
+    backend, conv2d, used = torch.backends.cudnn.conv, F.conv2d, []
+
+    def recorded(*arguments, **options):
+        used.append(backend.fp32_precision)
+        return conv2d(*arguments, **options)
+
     h, *parameters = norm_silu_conv_inputs((1, 8, 3, 16, 16))
     h, parameters = h.to(dtype), [t.float() for t in parameters]
-    torch.backends.cudnn.allow_tf32 = True
+    monkeypatch.setattr(F, "conv2d", recorded)
     with torch.no_grad():
         found, exact = operation(h, *parameters), operation(h.float(), *parameters)
     assert torch.equal(found, exact.to(dtype))
-    assert torch.backends.cudnn.allow_tf32
+    assert used == ["ieee", precision]
+    assert backend.fp32_precision == precision
 
 
 @pytest.mark.parametrize(

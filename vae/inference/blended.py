@@ -12,10 +12,9 @@ from collections.abc import Callable
 import torch
 
 from vae.inference.feature_map import Moments
-from vae.inference.tiled import Attend, Pass, Plan, group_normalized, norm_silu, plan_of
+from vae.inference.tiled import Attend, Pass, Plan, group_normalized, plan_of, run_layer
 from vae.model.autoencoder import AutoencoderKL
 from vae.model.layers import GroupNorm
-from vae.ops.fused_conv import end_dtype
 
 MIN_LATENTS = 16  # of a tile's side: half of it overlaps others on both sides
 OVERLAP = 4  # tiles overlap by 1/OVERLAP of their side
@@ -117,10 +116,7 @@ def run_with_moments(
                 normalized = group_normalized(trunk, norm, before).to(trunk.dtype)
             trunk = step.run(trunk, lambda _flops: None, normalized)
             continue
-        h = source
-        if step.norm is not None:
-            h = norm_silu(h, step.norm, before, end_dtype(h) if step.is_end else h.dtype)
-        h = step.layer(h).to(values.dtype)
+        h = run_layer(step, source, before)
         if step.from_branch:
             h = h + (trunk if step.shortcut is None else step.shortcut(trunk))
         if step.to_branch:

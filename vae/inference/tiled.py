@@ -22,7 +22,7 @@ from vae.model.autoencoder import AutoencoderKL, MidBlock
 from vae.model.layers import Attention, Conv2d, Downsample, GroupNorm, NormSiLU, ResnetBlock, Upsample
 from vae.model.rms_norm import RMSNormSiLU
 from vae.model.tiny import RADIUS, TinyDecoder
-from vae.ops.fused_conv import end_dtype
+from vae.ops.fused_conv import end_convolution, end_dtype
 from vae.ops.norm import normalize
 
 Range = tuple[int, int]  # first row or column, and the one after the last
@@ -217,15 +217,20 @@ def _make_tile(
     top, bottom, row = step.window(*rows, source.height)
     left, right, column = step.window(*columns, source.width)
     h = source.read((top, bottom), (left, right), device)
-    dtype = h.dtype
-    if step.norm is not None:
-        h = norm_silu(h, step.norm, source.moments, end_dtype(h) if step.is_end else dtype)
-    h = step.layer(h).to(dtype)
+    h = run_layer(step, h, source.moments)
     h = h[:, :, row : row + rows[1] - rows[0], column : column + columns[1] - columns[0]]
     if not step.from_branch:
         return h
     x = trunk.read(rows, columns, device)
     return h + (x if step.shortcut is None else step.shortcut(x))
+
+
+def run_layer(step: Pass, h: torch.Tensor, moments: Moments | None) -> torch.Tensor:
+    """The norm and the layer of a pass, in h's dtype; an end computes as in norm_silu_conv of vae.ops."""
+    dtype = end_dtype(h) if step.is_end else h.dtype
+    normalized = h if step.norm is None else norm_silu(h, step.norm, moments, dtype)
+    with end_convolution(h, dtype):
+        return step.layer(normalized).to(h.dtype)
 
 
 def norm_silu(

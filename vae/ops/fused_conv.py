@@ -9,7 +9,7 @@ its result, and half precision would round both (benchmarks/LOG.md): it computes
 """
 
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -75,6 +75,24 @@ def end_dtype(h: Tensor) -> torch.dtype:
         return h.dtype
     emulates_fp16 = h.dtype == torch.bfloat16 and h.device.type == "cpu" and not has_no_data(h)
     return torch.float32 if emulates_fp16 or not torch.is_grad_enabled() else torch.float16
+
+
+@contextmanager
+def end_convolution(h: Tensor, dtype: torch.dtype) -> Iterator[None]:
+    """Convolutions in fp32 after half precision h are not TF32, which has no more bits than fp16.
+
+    The newer setting, because `allow_tf32` cannot be read in a program that uses the newer ones.
+    """
+    if dtype.itemsize <= h.element_size():
+        yield
+        return
+    backend = torch.backends.cudnn.conv  # type: ignore[attr-defined]  # of a class in place of the module
+    before = backend.fp32_precision
+    backend.fp32_precision = "ieee"
+    try:
+        yield
+    finally:
+        backend.fp32_precision = before
 
 
 def same_conv(h: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
@@ -143,7 +161,7 @@ class _NormSiLUConv(torch.autograd.Function):
         ctx.save_for_backward(h, statistics, norm_weight, norm_bias, weight)
         ctx.groups = groups
         cast_weight, cast_bias = cast_together((weight, bias), dtype)
-        with _no_tf32() if h.element_size() == 2 else nullcontext():
+        with end_convolution(h, dtype):
             out = F.conv2d(activated, cast_weight, cast_bias, padding=weight.shape[2] // 2)
         return out.to(h.dtype)
 
@@ -155,14 +173,3 @@ class _NormSiLUConv(torch.autograd.Function):
         grad, *grads = activated_conv_backward(grad_out, None, h, statistics, norm, cast)
         grad_h, *of_norm, _ = normalize_backward(grad, h, statistics, norm, in_place=True)
         return grad_h, *of_norm, *cast_parameter_gradients(grads, weight), None, None, None
-
-
-@contextmanager
-def _no_tf32() -> Iterator[None]:
-    """Convolutions of fp32 in fp32: TF32 has no more bits than fp16."""
-    before = torch.backends.cudnn.allow_tf32
-    torch.backends.cudnn.allow_tf32 = False
-    try:
-        yield
-    finally:
-        torch.backends.cudnn.allow_tf32 = before
