@@ -127,7 +127,10 @@ def check_rms_norm(
         norm = Norm(weight, None, 0, 0.0, silu, *with_bias)
         gradients = rms_norm_triton.rms_normalize_backward(grad, h, norm)
         results = [rms_norm_triton.rms_normalize(h, norm), *gradients[: 2 + len(with_bias)]]
-        in_fp16 = rms_norm_triton.rms_normalize(h, norm._replace(out_dtype=torch.float16))
+        ends = {  # of the network, after half precision
+            end_dtype: rms_norm_triton.rms_normalize(h, norm._replace(out_dtype=end_dtype))
+            for end_dtype in (torch.float16, torch.float32)
+        }
         in_place, *_ = rms_norm_triton.rms_normalize_backward(grad, h, norm, in_place=True)
     finally:
         gpu_blocks.REDUCTION_PROGRAMS = before
@@ -136,7 +139,8 @@ def check_rms_norm(
     assert results[0].stride() == results[1].stride() == h.stride()
     assert results[0].dtype == results[1].dtype == dtype
     compare(results, expected, dtype, f"RMS norm {shape} {dtype} silu={silu}")
-    compare([in_fp16], expected[:1], torch.float16, f"RMS norm {shape} {dtype} silu={silu} to fp16")
+    for end_dtype, end in ends.items():
+        compare([end], expected[:1], end_dtype, f"RMS norm {shape} {dtype} silu={silu} to {end_dtype}")
 
 
 def check_statistics_with_a_large_mean(device: str) -> None:

@@ -266,9 +266,10 @@ def _norm_cases(shape: NormShape, dtype: torch.dtype, device: torch.device) -> C
         return ops.normalize_with_statistics(h, norm(*t)._replace(silu=True, out_dtype=out_dtype))[:1]
 
     yield "normalize_with_statistics", with_statistics, [h, *parameters]
-    for out_dtype in () if shape.has_h_bias else END_DTYPES.get(dtype, ()):
-        name = f"normalize_with_statistics to {DTYPE_NAMES[out_dtype]}"
-        yield name, partial(end, out_dtype=out_dtype), [h, *parameters]
+    if not shape.has_h_bias:
+        for out_dtype in END_DTYPES.get(dtype, ()):
+            name = f"normalize_with_statistics to {DTYPE_NAMES[out_dtype]}"
+            yield name, partial(end, out_dtype=out_dtype), [h, *parameters]
     yield "normalize", normalize, [h, statistics, *parameters]
     yield "normalize_backward", backward, [grad, h, statistics, *parameters]
     if shape.has_h_bias:  # as the end of a residual block, which has a convolution with bias there
@@ -331,9 +332,10 @@ def _rms_cases(shape: RmsShape, dtype: torch.dtype, device: torch.device) -> Cas
         return ops.rms_normalize_backward(grad, h, norm(*t))[: 1 + len(t)]
 
     yield "rms_normalize", forward, [h, *parameters]
-    for out_dtype in () if shape.has_h_bias else END_DTYPES.get(dtype, ()):
-        name = f"rms_normalize to {DTYPE_NAMES[out_dtype]}"
-        yield name, partial(end, out_dtype=out_dtype), [h, *parameters]
+    if not shape.has_h_bias:
+        for out_dtype in END_DTYPES.get(dtype, ()):
+            name = f"rms_normalize to {DTYPE_NAMES[out_dtype]}"
+            yield name, partial(end, out_dtype=out_dtype), [h, *parameters]
     yield "rms_normalize_backward", backward, [grad, h, *parameters]
 
 
