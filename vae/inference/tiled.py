@@ -22,7 +22,7 @@ from vae.model.autoencoder import AutoencoderKL, MidBlock
 from vae.model.layers import Attention, Conv2d, Downsample, GroupNorm, NormSiLU, ResnetBlock, Upsample
 from vae.model.rms_norm import RMSNormSiLU
 from vae.model.tiny import RADIUS, TinyDecoder
-from vae.ops.fused_conv import end_convolution, end_dtype
+from vae.ops.fused_conv import convolve_end, end_dtype
 from vae.ops.norm import normalize
 
 Range = tuple[int, int]  # first row or column, and the one after the last
@@ -229,8 +229,7 @@ def run_layer(step: Pass, h: torch.Tensor, moments: Moments | None) -> torch.Ten
     """The norm and the layer of a pass, in h's dtype; an end computes as in norm_silu_conv of vae.ops."""
     dtype = end_dtype(h) if step.is_end else h.dtype
     normalized = h if step.norm is None else norm_silu(h, step.norm, moments, dtype)
-    with end_convolution(h, dtype):
-        return step.layer(normalized).to(h.dtype)
+    return convolve_end(step.layer, normalized, h.dtype)
 
 
 def norm_silu(

@@ -8,8 +8,8 @@ norm_silu_conv is the end of encoder and decoder. The constants that its inputs 
 its result, and half precision would round both (benchmarks/LOG.md): it computes forward in `end_dtype`.
 """
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -77,20 +77,20 @@ def end_dtype(h: Tensor) -> torch.dtype:
     return torch.float32 if emulates_fp16 or not torch.is_grad_enabled() else torch.float16
 
 
-@contextmanager
-def end_convolution(h: Tensor, dtype: torch.dtype) -> Iterator[None]:
-    """Convolutions in fp32 after half precision h are not TF32, which has no more bits than fp16.
+def convolve_end(convolve: Callable[[Tensor], Tensor], activated: Tensor, out_dtype: torch.dtype) -> Tensor:
+    """`convolve` of an end's activated values (B, C, H, W), which may be finer than its result, `out_dtype`.
 
-    The newer setting, because `allow_tf32` cannot be read in a program that uses the newer ones.
+    In fp32 before half precision it is not TF32, which has no more bits than fp16. The setting is the newer
+    one, because `allow_tf32` cannot be read in a program that uses the newer ones; and it is no context
+    manager, because torch.compile would compile the frames of Python's `contextlib`.
     """
-    if dtype.itemsize <= h.element_size():
-        yield
-        return
+    if activated.element_size() <= out_dtype.itemsize:
+        return convolve(activated).to(out_dtype)
     backend = torch.backends.cudnn.conv  # type: ignore[attr-defined]  # of a class in place of the module
     before = backend.fp32_precision
     backend.fp32_precision = "ieee"
     try:
-        yield
+        return convolve(activated).to(out_dtype)
     finally:
         backend.fp32_precision = before
 
@@ -161,9 +161,8 @@ class _NormSiLUConv(torch.autograd.Function):
         ctx.save_for_backward(h, statistics, norm_weight, norm_bias, weight)
         ctx.groups = groups
         cast_weight, cast_bias = cast_together((weight, bias), dtype)
-        with end_convolution(h, dtype):
-            out = F.conv2d(activated, cast_weight, cast_bias, padding=weight.shape[2] // 2)
-        return out.to(h.dtype)
+        convolve = partial(F.conv2d, weight=cast_weight, bias=cast_bias, padding=weight.shape[2] // 2)
+        return convolve_end(convolve, activated, h.dtype)
 
     @staticmethod
     @once_differentiable
