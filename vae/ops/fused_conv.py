@@ -80,9 +80,9 @@ def end_dtype(h: Tensor) -> torch.dtype:
 def convolve_end(convolve: Callable[[Tensor], Tensor], activated: Tensor, out_dtype: torch.dtype) -> Tensor:
     """`convolve` of an end's activated values (B, C, H, W), which may be finer than its result, `out_dtype`.
 
-    In fp32 before half precision it is not TF32, which has no more bits than fp16. The setting is the newer
-    one, because `allow_tf32` cannot be read in a program that uses the newer ones; and it is no context
-    manager, because torch.compile would compile the frames of Python's `contextlib`.
+    If they are fp32 and the result has half precision, the convolution does not use TF32, which has no more
+    bits than fp16. `fp32_precision` says so, because `allow_tf32` cannot be read in a program that uses the
+    newer settings. A context manager would run frames of Python's `contextlib`, which torch.compile compiles.
     """
     if activated.element_size() <= out_dtype.itemsize:
         return convolve(activated).to(out_dtype)
