@@ -104,7 +104,7 @@ def _rejected(folder: Path) -> Expected:
         "film.webp": (encoded(frames[0], "WEBP", **animated), "animated"),
         "film.png": (encoded(frames[0], "PNG", **animated), "animated"),
         "pages.tif": (encoded(frames[0], "TIFF", **animated), "animated"),
-        "float.tif": (encoded(Image.fromarray(float_pixels * 0 + 1), "TIFF"), "float_pixels"),
+        "float.tif": (encoded(Image.fromarray(np.full((32, 32), 255, np.float32)), "TIFF"), "float_pixels"),
         "nan.tif": (encoded(Image.fromarray(float_pixels), "TIFF"), "float_pixels"),
         "small.png": (encoded(detailed(5, 8, 40), "PNG"), "too_small"),
         "panorama.png": (encoded(detailed(6, 16, 160), "PNG"), "aspect"),

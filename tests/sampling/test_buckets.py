@@ -9,7 +9,7 @@ from PIL import Image
 
 from vae.config.options import DataConfig
 from vae.data.dataset import CropDataset, FolderImages
-from vae.data.image_sizes import image_sizes, load_aspects, save_aspects
+from vae.data.image_sizes import image_sizes
 from vae.data.loading import TrainLoader
 from vae.images.decoding import decode_image
 from vae.sampling.buckets import BucketOrder, aspects, assign, bucket_shapes
@@ -213,16 +213,6 @@ def test_sizes_are_those_of_decoded_images(wide_and_high):
     for index, (width, height) in enumerate(image_sizes(wide_and_high, np.arange(3)).tolist()):
         assert decode_image(wide_and_high.root / wide_and_high.names[index]).shape == (height, width, 3)
     assert image_sizes(wide_and_high, np.arange(1, 2), {"turned.jpg": (5, 6)}).tolist() == [[5, 6]]
-
-
-def test_stored_aspects_are_those_of_the_same_images(tmp_path):
-    path, found = tmp_path / "aspects.npz", np.array([0.5, np.nan], np.float32)
-    assert load_aspects(path, "one") is None
-    save_aspects(path, "one", found)
-    assert np.array_equal(load_aspects(path, "one"), found, equal_nan=True)
-    assert load_aspects(path, "other") is None
-    path.write_bytes(path.read_bytes()[:50])
-    assert load_aspects(path, "one") is None
 
 
 def test_crops_cover_their_shape(wide_and_high):

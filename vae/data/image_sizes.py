@@ -1,10 +1,8 @@
 """Widths and heights of images without decoding: from the index of shards, a manifest or headers of files."""
 
 import os
-import zipfile
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import numpy as np
 
@@ -15,9 +13,7 @@ from vae.images.formats import BadImageError
 from vae.progress import track
 from vae.shards.mixture import MixtureImages
 from vae.shards.shard_images import ShardImages
-from vae.system.files import atomic_path, open_new, open_regular
 
-ASPECTS_NAME = "image_aspects.npz"  # in the folder of a run
 SAMPLE = 2**20  # images of a dataset of shards, at least: a share of 10 % is known to 0.03 % (one sigma)
 THREADS = 16  # headers are small: the time is that of a disk or a network share
 
@@ -48,23 +44,6 @@ def manifest_sizes(path: str, names: Sequence[str]) -> dict[str, Size]:
         if row["path"] in wanted and type(width) is int and type(height) is int and min(width, height) > 0:
             sizes[row["path"]] = width, height
     return sizes
-
-
-def save_aspects(path: Path, fingerprint: str, aspects: np.ndarray) -> None:
-    """Store the aspects of the images with this fingerprint."""
-    with atomic_path(path) as temporary, open_new(temporary) as file:
-        np.savez(file, fingerprint=np.array(fingerprint), aspects=aspects)
-
-
-def load_aspects(path: Path, fingerprint: str) -> np.ndarray | None:
-    """What `save_aspects` has stored for the images with this fingerprint; None if there is nothing."""
-    try:
-        with open_regular(path) as file, np.load(file, allow_pickle=False) as stored:
-            aspects = stored["aspects"]
-            is_same = str(stored["fingerprint"]) == fingerprint and aspects.dtype == np.float32
-    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile):
-        return None
-    return aspects if is_same else None
 
 
 def _of_files(images: FolderImages, indices: Sequence[int], known: Mapping[str, Size]) -> np.ndarray:

@@ -3,6 +3,7 @@
 `flags` is a set of short stable codes; each function adds the code of what it changed.
 """
 
+import struct
 from functools import lru_cache
 from io import BytesIO
 
@@ -14,24 +15,36 @@ from vae.images.formats import BadImageError
 BITS_PER_SAMPLE, PHOTOMETRIC = 258, 262  # TIFF 6.0 tags
 WHITE_IS_ZERO = 0
 MODES = {"RGB": "RGB", "GRAY": "L", "CMYK": "CMYK"}  # ICC colour space: Pillow's mode
+# x and y of white, red, green and blue, by the code points of ITU-T H.273, table 2
+D65 = 0.3127, 0.3290
+PRIMARIES: dict[int, tuple[float, ...]] = {
+    1: (*D65, 0.64, 0.33, 0.30, 0.60, 0.15, 0.06),
+    4: (0.310, 0.316, 0.67, 0.33, 0.21, 0.71, 0.14, 0.08),
+    5: (*D65, 0.64, 0.33, 0.29, 0.60, 0.15, 0.06),
+    6: (*D65, 0.630, 0.340, 0.310, 0.595, 0.155, 0.070),
+    7: (*D65, 0.630, 0.340, 0.310, 0.595, 0.155, 0.070),
+    8: (0.310, 0.316, 0.681, 0.319, 0.243, 0.692, 0.145, 0.049),
+    9: (*D65, 0.708, 0.292, 0.170, 0.797, 0.131, 0.046),
+    11: (0.314, 0.351, 0.680, 0.320, 0.265, 0.690, 0.150, 0.060),
+    12: (*D65, 0.680, 0.320, 0.265, 0.690, 0.150, 0.060),
+    22: (*D65, 0.630, 0.340, 0.295, 0.605, 0.155, 0.077),
+}
+BRADFORD = np.array([[0.8951, 0.2664, -0.1614], [-0.7502, 1.7135, 0.0367], [0.0389, -0.0685, 1.0296]])
+D50 = np.array([0.9642, 1.0, 0.8249])  # ICC.1:2022, 6.3.4.3
+SRGB_CURVE = (2.4, 1 / 1.055, 0.055 / 1.055, 1 / 12.92, 0.04045)  # IEC 61966-2-1
 GREY_FLAGS = {"1": "one_bit", "L": "grey", "LA": "grey", "La": "grey"}  # by Pillow's mode
 
 
 def to_srgb(
-    image: Image.Image,
-    opened: Image.Image,
-    profile: bytes | None,
-    backdrop: tuple[int, int, int],
-    flags: set[str],
+    image: Image.Image, profile: bytes | None, backdrop: tuple[int, int, int], flags: set[str]
 ) -> np.ndarray:
-    """Convert a loaded image to sRGB pixels, uint8 (H, W, 3).
+    """Convert a loaded image, whose colours `profile` defines, to sRGB pixels, uint8 (H, W, 3).
 
-    `opened` is the image before its EXIF rotation, which removes the tags. Raises BadImageError if the pixels
-    have no defined colour.
+    Raises BadImageError if the pixels have no defined colour.
     """
-    if opened.mode in GREY_FLAGS or opened.mode.startswith("I"):
-        flags.add(GREY_FLAGS.get(opened.mode, "grey"))
-    image, alpha = _split_alpha(_to_8_bits(image, opened, flags))
+    if image.mode in GREY_FLAGS or image.mode.startswith("I"):
+        flags.add(GREY_FLAGS.get(image.mode, "grey"))
+    image, alpha = _split_alpha(_to_8_bits(image, flags))
     if image.mode == "CMYK" and not profile:
         flags.add("cmyk_without_profile")
     if profile:
@@ -40,6 +53,13 @@ def to_srgb(
         image = _lab_to_srgb(image)
     if image.mode != "RGB":  # converting to the same mode would copy the pixels
         image = image.convert("RGB")
+    return flatten(image, alpha, backdrop, flags)
+
+
+def flatten(
+    image: Image.Image, alpha: Image.Image | None, backdrop: tuple[int, int, int], flags: set[str]
+) -> np.ndarray:
+    """The pixels of an RGB image over a backdrop, uint8 (H, W, 3)."""
     if alpha is not None:
         opacity = np.asarray(alpha)
         if not opacity.any():
@@ -50,16 +70,14 @@ def to_srgb(
     return np.array(image)  # a copy: Pillow's buffer is read-only
 
 
-def _to_8_bits(image: Image.Image, opened: Image.Image, flags: set[str]) -> Image.Image:
+def _to_8_bits(image: Image.Image, flags: set[str]) -> Image.Image:
     """Scale 16-bit grey to 8 bits; Pillow's reader has already scaled 16-bit RGB."""
-    if image.mode == "F":
-        raise BadImageError("float_pixels", "floating-point pixels have no defined white: save it as 16-bit")
     if image.mode == "I":
         raise BadImageError("format_not_supported", "signed or 32-bit integer pixels: save it as 16-bit")
     if not image.mode.startswith("I;16"):
         return image
     flags.add("scaled_to_8_bits")
-    tags = getattr(opened, "tag_v2", {})
+    tags = getattr(image, "tag_v2", {})
     bits = tags.get(BITS_PER_SAMPLE, (16,))[0]
     full = 2**bits - 1
     deep = np.asarray(image).astype(np.uint32)
@@ -67,7 +85,7 @@ def _to_8_bits(image: Image.Image, opened: Image.Image, flags: set[str]) -> Imag
     if tags.get(PHOTOMETRIC) == WHITE_IS_ZERO:  # Pillow inverts such 8-bit images, not 16-bit ones
         grey = 255 - grey
     result = Image.fromarray(grey)
-    key = opened.info.get("transparency")
+    key = image.info.get("transparency")
     if isinstance(key, int):
         result.putalpha(Image.fromarray(np.where(deep == key, 0, 255).astype(np.uint8)))
     return result
@@ -87,6 +105,38 @@ def _split_alpha(image: Image.Image) -> tuple[Image.Image, Image.Image | None]:
     if image.mode in ("RGBA", "LA"):
         return image.convert(image.mode[:-1]), image.getchannel("A")
     return image, None
+
+
+@lru_cache(maxsize=32)
+def rgb_profile(chromaticities: tuple[float, ...], curve: tuple[float, ...]) -> bytes | None:
+    """An ICC profile of x and y of white, red, green, blue, and a curve: a gamma, or SRGB_CURVE.
+
+    None if the values have no meaning.
+    """
+    try:
+        with np.errstate(all="raise"):
+            x, y = np.array(chromaticities, dtype=float).reshape(4, 2).T
+            xyz = np.stack([x / y, np.ones(4), (1 - x - y) / y])  # (XYZ, white and primaries)
+            white, primaries = xyz[:, 0], xyz[:, 1:]
+            adapted = np.linalg.inv(BRADFORD) @ np.diag(BRADFORD @ D50 / (BRADFORD @ white)) @ BRADFORD
+            columns = (adapted @ primaries * np.linalg.solve(primaries, white)).T
+        numbers = [struct.pack(">3i", *(column * 65536).round().astype(int)) for column in (D50, *columns)]
+        kind = 0 if len(curve) == 1 else 3  # ICC.1:2022, 10.18
+        body = struct.pack(f">H2x{len(curve)}i", kind, *(round(value * 65536) for value in curve))
+    except (np.linalg.LinAlgError, ValueError, OverflowError, struct.error, FloatingPointError):
+        return None
+    tags = [(b"XYZ ", number) for number in numbers] + [(b"para", body)] * 3
+    names = (b"wtpt", b"rXYZ", b"gXYZ", b"bXYZ", b"rTRC", b"gTRC", b"bTRC")
+    table = struct.pack(">I", len(tags))
+    content = b""
+    for name, (kind_of_tag, value) in zip(names, tags, strict=True):
+        element = kind_of_tag + bytes(4) + value
+        table += name + struct.pack(">II", 132 + 12 * len(tags) + len(content), len(element))
+        content += element
+    header = bytes(4) + bytes(4) + b"\x04\x20\0\0mntrRGB XYZ " + bytes(12) + b"acsp" + bytes(28)
+    header += struct.pack(">3i", *(D50 * 65536).round().astype(int)) + bytes(48)
+    profile = header + table + content
+    return struct.pack(">I", len(profile)) + profile[4:]
 
 
 def apply_profile(image: Image.Image, profile: bytes, flags: set[str]) -> Image.Image:

@@ -1,50 +1,49 @@
 """Decoding of one image file to sRGB pixels, or the reason why it cannot be used.
 
-The content determines the format, never the file name. Only formats of the allow-list are opened.
+The content determines the format, never the file name. Only formats of the allow-list are opened. Pillow
+decodes them; libvips what Pillow cannot decode.
 """
 
 import io
 import os
-import struct
 import threading
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import lru_cache
-from typing import BinaryIO, NamedTuple
+from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
-from PIL import Image, ImageColor, ImageFile, ImageOps
+from PIL import Image, ImageColor, ImageFile
 from PIL.TiffImagePlugin import TiffImageFile
 
 from vae.config.declare import MAX_PIXELS
-from vae.images.color import to_srgb, transform_to_srgb
+from vae.images import libvips
+from vae.images.color import BITS_PER_SAMPLE, flatten, to_srgb, transform_to_srgb
 from vae.images.formats import (
+    DECODER_ERRORS,
+    HEAD_BYTES,
+    MAX_IMAGE_BYTES,
     BadImageError,
     check_gif,
     check_jpeg,
     check_png,
+    explain,
     extension_flag,
     load_plugin,
     plain_jpeg_size,
     sniff_format,
 )
+from vae.images.metadata import ORIENTATION, metadata_first, orientation_of, profile_of, read_raw_profiles
 from vae.images.strict_jpeg import decode_strictly
 from vae.system.errors import UserError
 from vae.system.files import open_regular
 
-NEW_SUBFILE_TYPE = 254  # TIFF 6.0 tag
-ORIENTATION = 0x0112  # EXIF 2.32 tag
+NEW_SUBFILE_TYPE, COMPRESSION = 254, 259  # TIFF 6.0 tags
+UNCOMPRESSED = 1
+SIDEWAYS = range(5, 9)  # orientations
 INTEGRITY_CHECKS = {"JPEG": check_jpeg, "PNG": check_png, "GIF": check_gif}
-EMPTY_EXIF = 20  # bytes: the marker, a TIFF header and a directory without entries
-# Exceptions that Pillow's readers may raise on damaged content; such a file is rejected, nothing else stops.
-DECODER_ERRORS = (
-    OSError, SyntaxError, ValueError, EOFError, KeyError, IndexError, TypeError,
-    AttributeError, OverflowError, ArithmeticError, MemoryError, RuntimeError, struct.error,
-)  # fmt: skip
 _PILLOW_LIMIT = threading.Lock()  # Pillow's limit is global, and threads decode at the same time
-TRUNCATED = ("truncated", "broken data stream", "not enough", "eof")
-TEXT_BOMB = ("max_text_chunk", "too much memory used in text chunks")  # limits of Pillow's PNG reader
 
 
 class DecodedImage(NamedTuple):
@@ -55,13 +54,22 @@ class DecodedImage(NamedTuple):
     flags: tuple[str, ...]  # sorted codes: corrections made, and harmless oddities
 
 
+class Header(NamedTuple):
+    """What the header of a file tells, whoever can read it."""
+
+    image: Image.Image | None  # opened by Pillow, not decoded; None: only libvips reads it
+    vips_image: Any
+    orientation: int  # EXIF 2.32, tag 274
+    size: tuple[int, int]  # width and height of the upright image
+
+
 def decode_image(
     path: str | os.PathLike[str], *, max_pixels: int = MAX_PIXELS, background: str = "white"
 ) -> np.ndarray:
     """Decode an image file upright, in sRGB and without transparency: uint8 (H, W, 3).
 
-    Rotates by EXIF, converts colour profiles and CMYK, scales 16 bits to 8, and composites transparent pixels
-    over `background`. Raises BadImageError if the file cannot be used completely.
+    Turns it by its metadata, converts its colours and CMYK, scales 16 bits to 8, and composites transparent
+    pixels over `background`. Raises BadImageError if the file cannot be used completely.
     """
     return read_image(path, max_pixels=max_pixels, background=background).pixels
 
@@ -74,24 +82,27 @@ def read_image(
     first_frame: bool = False,
 ) -> DecodedImage:
     """Like decode_image, with format and flags; `first_frame` accepts files with several frames or pages."""
-    backdrop = parse_background(background)
-    with opened_image(path) as file, warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # about broken metadata, which does not affect the pixels
-        pil_image = _decode_open_file(file, max_pixels, backdrop, first_frame)
-    flag = extension_flag(os.fspath(path), pil_image.format)
-    return pil_image._replace(flags=tuple(sorted({*pil_image.flags, *flag})))
+    return read_image_bytes(
+        read_content(path),
+        os.fspath(path),
+        max_pixels=max_pixels,
+        background=background,
+        first_frame=first_frame,
+    )
 
 
-@contextmanager
-def opened_image(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
-    """An image file to read; BadImageError if it cannot be read, or is written to meanwhile."""
+def read_content(path: str | os.PathLike[str]) -> bytes:
+    """The bytes of an image file; BadImageError if it cannot be read, or is written to meanwhile."""
     try:
         with open_regular(path) as file:
             before = os.fstat(file.fileno())
-            try:
-                yield file
-            finally:
-                _check_unchanged(before, os.fstat(file.fileno()))
+            if before.st_size > MAX_IMAGE_BYTES:
+                raise BadImageError("too_large", f"{before.st_size} bytes")
+            data = file.read()
+            _check_unchanged(before, os.fstat(file.fileno()))
+            return data
+    except MemoryError as error:
+        raise BadImageError("out_of_memory", "does not fit in memory") from error
     except PermissionError as error:
         raise BadImageError("no_permission", "permission denied: fix its permissions") from error
     except OSError as error:
@@ -111,53 +122,9 @@ def read_image_bytes(
     first_frame: bool = False,
 ) -> DecodedImage:
     """As `read_image`, of the content of a file with this name."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # about broken metadata, which does not affect the pixels
-        backdrop = parse_background(background)
-        image = _decode_open_file(io.BytesIO(data), max_pixels, backdrop, first_frame)
+    image = _decode(data, max_pixels, background, first_frame)
     flag = extension_flag(name, image.format)
     return image._replace(flags=tuple(sorted({*image.flags, *flag})))
-
-
-def upright_size(path: str | os.PathLike[str], max_pixels: int = MAX_PIXELS) -> tuple[int, int]:
-    """Width and height of an image after its EXIF rotation, from its header; BadImageError or OSError."""
-    with open_regular(path) as file:
-        return _read_header(file, max_pixels, first_frame=True, check=False)[1]
-
-
-def check_header(data: bytes, *, max_pixels: int, first_frame: bool) -> tuple[str, tuple[int, int]]:
-    """Format, and upright width and height, of an image file that is complete by its markers and checksums.
-
-    Pixels are not decoded. BadImageError as in `read_image`.
-    """
-    file = io.BytesIO(data)
-    size = plain_jpeg_size(data) if data.startswith(b"\xff\xd8\xff") else None
-    if size is None or size[0] * size[1] > max_pixels:
-        return _read_header(file, max_pixels, first_frame, check=True)
-    check_jpeg(file, set())  # Pillow would take three times as long
-    return "JPEG", size
-
-
-def _read_header(
-    file: BinaryIO, max_pixels: int, first_frame: bool, check: bool
-) -> tuple[str, tuple[int, int]]:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        try:
-            kind = sniff_format(file, max_pixels, first_frame)
-            load_plugin(kind)
-            pil_image = _open_header(file, kind, max_pixels)
-            if check:
-                if kind in INTEGRITY_CHECKS:
-                    INTEGRITY_CHECKS[kind](file, set())
-                _check_frames(pil_image, first_frame, set())
-            # Pillow decodes a PNG to look for EXIF data behind its pixels.
-            has_exif = kind != "PNG" or "exif" in pil_image.info
-            orientation = _orientation(pil_image, set()) if has_exif else 1
-        except DECODER_ERRORS as error:
-            raise _explain(error) from error
-    width, height = pil_image.size
-    return kind, ((height, width) if orientation >= 5 else (width, height))
 
 
 def decode_bytes(
@@ -173,10 +140,50 @@ def decode_bytes(
     `is_verified`: the bytes are those of a file that was decoded before, by their checksum. The checksums
     within a PNG are not compared again.
     """
+    return _decode(data, max_pixels, background, first_frame, is_verified).pixels
+
+
+def upright_size(path: str | os.PathLike[str], max_pixels: int = MAX_PIXELS) -> tuple[int, int]:
+    """Width and height that an image has when it is decoded, from its header; BadImageError or OSError."""
+    with open_regular(path) as file, _errors_explained():
+        head = file.read(HEAD_BYTES)
+        kind = sniff_format(head, max_pixels, first_frame=True)
+        load_plugin(kind)
+        return _read_header(file, kind, max_pixels, set()).size
+
+
+def check_header(data: bytes, *, max_pixels: int, first_frame: bool) -> tuple[str, tuple[int, int]]:
+    """Format, and upright width and height, of an image file that is complete by its markers and checksums.
+
+    Pixels are not decoded. BadImageError as in `read_image`.
+    """
+    size = plain_jpeg_size(data) if data.startswith(b"\xff\xd8\xff") else None
+    if size is not None and size[0] * size[1] <= max_pixels:
+        check_jpeg(data, set())  # Pillow would take three times as long
+        return "JPEG", size
+    with _errors_explained():
+        kind = sniff_format(data[:HEAD_BYTES], max_pixels, first_frame)
+        load_plugin(kind)
+        header = _read_header(io.BytesIO(data), kind, max_pixels, set())
+        if kind in INTEGRITY_CHECKS:
+            INTEGRITY_CHECKS[kind](data, set())
+        _check_frames(header, first_frame, set())
+        if header.image is not None:
+            profile_of(header.image, kind, data)
+        return kind, header.size
+
+
+@contextmanager
+def _errors_explained() -> Iterator[None]:
+    """Turn the errors of decoders into a BadImageError."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # about broken metadata, which does not affect the pixels
-        backdrop = parse_background(background)
-        return _decode_open_file(io.BytesIO(data), max_pixels, backdrop, first_frame, is_verified).pixels
+        try:
+            yield
+        except MemoryError as error:
+            raise BadImageError("out_of_memory", "does not fit in memory: lower --max_pixels") from error
+        except DECODER_ERRORS as error:
+            raise explain(error) from error
 
 
 @lru_cache(maxsize=8)
@@ -198,82 +205,150 @@ def _check_unchanged(before: os.stat_result, after: os.stat_result) -> None:
         )
 
 
-def _decode_open_file(
-    file: BinaryIO,
-    max_pixels: int,
-    backdrop: tuple[int, int, int],
-    first_frame: bool,
-    is_verified: bool = False,
+def _decode(
+    data: bytes, max_pixels: int, background: str, first_frame: bool, is_verified: bool = False
 ) -> DecodedImage:
-    kind = sniff_format(file, max_pixels, first_frame)
+    backdrop = parse_background(background)
+    kind = sniff_format(data[:HEAD_BYTES], max_pixels, first_frame)
     load_plugin(kind)
     flags: set[str] = set()
-    try:
-        pil_image = _open_header(file, kind, max_pixels)
-        if pil_image.format == "MPO":
-            flags.add("mpo")
+    with _errors_explained():
+        header = _read_header(io.BytesIO(data), kind, max_pixels, flags, with_pixels=True)
+        image = header.image
+        flags |= {"mpo"} if image is not None and image.format == "MPO" else set()
         skips_check = kind not in INTEGRITY_CHECKS or (is_verified and kind == "PNG")
-        end = None if skips_check else INTEGRITY_CHECKS[kind](file, flags)
-        _check_frames(pil_image, first_frame, flags)
-        if kind == "JPEG":
-            assert end is not None
-            pixels = decode_strictly(file, end, pil_image.mode)
-            if pixels is not None:
-                return DecodedImage(_finish_jpeg(pixels, pil_image, backdrop, flags), kind, tuple(flags))
-        file.seek(0)
-        pil_image.load()
-        profile = pil_image.info.get("icc_profile")
-        upright = ImageOps.exif_transpose(pil_image) if _orientation(pil_image, flags) != 1 else pil_image
-        return DecodedImage(to_srgb(upright, pil_image, profile, backdrop, flags), kind, tuple(flags))
-    except BadImageError:
-        raise
-    except MemoryError as error:
-        raise BadImageError("out_of_memory", "does not fit in memory: lower --max_pixels") from error
-    except DECODER_ERRORS as error:
-        raise _explain(error) from error
-
-
-def _explain(error: Exception) -> BadImageError:
-    text = " ".join(str(error).split()) or type(error).__name__
-    if any(word in text.lower() for word in TEXT_BOMB):
-        return BadImageError("text_bomb", "compressed text that expands beyond the size of any comment")
-    truncated = any(word in text.lower() for word in TRUNCATED)
-    return BadImageError("truncated" if truncated else "damaged", text)
-
-
-def _open_header(file: BinaryIO, kind: str, max_pixels: int) -> Image.Image:
-    """Read only the header, and check the size before any pixel is allocated."""
-    assert not ImageFile.LOAD_TRUNCATED_IMAGES, "Pillow would fill truncated images with grey"
-    file.seek(0)
-    try:
-        with _PILLOW_LIMIT:
-            limit, Image.MAX_IMAGE_PIXELS = Image.MAX_IMAGE_PIXELS, None  # our own limit is checked below
+        end = None if skips_check else INTEGRITY_CHECKS[kind](data, flags)
+        _check_frames(header, first_frame, flags)
+        orientation = header.orientation
+        flags |= {"rotated"} if orientation > 1 else set()
+        if image is None:
+            pixels = flatten(*libvips.decode(header.vips_image, None, flags), backdrop, flags)
+        else:
+            profile = profile_of(image, kind, data)
             try:
-                pil_image = Image.open(file, formats=(kind,))
-            finally:
-                Image.MAX_IMAGE_PIXELS = limit
-    except Image.UnidentifiedImageError as error:
-        if kind in INTEGRITY_CHECKS:
-            INTEGRITY_CHECKS[kind](file, set())  # may raise a more specific reason
-        raise BadImageError("damaged", f"starts like {kind}, but its header cannot be read") from error
-    width, height = pil_image.size
+                if _is_misread(image, profile, data):
+                    raise NotImplementedError("needs libvips: run pip install pyvips pyvips-binary")
+                pixels = _by_pillow(image, data, end, profile, backdrop, flags)
+                orientation = 1 if kind == "TIFF" else orientation  # which Pillow turns
+            except MemoryError:
+                raise
+            except DECODER_ERRORS as error:
+                vips_image = libvips.open_image(data, kind)
+                if vips_image is None:
+                    raise
+                try:
+                    color_and_alpha = libvips.decode(vips_image, profile or b"", flags)
+                except OSError:
+                    raise error from None
+                pixels = flatten(*color_and_alpha, backdrop, flags)
+    if orientation > 1:
+        pixels = np.ascontiguousarray(UPRIGHT[orientation](pixels))
+    return DecodedImage(pixels, kind, tuple(flags))
+
+
+def _read_header(
+    file: BinaryIO, kind: str, max_pixels: int, flags: set[str], with_pixels: bool = False
+) -> Header:
+    """Read the header, and check the size before any pixel is allocated; `with_pixels`: to decode it."""
+    if kind == "PNG":
+        content, is_damaged = metadata_first(file, with_pixels)
+        flags |= {"broken_metadata"} if is_damaged else set()
+        file = io.BytesIO(content)
+    try:
+        image = _open(file, kind)
+    except DECODER_ERRORS as error:
+        file.seek(0)
+        header = _vips_header(file.read(), kind, error)
+    else:
+        read_raw_profiles(image)
+        orientation = orientation_of(image, flags)
+        is_upright = getattr(image, "tag_v2", {}).get(ORIENTATION) in SIDEWAYS  # Pillow swaps the sides
+        size = image.size[::-1] if orientation in SIDEWAYS and not is_upright else image.size
+        header = Header(image, None, orientation, size)
+    width, height = header.size
     if width * height > max_pixels:
         raise BadImageError("too_many_pixels", f"{width}x{height}, more than --max_pixels {max_pixels}")
-    return pil_image
+    return header
 
 
-def _check_frames(pil_image: Image.Image, first_frame: bool, flags: set[str]) -> None:
+def _vips_header(data: bytes, kind: str, error: Exception) -> Header:
+    """What libvips reads of a file that Pillow cannot open; BadImageError if it cannot either."""
+    if explain(error).reason != "text_bomb":
+        if kind in INTEGRITY_CHECKS:
+            INTEGRITY_CHECKS[kind](data, set())  # may raise a more specific reason
+        vips_image = libvips.open_image(data, kind)
+        if vips_image is not None:
+            orientation, size = libvips.orientation_and_size(vips_image)
+            return Header(None, vips_image, orientation, size)
+    if isinstance(error, Image.UnidentifiedImageError):
+        raise BadImageError("damaged", f"starts like {kind}, but its header cannot be read") from error
+    raise explain(error) from error
+
+
+def _open(file: BinaryIO, kind: str) -> Image.Image:
+    assert not ImageFile.LOAD_TRUNCATED_IMAGES, "Pillow would fill truncated images with grey"
+    file.seek(0)
+    with _PILLOW_LIMIT:
+        limit, Image.MAX_IMAGE_PIXELS = Image.MAX_IMAGE_PIXELS, None  # our own limit is checked
+        try:
+            return Image.open(file, formats=(kind,))
+        finally:
+            Image.MAX_IMAGE_PIXELS = limit
+
+
+def _is_misread(image: Image.Image, profile: bytes | None, data: bytes) -> bool:
+    """Whether Pillow 13 would decode pixels wrongly, so that libvips does; BadImageError if nobody can."""
+    if isinstance(image, TiffImageFile):
+        tags = image.tag_v2
+        libvips.check_tiff(tags)
+        is_planar = tags.get(libvips.PLANAR_CONFIGURATION) == libvips.SEPARATE_PLANES
+        is_raw = tags.get(COMPRESSION, UNCOMPRESSED) == UNCOMPRESSED
+        return image.mode == "F" or (is_planar and is_raw and tags.get(BITS_PER_SAMPLE, (1,))[0] != 8)
+    if image.format != "PNG" or data[24] != 16 or image.mode not in ("RGB", "RGBA"):
+        return False
+    is_converted = profile is not None and transform_to_srgb(profile)[1] is not None
+    return is_converted or "transparency" in image.info  # 8 bits are too few for both
+
+
+def _by_pillow(
+    image: Image.Image,
+    data: bytes,
+    end: int | None,
+    profile: bytes | None,
+    backdrop: tuple[int, int, int],
+    flags: set[str],
+) -> np.ndarray:
+    """Pixels (H, W, 3), not yet upright unless it is a TIFF. `end`: of a JPEG, in the data."""
+    if image.format in ("JPEG", "MPO"):
+        assert end is not None
+        pixels = decode_strictly(data, end, image.mode)
+        if pixels is not None:
+            if pixels.shape[2] == 3 and (not profile or transform_to_srgb(profile) == ("RGB", None)):
+                return pixels  # avoids two copies through Pillow
+            gray_or_rgb = Image.fromarray(pixels[..., 0] if pixels.shape[2] == 1 else pixels)
+            return to_srgb(gray_or_rgb, profile, backdrop, flags)
+    image.load()
+    is_deep_tiff = isinstance(image, TiffImageFile) and image.tag_v2.get(BITS_PER_SAMPLE, (1,))[0] == 16
+    if is_deep_tiff or (image.format == "PNG" and data[24] == 16):
+        flags.add("scaled_to_8_bits")
+    if image.format == "PNG":
+        _scale_key(image, data[24])
+    return to_srgb(image, profile, backdrop, flags)
+
+
+def _scale_key(image: Image.Image, bits: int) -> None:
+    """Give the transparent colour of a PNG the range of Pillow's pixels (PNG 1.2, 4.2.9: its low bits)."""
+    key = image.info.get("transparency")
+    if image.mode == "L" and isinstance(key, int):
+        most = 2**bits - 1
+        image.info["transparency"] = (key & most) * 255 // most
+    elif image.mode == "RGB" and isinstance(key, tuple):
+        image.info["transparency"] = tuple(value & 255 for value in key)
+
+
+def _check_frames(header: Header, first_frame: bool, flags: set[str]) -> None:
     """Raise BadImageError for several frames or pages; those of MPO files and TIFF previews do not count."""
-    if pil_image.format == "MPO":  # frame 0 is the image
-        return
-    frames = getattr(pil_image, "n_frames", 1)
-    if frames > 1 and isinstance(pil_image, TiffImageFile):
-        pages = 1
-        for page in range(1, frames):
-            pil_image.seek(page)
-            pages += not pil_image.tag_v2.get(NEW_SUBFILE_TYPE, 0) & 1  # bit 0: reduced copy of another page
-        pil_image.seek(0)
-        frames = pages
+    frames = _count_frames(header.image) if header.image else libvips.count_pages(header.vips_image)
     if frames > 1 and not first_frame:
         remedy = "save one of them, or run prepare_data.py --mode preprocess --first_frame"
         raise BadImageError("animated", f"{frames} frames or pages: {remedy}")
@@ -281,24 +356,21 @@ def _check_frames(pil_image: Image.Image, first_frame: bool, flags: set[str]) ->
         flags.add("first_frame")
 
 
-def _orientation(pil_image: Image.Image, flags: set[str]) -> int:
-    """EXIF orientation, 1 to 8; a broken EXIF block counts as 1, so the pixels are not rotated."""
-    exif: Image.Exif | None = None
-    orientation = 1
-    try:
-        exif = pil_image.getexif()
-        orientation = exif.get(ORIENTATION, 1)
-    except DECODER_ERRORS:
-        exif = None
-    if not exif and len(pil_image.info.get("exif") or b"") > EMPTY_EXIF:
-        flags.add("broken_exif")
-    if orientation not in range(2, 9):
+def _count_frames(image: Image.Image) -> int:
+    if image.format == "MPO":  # frame 0 is the image
         return 1
-    flags.add("rotated")
-    return orientation
+    frames = getattr(image, "n_frames", 1)
+    if frames == 1 or not isinstance(image, TiffImageFile):
+        return frames
+    pages = 1
+    for page in range(1, frames):
+        image.seek(page)
+        pages += not image.tag_v2.get(NEW_SUBFILE_TYPE, 0) & 1  # bit 0: reduced copy of another page
+    image.seek(0)
+    return pages
 
 
-ROTATIONS: dict[int, Callable[[np.ndarray], np.ndarray]] = {  # EXIF 2.32, tag 274: stored pixels to upright
+UPRIGHT: dict[int, Callable[[np.ndarray], np.ndarray]] = {  # EXIF 2.32, tag 274: stored pixels to upright
     2: lambda pixels: pixels[:, ::-1],
     3: lambda pixels: pixels[::-1, ::-1],
     4: lambda pixels: pixels[::-1],
@@ -307,17 +379,3 @@ ROTATIONS: dict[int, Callable[[np.ndarray], np.ndarray]] = {  # EXIF 2.32, tag 2
     7: lambda pixels: np.rot90(pixels, 2).transpose(1, 0, 2),
     8: lambda pixels: np.rot90(pixels, 1),
 }
-
-
-def _finish_jpeg(
-    pixels: np.ndarray, pil_image: Image.Image, backdrop: tuple[int, int, int], flags: set[str]
-) -> np.ndarray:
-    """Rotate and colour-convert pixels (H, W, 3) or (H, W, 1) that were decoded without Pillow."""
-    profile = pil_image.info.get("icc_profile")
-    rotate = ROTATIONS.get(_orientation(pil_image, flags))
-    if rotate:
-        pixels = np.ascontiguousarray(rotate(pixels))
-    if pixels.shape[2] == 3 and (not profile or transform_to_srgb(profile) == ("RGB", None)):
-        return pixels  # avoids two copies through Pillow
-    image = Image.fromarray(pixels[..., 0] if pixels.shape[2] == 1 else pixels)
-    return to_srgb(image, pil_image, profile, backdrop, flags)

@@ -6,7 +6,7 @@ from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
 from importlib.util import find_spec
 
-from vae.images.formats import EXTENSIONS_OF, PLUGINS, BadImageError, sniff_format
+from vae.images.formats import EXTENSIONS_OF, HEAD_BYTES, PLUGINS, BadImageError, sniff_format
 from vae.system import console
 from vae.system.addresses import address_problem, is_remote
 from vae.system.errors import DataError, UserError
@@ -186,7 +186,7 @@ def _classify(entry: os.DirEntry[str], extensions: tuple[str, ...]) -> str | Non
 def _has_image_signature(path: str) -> bool:
     try:
         with open_regular(path) as file:
-            sniff_format(file, max_pixels=2**62)
+            sniff_format(file.read(HEAD_BYTES), max_pixels=2**62)
     except (OSError, BadImageError):
         return False
     return True

@@ -1,16 +1,13 @@
 """Checks before decoding: the format by the first bytes, and whether the file is complete."""
 
 import importlib
-import io
-import mmap
 import os
 import re
 import struct
 import zlib
-from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import BinaryIO
 
+HEAD_BYTES = 1088  # that `sniff_format` needs
+MAX_IMAGE_BYTES = 2**31 - 2**12  # of one image file: Linux reads no more at once
 # libjpeg's own progressive script has 10 scans; a file with thousands was made to decode slowly.
 MAX_JPEG_SCANS = 500
 
@@ -50,6 +47,13 @@ OTHER_SIGNATURES = (
     (b"\0\0\x01\0", "ICO"),
 )
 JPEG_CODINGS = {0xC3: "lossless", 0xC9: "arithmetic", 0xCA: "arithmetic"}
+# Exceptions that Pillow's readers may raise on damaged content; such a file is rejected, nothing else stops.
+DECODER_ERRORS = (
+    OSError, SyntaxError, ValueError, EOFError, KeyError, IndexError, TypeError,
+    AttributeError, OverflowError, ArithmeticError, MemoryError, RuntimeError, struct.error,
+)  # fmt: skip
+TRUNCATED = ("truncated", "broken data stream", "not enough", "eof")
+TEXT_BOMB = ("max_text_chunk", "too much memory used in text chunks")  # limits of Pillow's PNG reader
 NEXT_MARKER = re.compile(rb"\xff[^\x00\xd0-\xd7\xff]")  # in a scan, FF 00 is data and FF D0-D7 a restart
 
 
@@ -65,13 +69,20 @@ class BadImageError(Exception):
         return BadImageError, (self.reason, self.detail)
 
 
-def sniff_format(file: BinaryIO, max_pixels: int, first_frame: bool = False) -> str:
-    """Pillow's name of the format that the first bytes show; BadImageError for unsupported formats.
+def explain(error: Exception) -> BadImageError:
+    """The reason for rejecting a file, from the error of a decoder."""
+    text = " ".join(str(error).split()) or type(error).__name__
+    if any(word in text.lower() for word in TEXT_BOMB):
+        return BadImageError("text_bomb", "compressed text that expands beyond the size of any comment")
+    truncated = any(word in text.lower() for word in TRUNCATED)
+    return BadImageError("truncated" if truncated else "damaged", text)
+
+
+def sniff_format(head: bytes, max_pixels: int, first_frame: bool = False) -> str:
+    """Pillow's name of the format that the first HEAD_BYTES show; BadImageError for unsupported formats.
 
     `first_frame` also accepts image sequences.
     """
-    file.seek(0)
-    head = file.read(64)
     if not head:
         raise BadImageError("empty", "the file has no bytes")
     for signature, name in SIGNATURES:
@@ -85,9 +96,9 @@ def sniff_format(file: BinaryIO, max_pixels: int, first_frame: bool = False) -> 
     for signature, name in OTHER_SIGNATURES:
         if head.startswith(signature):
             raise BadImageError("format_not_supported", f"{name}: convert it to PNG or JPEG")
-    if b"<svg" in (head + file.read(1024)).lower():
+    if b"<svg" in head[:HEAD_BYTES].lower():
         raise BadImageError("format_not_supported", "SVG: convert it to PNG or JPEG")
-    if not head.strip(b"\0"):
+    if not head[:64].strip(b"\0"):
         raise BadImageError("not_an_image", "starts with zeros only")
     raise BadImageError("not_an_image", f"starts with {head[:12]!r}")
 
@@ -137,46 +148,35 @@ def _sniff_ftyp(head: bytes, first_frame: bool) -> str:
     raise BadImageError("not_an_image", "a video or another container")
 
 
-@contextmanager
-def content(file: BinaryIO) -> Iterator[mmap.mmap | bytes]:
-    """The bytes of a file, without a copy."""
-    if isinstance(file, io.BytesIO):
-        yield file.getvalue()
-        return
-    with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
-        yield data
-
-
-def check_jpeg(file: BinaryIO, flags: set[str]) -> int:
+def check_jpeg(data: bytes, flags: set[str]) -> int:
     """Read a JPEG's markers and return the offset of its end; BadImageError if truncated or unsupported.
 
     Finds damage that the decoder ignores: a missing end marker and a tail filled with zeros.
     """
-    with content(file) as data:
-        position, scans = 2, 0
-        while True:
-            match = NEXT_MARKER.search(data, position)
-            if match is None:
-                raise BadImageError("truncated", "the end marker is missing")
-            marker, position = data[match.start() + 1], match.end()
-            if marker == 0xD9:
-                break
-            if marker in (0x01, 0xD8):  # markers without a length
-                continue
-            if position + 3 > len(data):
-                raise BadImageError("truncated", "the file ends inside a header")
-            (length,) = struct.unpack(">H", data[position : position + 2])
-            if 0xC0 <= marker <= 0xCF and marker not in (0xC4, 0xC8, 0xCC):
-                _check_coding(marker, data[position + 2])
-            scans += marker == 0xDA
-            if scans > MAX_JPEG_SCANS:
-                raise BadImageError("too_many_scans", f"more than {MAX_JPEG_SCANS} scans in one JPEG")
-            position += length
-        if scans == 0:
-            raise BadImageError("truncated", "no scan before the end marker")
-        if len(data) > position and "mpo" not in flags:  # an MPO contains further images after the first
-            flags.add("trailing_bytes")
-        return position
+    position, scans = 2, 0
+    while True:
+        match = NEXT_MARKER.search(data, position)
+        if match is None:
+            raise BadImageError("truncated", "the end marker is missing")
+        marker, position = data[match.start() + 1], match.end()
+        if marker == 0xD9:
+            break
+        if marker in (0x01, 0xD8):  # markers without a length
+            continue
+        if position + 3 > len(data):
+            raise BadImageError("truncated", "the file ends inside a header")
+        (length,) = struct.unpack(">H", data[position : position + 2])
+        if 0xC0 <= marker <= 0xCF and marker not in (0xC4, 0xC8, 0xCC):
+            _check_coding(marker, data[position + 2])
+        scans += marker == 0xDA
+        if scans > MAX_JPEG_SCANS:
+            raise BadImageError("too_many_scans", f"more than {MAX_JPEG_SCANS} scans in one JPEG")
+        position += length
+    if scans == 0:
+        raise BadImageError("truncated", "no scan before the end marker")
+    if len(data) > position and "mpo" not in flags:  # an MPO contains further images after the first
+        flags.add("trailing_bytes")
+    return position
 
 
 def plain_jpeg_size(data: bytes) -> tuple[int, int] | None:
@@ -205,58 +205,54 @@ def _check_coding(marker: int, bits: int) -> None:
         raise BadImageError("jpeg_coding_not_supported", f"{coding} JPEG: convert it to 8-bit JPEG or PNG")
 
 
-def check_png(file: BinaryIO, flags: set[str]) -> int:
+def check_png(data: bytes, flags: set[str]) -> int:
     """Read a PNG's chunks and return the offset of its end; BadImageError if damaged or truncated.
 
     Finds a tail filled with zeros, which the decoder treats as the end.
     """
-    with content(file) as data:
-        position = 8
-        while True:
-            if position + 12 > len(data):
-                raise BadImageError("truncated", "the end chunk is missing")
-            length, kind = struct.unpack(">I4s", data[position : position + 8])
-            end = position + 8 + length
-            if not kind.isalpha():
-                raise BadImageError("damaged", f"no chunk starts at byte {position}")
-            if end + 4 > len(data):
-                raise BadImageError("truncated", f"the file ends inside chunk {kind.decode()}")
-            is_critical = kind[:1].isupper()  # PNG 1.2, section 3.3: required for the image
-            if is_critical and zlib.crc32(data[position + 4 : end]) != struct.unpack_from(">I", data, end)[0]:
-                raise BadImageError("damaged", f"wrong checksum of chunk {kind.decode()} at byte {position}")
-            if kind == b"IHDR" and data[position + 16] == 16:
-                flags.add("scaled_to_8_bits")
-            position = end + 4
-            if kind == b"IEND":
-                break
-        if len(data) > position:
-            flags.add("trailing_bytes")
-        return position
+    position = 8
+    while True:
+        if position + 12 > len(data):
+            raise BadImageError("truncated", "the end chunk is missing")
+        length, kind = struct.unpack(">I4s", data[position : position + 8])
+        end = position + 8 + length
+        if not kind.isalpha():
+            raise BadImageError("damaged", f"no chunk starts at byte {position}")
+        if end + 4 > len(data):
+            raise BadImageError("truncated", f"the file ends inside chunk {kind.decode()}")
+        is_critical = kind[:1].isupper()  # PNG 1.2, section 3.3: required for the image
+        if is_critical and zlib.crc32(data[position + 4 : end]) != struct.unpack_from(">I", data, end)[0]:
+            raise BadImageError("damaged", f"wrong checksum of chunk {kind.decode()} at byte {position}")
+        position = end + 4
+        if kind == b"IEND":
+            break
+    if len(data) > position:
+        flags.add("trailing_bytes")
+    return position
 
 
-def check_gif(file: BinaryIO, flags: set[str]) -> int:
+def check_gif(data: bytes, flags: set[str]) -> int:
     """Read a GIF's blocks and return the offset of its end; BadImageError if truncated.
 
     Finds an animation that was cut between two frames, which the decoder treats as a single image.
     """
-    with content(file) as data:
-        try:
-            position = 13 + _gif_palette_bytes(data[10])
-            while data[position] != 0x3B:  # GIF89a, section 27: the trailer
-                if data[position] == 0x2C:  # section 20: an image
-                    position += 11 + _gif_palette_bytes(data[position + 9])
-                elif data[position] == 0x21:  # section 23: an extension
-                    position += 2
-                else:
-                    raise BadImageError("damaged", f"no block starts at byte {position}")
-                while data[position]:  # section 15: sub-blocks up to an empty one
-                    position += 1 + data[position]
-                position += 1
-        except IndexError:
-            raise BadImageError("truncated", "the end marker is missing") from None
-        if len(data) > position + 1:
-            flags.add("trailing_bytes")
-        return position + 1
+    try:
+        position = 13 + _gif_palette_bytes(data[10])
+        while data[position] != 0x3B:  # GIF89a, section 27: the trailer
+            if data[position] == 0x2C:  # section 20: an image
+                position += 11 + _gif_palette_bytes(data[position + 9])
+            elif data[position] == 0x21:  # section 23: an extension
+                position += 2
+            else:
+                raise BadImageError("damaged", f"no block starts at byte {position}")
+            while data[position]:  # section 15: sub-blocks up to an empty one
+                position += 1 + data[position]
+            position += 1
+    except IndexError:
+        raise BadImageError("truncated", "the end marker is missing") from None
+    if len(data) > position + 1:
+        flags.add("trailing_bytes")
+    return position + 1
 
 
 def _gif_palette_bytes(packed: int) -> int:

@@ -5,11 +5,10 @@ libjpeg-turbo and give the same pixels; simplejpeg takes a third of the time.
 """
 
 from functools import cache
-from typing import BinaryIO
 
 import numpy as np
 
-from vae.images.formats import BadImageError, content
+from vae.images.formats import BadImageError
 
 COLOR_SPACES = {"RGB": "RGB", "L": "GRAY"}  # Pillow's mode: simplejpeg's name
 
@@ -24,7 +23,7 @@ def has_simplejpeg() -> bool:
     return True
 
 
-def decode_strictly(file: BinaryIO, end: int, mode: str) -> np.ndarray | None:
+def decode_strictly(data: bytes, end: int, mode: str) -> np.ndarray | None:
     """Pixels (H, W, 3) or (H, W, 1) of the JPEG up to byte `end`; None if only Pillow can decode it.
 
     Raises BadImageError if libjpeg reports an error or a warning.
@@ -33,7 +32,7 @@ def decode_strictly(file: BinaryIO, end: int, mode: str) -> np.ndarray | None:
         return None
     import simplejpeg
 
-    with content(file) as data, memoryview(data)[:end] as whole:
+    with memoryview(data)[:end] as whole:
         try:
             if mode in COLOR_SPACES:
                 return simplejpeg.decode_jpeg(whole, COLOR_SPACES[mode], strict=True)

@@ -18,13 +18,12 @@ from typing import Any, NamedTuple
 
 from vae.config.prepare_flags import ReadingConfig
 from vae.data.manifest import MANIFEST_NAME, image_root, is_manifest, read_rows
-from vae.images.decoding import opened_image, parse_background
+from vae.images.decoding import parse_background, read_content
 from vae.images.folder import OTHER_EXTENSIONS, readable_extensions, walk_images
-from vae.images.formats import BadImageError
+from vae.images.formats import MAX_IMAGE_BYTES, BadImageError
 from vae.images.strict_jpeg import has_simplejpeg
 from vae.prepare.folders import inside
 from vae.prepare.inputs import File, as_file, common_folder, find_files, read_list, refuse_secrets
-from vae.shards.index import MAX_IMAGE_BYTES
 from vae.shards.store import MissingError, StoreError, StoreFile, TooLargeError, list_files, read_file, stamp
 from vae.system import console
 from vae.system.addresses import is_remote
@@ -117,11 +116,7 @@ def _read(path: str) -> bytes:
             raise BadImageError("unreadable", "the store does not have it") from None
         except TooLargeError as error:
             raise BadImageError("too_large", str(error)) from None
-    with opened_image(path) as opened:
-        size = os.fstat(opened.fileno()).st_size
-        if size > MAX_IMAGE_BYTES:
-            raise BadImageError("too_large", f"{size} bytes")
-        return opened.read()
+    return read_content(path)
 
 
 @dataclass

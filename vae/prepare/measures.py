@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from vae.images.decoding import DECODER_ERRORS, DecodedImage
+from vae.images.decoding import DecodedImage
+from vae.images.formats import DECODER_ERRORS
 
 SAMPLE_SIDE = 256  # px: every n-th pixel is used, so that colours are exact and not averaged
 TILE, TILES_A_SIDE = 128, 4  # px; sharpness is measured in 4 x 4 tiles at full resolution

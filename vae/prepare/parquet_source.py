@@ -4,7 +4,6 @@ A block is a row group, or a whole file on a remote store, which is copied to th
 """
 
 import glob
-import io
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -179,6 +178,6 @@ def _label_names(db: Any, path: Path) -> dict[str, dict[int, str]]:
 
 def _extension(data: bytes | None) -> str:
     try:
-        return EXTENSIONS_OF[sniff_format(io.BytesIO(data or b""), 2**62, first_frame=True)][0]
+        return EXTENSIONS_OF[sniff_format(data or b"", 2**62, first_frame=True)][0]
     except BadImageError:
         return ""

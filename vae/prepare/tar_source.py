@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import Any
 
-from vae.images.formats import EXTENSIONS_OF, BadImageError
+from vae.images.formats import EXTENSIONS_OF, MAX_IMAGE_BYTES, BadImageError
 from vae.prepare.blocks import Block, Item, block_id, given, stamp_of
 from vae.prepare.inputs import File, common_folder, local_file
-from vae.shards.index import MAX_IMAGE_BYTES, MAX_NAME_BYTES
+from vae.shards.index import MAX_NAME_BYTES
 from vae.shards.members import TAR_ERRORS, TEXTS, is_plain, metadata_of, split_name
 from vae.shards.shard_images import FOREIGN_BYTES
 from vae.shards.store import StoreError, StoreFile, TooLargeError, read_range, stamp

@@ -12,10 +12,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from vae.images.formats import BadImageError
+from vae.images.formats import MAX_IMAGE_BYTES, BadImageError
 from vae.system.files import read_regular
 
-MAX_IMAGE_BYTES = 2**31 - 2**12  # of one image file: Linux reads no more at once
 MAX_NAME_BYTES = 256  # of an image's name in a tar file that others wrote
 _INDEX_HEADER_BYTES = 4096  # at most
 # key: the first 32 digits of the SHA-256 of the image file; offset: of its first byte within the tar file;

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 
@@ -11,12 +10,9 @@ from vae.data.dataset import FolderImages, Images
 from vae.data.exclude_list import Excluded, ExcludeList, read_exclude_list, unmatched_text
 from vae.data.excluding import find_excluded
 from vae.data.image_sizes import (
-    ASPECTS_NAME,
     image_sizes,
-    load_aspects,
     manifest_sizes,
     sampled,
-    save_aspects,
 )
 from vae.data.manifest import is_manifest
 from vae.sampling.buckets import aspects
@@ -24,33 +20,16 @@ from vae.system import console
 from vae.system.errors import DataError, UserError
 from vae.training.datasets import TrainingSet
 from vae.training.distributed import Distributed
-from vae.training.output.appending import try_to_write
 from vae.training.validation.measure import ValidationSet
 
 
 def with_aspects(training_set: TrainingSet, config: Config, dist: Distributed) -> TrainingSet:
-    """The training set with the aspects that --buckets needs; each process reads a share.
-
-    A resumed run reads those that the run has stored.
-    """
+    """The training set with the aspects that --buckets needs; each process reads a share."""
     images, data = training_set.images, config.data
     if not data.buckets:
         return training_set
-    stored = Path(config.run.output_dir) / ASPECTS_NAME
-    stored_aspects = load_aspects(stored, images.fingerprint()) if dist.is_main else None
-    everything = dist.all_gather_set({stored_aspects.tobytes()} if stored_aspects is not None else set())
-    if not everything:
-        everything = {_measured_aspects(images, data.data_path, dist)}
-    return replace(training_set, aspects=np.frombuffer(everything.pop(), dtype=np.float32))
-
-
-def store_aspects(folder: Path, training_set: TrainingSet) -> None:
-    """Store the aspects in the folder of a run, so that a resumed one has the same order without reading."""
-    aspects_of_images = training_set.aspects
-    fingerprint = training_set.fingerprint()
-    if aspects_of_images is not None:
-        path = folder / ASPECTS_NAME
-        try_to_write(path, lambda: save_aspects(path, fingerprint, aspects_of_images))
+    measured = _measured_aspects(images, data.data_path, dist)
+    return replace(training_set, aspects=np.frombuffer(measured, dtype=np.float32))
 
 
 def _measured_aspects(images: Images, data_path: str, dist: Distributed) -> bytes:

@@ -24,7 +24,6 @@ from vae.training.checkpoints.writer import CheckpointWriter, copy_fits
 from vae.training.command import Command, check_command
 from vae.training.distributed import Distributed
 from vae.training.export import LATENT_IMAGES, Export, is_exported, latent_constants
-from vae.training.joint_reading import store_aspects
 from vae.training.loop import StageEnd, TrainingLoop
 from vae.training.memory.oom_retry import OomRetry
 from vae.training.memory.stage_memory import StagePlan, memory_limit, record_memory, reset_memory_peaks
@@ -258,7 +257,6 @@ class _Run:
             samples = run.provenance.samples
             write_json(folder / "config.json", {**flatten(run.config), CONTRACT: samples}, indent=2)
             write_json(folder / "split.json", split, indent=1)
-            store_aspects(folder, run.training_set)
         self.dist.barrier()
 
     def _claim_folder(self) -> None:
