@@ -28,8 +28,7 @@ def norms(size: int, loss: LossConfig) -> float:
     networks, inputs = toy_networks(loss=loss, discriminator=False), toy_inputs(1, 32, factor=None)
     tiles = size // 32
     inputs.images = inputs.images.tile(1, 1, tiles, tiles)
-    inputs.noise, inputs.decoder_noise = inputs.noise.tile(1, 1, tiles, tiles), None
-    inputs.kept = None
+    inputs.noise = inputs.noise.tile(1, 1, tiles, tiles)
     compute_gradients(networks, inputs, [1])
     parts = [g for name, g in gradients(networks.autoencoder).items() if name.startswith("encoder")]
     return torch.cat([part.flatten() for part in parts]).norm().item()
