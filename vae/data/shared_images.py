@@ -69,7 +69,7 @@ def _places(images: FolderImages) -> Iterator[tuple[tuple[int, int] | None, str]
 def _with_same_bytes(train: Set, validation: Set) -> Pairs:
     """Images with the same SHA-256. Only files of the same size are hashed."""
     sizes = [_sizes(validation), _sizes(train)]
-    common = np.setdiff1d(np.intersect1d(*sizes), [0])
+    common = np.setdiff1d(np.intersect1d(sizes[0], sizes[1]), [0])
     ours, theirs = (np.flatnonzero(np.isin(of_set, common)) for of_set in sizes)
     files = ((validation, sizes[0][ours]), (train, sizes[1][theirs]))
     read = sum(int(of_set.sum()) for images, of_set in files if isinstance(images, FolderImages))

@@ -7,11 +7,14 @@ import os
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+from vae.images.other_programs import code_of
 from vae.shards.shard_list import MAX_SHARD_BYTES
 from vae.shards.store import StoreFile, download, list_files, read_file
+from vae.system import console
 from vae.system.addresses import is_remote, public_text
 from vae.system.errors import DataError, UserError
 from vae.system.files import read_regular
@@ -79,8 +82,8 @@ def _paths(text: str, flag: str, extensions: tuple[str, ...]) -> Iterator[str]:
     """Addresses, or absolute paths."""
     for path in expand(text, flag):
         if not is_remote(path) and os.path.isdir(path):
-            for root, folders, names in os.walk(os.path.abspath(path)):
-                folders[:] = sorted(name for name in folders if not name.startswith("."))
+            for root, folders, names in os.walk(os.path.abspath(path), onerror=partial(_warn, flag)):
+                folders[:] = sorted(name for name in folders if not code_of(name))
                 yield from (
                     os.path.join(root, name) for name in sorted(names) if _is_wanted(name, extensions)
                 )
@@ -119,9 +122,13 @@ def read_list(path: str, flag: str) -> Iterator[str]:
                     yield os.path.normpath(os.path.join(folder, name))
 
 
+def _warn(flag: str, error: OSError) -> None:
+    console.warning(f"{flag}: skips {error.filename}, which cannot be read ({error.strerror})")
+
+
 def _is_wanted(name: str, extensions: tuple[str, ...]) -> bool:
     """Whether a file that was not named itself is read, or is one for an error: a compressed tar file."""
-    if name.rpartition("/")[2].startswith("."):
+    if code_of(name.rpartition("/")[2]):
         return False
     is_tar = ".tar" in extensions and COMPRESSED.search(name) is not None
     return is_tar or name.lower().endswith(extensions)
