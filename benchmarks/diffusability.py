@@ -58,7 +58,6 @@ FAMILIES = (
     "KL",
     "scale equivariance",
     "local correlation",
-    "decoder noise",
 )  # how names of several VAEs begin
 
 
@@ -69,12 +68,11 @@ class Variant(NamedTuple):
     z_channels: int = 16
     steps: float = 1.0  # times --vae_steps
     loss: LossConfig = LossConfig(perceptual_weight=0.0)
-    finished: str = ""  # "all" or "decoder": trained in the last quarter of the steps, without regularisers
 
 
-def with_loss(finished: str = "", **changes: float | bool | tuple[float, ...]) -> Variant:
+def with_loss(**changes: float) -> Variant:
     """A VAE with other weights."""
-    return Variant(loss=replace(Variant().loss, **changes), finished=finished)
+    return Variant(loss=replace(Variant().loss, **changes))
 
 
 VARIANTS = {
@@ -86,11 +84,6 @@ VARIANTS = {
     "random start": Variant(init="default", steps=2.0),
     "variance expansion": with_loss(kl_weight=0.0, variance_weight=1e-2),
     "scale equivariance": with_loss(equivariance_weight=2.0),
-    "scale equivariance and turns": with_loss(equivariance_weight=2.0, equivariance_turns=True),
-    "decoder noise": with_loss(decoder_noise=(0.5,)),
-    "decoder noise, finished": with_loss("all", decoder_noise=(0.5,)),
-    "decoder noise, decoder finished": with_loss("decoder", decoder_noise=(0.5,)),
-    "masks": with_loss(latent_mask=(0.3,)),
     "a quarter of the steps": Variant(steps=0.25),
     "4 channels": Variant(z_channels=4),  # another shape: not in the correlations
 }
@@ -129,14 +122,7 @@ def trained_vae(name: str, seed: int, photos: list[torch.Tensor], given: argpars
         model.load_state_dict(torch.load(path, weights_only=True))
     elif steps:
         model = model.to(memory_format=torch.channels_last)
-        last = steps // 4 if variant.finished else 0
-        model = train(model, photos, options, steps - last, PEAK, variant.loss, torch.float32)
-        if last:
-            model.requires_grad_(True)
-            if variant.finished == "decoder":
-                model.freeze_encoder()
-            options.start, options.seed = path, seed + 1000  # trained weights; other crops
-            model = train(model, photos, options, last, PEAK, Variant().loss, torch.float32)
+        model = train(model, photos, options, steps, PEAK, variant.loss, torch.float32)
     save_weights(model, path)
     return model.to(given.device)
 

@@ -29,8 +29,7 @@ from vae.evaluation.latents import NoiseMeter, noise_facts
 from vae.images.pixels import to_float
 from vae.images.psnr import psnr
 from vae.losses.adversarial import update_running
-from vae.losses.latent_mask import kept_positions
-from vae.losses.latent_statistics import needs_statistics, statistics_of
+from vae.losses.latent_statistics import needs_statistics
 from vae.losses.terms import build_terms
 from vae.model.activation_scale import scale_activations
 from vae.model.autoencoder import AutoencoderKL
@@ -155,14 +154,6 @@ def train(
         inputs = StepInputs(crops, noise, 1 / given.batch, update.loss_scale, None)
         if needs_statistics(loss):
             inputs.running_moments = running
-        if largest := max(loss.decoder_noise):
-            share = torch.rand(given.batch, 1, 1, 1, generator=generator) * statistics_of(running).std
-            inputs.decoder_noise = largest * share * torch.randn(shape, generator=generator)
-        if probability := max(loss.latent_mask):
-            draws = (torch.rand(given.batch, 1, *sides, generator=generator) for sides in ((1, 1), shape[2:]))
-            inputs.kept = kept_positions(*draws, probability)
-        if loss.equivariance_turns:
-            inputs.turns = torch.randint(4, (given.batch,), generator=generator)
         factor = learning_rate_factor("cosine", step, steps, int(WARMUP_SHARE * steps))
         set_learning_rate(optimizer, peak * factor, 1.0 if given.start else WARM_ENDS_SHARE)
         sums = compute_gradients(networks, inputs, [given.batch])

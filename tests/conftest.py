@@ -61,6 +61,15 @@ def image_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.fixture(scope="session")
+def other_images(image_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the images of `image_folder` mirrored: other files, as --val_path needs them."""
+    folder = tmp_path_factory.mktemp("other")
+    for path in image_folder.rglob("*.png"):
+        Image.open(path).transpose(Image.Transpose.FLIP_LEFT_RIGHT).save(folder / path.name)
+    return folder
+
+
 @pytest.fixture
 def computes_fp16(monkeypatch: pytest.MonkeyPatch) -> None:
     """The CPU claims to be a card: --mixed_precision then really computes in fp16, only slower."""

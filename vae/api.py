@@ -25,6 +25,7 @@ from vae.device import DTYPES, pick_device
 from vae.images.color import to_srgb
 from vae.images.decoding import decode_image, parse_background
 from vae.images.formats import BadImageError
+from vae.images.metadata import profile_of
 from vae.images.pixels import to_float, to_uint8
 from vae.inference.codec import decode_latents, encode_images
 from vae.inference.padding import MIN_SIDE, padded_side
@@ -330,9 +331,9 @@ def _file_pixels(path: PathLike, background: str) -> np.ndarray:
 
 
 def _pil_pixels(image: Image.Image, background: str) -> np.ndarray:
-    upright = ImageOps.exif_transpose(image)
     try:
-        return to_srgb(upright, image, image.info.get("icc_profile"), parse_background(background), set())
+        profile = profile_of(image, image.format or "", b"")
+        return to_srgb(ImageOps.exif_transpose(image), profile, parse_background(background), set())
     except BadImageError as error:
         raise DataError(f"a PIL image of mode {image.mode}: {error}") from None
 

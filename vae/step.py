@@ -18,7 +18,6 @@ from vae.losses.adversarial import generator_loss, hinge_discriminator_loss, squ
 from vae.losses.latent_statistics import moments, statistics_of
 from vae.losses.reconstruction import reconstruction_loss
 from vae.losses.terms import LossTerms
-from vae.model.autoencoder import Posterior
 
 LastPass = Callable[[nn.Module], AbstractContextManager[object]]
 
@@ -32,7 +31,6 @@ class Networks:
     terms: LossTerms
     dtype: torch.dtype
     channels_last: bool
-    teacher: nn.Module | None = None  # latents to images: the decoder that a new one replaces
 
     @property
     def eval_dtype(self) -> torch.dtype:
@@ -50,19 +48,11 @@ class StepInputs:
     loss_scale: torch.Tensor  # () fp32; 1 unless fp16
     adversarial_factor: torch.Tensor | None  # () weight of the adversarial term; None: not started
     running_moments: torch.Tensor | None = None  # (3, Z) of the latents so far, if a term needs them
-    decoder_noise: torch.Tensor | None = None  # (B, Z, H/f, W/f), added to the latents before the decoder
-    kept: torch.Tensor | None = None  # (B, 1, h, w) bool: elsewhere, the decoder gets the channels' means
-    turns: torch.Tensor | None = None  # (B,) quarter turns of the views of a view term
 
     def split(self, sizes: list[int]) -> "list[StepInputs]":
         """The inputs of each micro-batch."""
-        names = ("images", "noise", "decoder_noise", "kept", "turns")
-        per_image = {name: getattr(self, name) for name in names}
-        parts = {name: value.split(sizes) for name, value in per_image.items() if value is not None}
-        return [
-            replace(self, **{name: values[index] for name, values in parts.items()})
-            for index in range(len(sizes))
-        ]
+        parts = zip(self.images.split(sizes), self.noise.split(sizes), strict=True)
+        return [replace(self, images=images, noise=noise) for images, noise in parts]
 
 
 def trained_networks(networks: Networks) -> list[nn.Module]:
@@ -116,9 +106,7 @@ def autoencoder_gradients(
         with _pass(networks.autoencoder, index == len(sizes) - 1, last_pass):
             images = to_float(part.images)
             recon, mean, logvar, *views = _forward(networks, images, part)
-            target = _teacher_images(networks, mean, logvar, part)
-            grad_recon, values = reconstruction_gradient(networks, recon.detach(), images, part, target)
-            del target
+            grad_recon, values = reconstruction_gradient(networks, recon.detach(), images, part)
             if inputs.adversarial_factor is not None:
                 recons.append(recon.detach())
             view_gradients, view_values = _view_gradients(networks, views, images, part)
@@ -143,7 +131,7 @@ def forward_losses(networks: Networks, inputs: StepInputs, sizes: list[int]) -> 
     for part in inputs.split(sizes):
         images = to_float(part.images)
         recon, mean, logvar, *views = _forward(networks, images, part)
-        _, values = _image_terms(networks.terms, recon, images, _teacher_images(networks, mean, logvar, part))
+        _, values = _image_terms(networks.terms, recon, images)
         for name, _, pairs in _view_pairs(networks.terms, views, images, part):
             totals = [_image_terms(networks.terms, view, target)[0] / len(pairs) for view, target in pairs]
             values[name] = sum(totals, start=images.new_zeros(len(images)))
@@ -158,39 +146,12 @@ def forward_losses(networks: Networks, inputs: StepInputs, sizes: list[int]) -> 
 
 def _forward(networks: Networks, images: torch.Tensor, part: StepInputs) -> tuple[torch.Tensor, ...]:
     """Reconstruction, mean, log-variance and decoded views of a micro-batch."""
-    x, side = network_input(images, networks), images.shape[3] // part.noise.shape[3]
-    change = change_of(part)
-    if not networks.terms.view and change is None:
+    x = network_input(images, networks)
+    if not networks.terms.view:
         return networks.autoencoder(x, part.noise)
-    views = [partial(t.function, unit=1, side=side, turns=part.turns) for t in networks.terms.view]
-    return networks.autoencoder(x, part.noise, change, views)
-
-
-@torch.no_grad()
-def _teacher_images(
-    networks: Networks, mean: torch.Tensor, logvar: torch.Tensor, part: StepInputs
-) -> torch.Tensor | None:
-    """The teacher's images of the same latents, without decoder noise and masks; None without a teacher."""
-    if networks.teacher is None:
-        return None
-    return networks.teacher(Posterior(mean, logvar).sample(part.noise).to(networks.dtype))
-
-
-def change_of(part: StepInputs) -> Callable[[torch.Tensor], torch.Tensor] | None:
-    """What turns latents into those that the decoder gets in training; None: they are the same."""
-    if part.decoder_noise is None and part.kept is None:
-        return None
-    assert part.running_moments is not None
-    mean = statistics_of(part.running_moments).mean
-    return partial(_changed, noise=part.decoder_noise, kept=part.kept, mean=mean)
-
-
-def _changed(
-    latents: torch.Tensor, noise: torch.Tensor | None, kept: torch.Tensor | None, mean: torch.Tensor
-) -> torch.Tensor:
-    """Latents with noise, and with the channels' means (Z, 1, 1) at the positions that are not kept."""
-    latents = latents if noise is None else latents + noise
-    return latents if kept is None else torch.where(kept, latents, mean.to(latents))
+    side = images.shape[3] // part.noise.shape[3]
+    views = [partial(term.function, unit=1, side=side) for term in networks.terms.view]
+    return networks.autoencoder(x, part.noise, views)
 
 
 def _latent_terms(
@@ -209,7 +170,7 @@ def _view_pairs(
     """Name and weight of each view term, and its decoded views with the images to compare them with."""
     side, remaining = images.shape[3] // part.noise.shape[3], iter(views)
     for term in terms.view:
-        targets = term.function(images, unit=side, side=side, turns=part.turns)
+        targets = term.function(images, unit=side, side=side)
         yield term.name, term.weight, [(next(remaining), target) for target in targets]
 
 
@@ -230,19 +191,14 @@ def _view_gradients(
 
 
 def reconstruction_gradient(
-    networks: Networks,
-    recon: torch.Tensor,
-    images: torch.Tensor,
-    inputs: StepInputs,
-    target: torch.Tensor | None = None,
+    networks: Networks, recon: torch.Tensor, images: torch.Tensor, inputs: StepInputs
 ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
     """Gradient of the losses at the reconstruction; their graph is freed before the backward of the decoder.
 
-    `recon` (b, 3, H, W) is detached; `target`: the teacher's images. Returns the gradient and the values:
-    (b,), or () for norms.
+    `recon` (b, 3, H, W) is detached. Returns the gradient and the values: (b,), or () for norms.
     """
     recon.requires_grad_()
-    total, values = _image_terms(networks.terms, recon, images, target)
+    total, values = _image_terms(networks.terms, recon, images)
     scale = inputs.image_share * inputs.loss_scale
     (grad,) = torch.autograd.grad((total * scale).sum(), recon)
     if inputs.adversarial_factor is None:
@@ -266,19 +222,13 @@ def adversarial_gradient(
 
 
 def _image_terms(
-    terms: LossTerms, recon: torch.Tensor, images: torch.Tensor, target: torch.Tensor | None = None
+    terms: LossTerms, recon: torch.Tensor, images: torch.Tensor
 ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-    """The weighted sum of the image terms, and each of them and the mean squared error, detached: (b,).
-
-    With the teacher's images as `target`, its term is one of them.
-    """
+    """The weighted sum of the image terms, and each of them and the mean squared error, detached: (b,)."""
     with torch.no_grad():
         mse = reconstruction_loss(recon, images, "mse")
     values = {term.name: term.function(recon, images) for term in terms.image}
     weighted = [term.weight * values[term.name] for term in terms.image]
-    if target is not None:
-        values |= {term.name: term.function(recon, target) for term in terms.teacher}
-        weighted += [term.weight * values[term.name] for term in terms.teacher]
     total = reduce(operator.add, weighted)
     return total, {"mse": mse} | {name: value.detach() for name, value in values.items()}
 

@@ -160,7 +160,7 @@ def test_missing_and_changed_files_are_reported(image_folder, tmp_path):
         check_files(path, names)
 
 
-def test_trainer_uses_manifest_and_fold(image_folder, tiny, tmp_path):
+def test_trainer_uses_manifest_and_fold(image_folder, other_images, tiny, tmp_path):
     splits = ["val", "train", "train", "train"]
     path, names = real_manifest(image_folder, tmp_path / "set", split=splits, fold=[0, 1, 2, 3])
     given = {key: value for key, value in tiny.items() if key != "val_split"} | {"data_path": str(path)}
@@ -180,9 +180,9 @@ def test_trainer_uses_manifest_and_fold(image_folder, tiny, tmp_path):
     ):
         with pytest.raises(UserError, match=words):
             prepare_run(Command(given | extra), dist)
-    run = prepare_run(Command(given | {"val_path": str(image_folder)}), dist)
+    run = prepare_run(Command(given | {"val_path": str(other_images)}), dist)
     assert run.training_set.images.names == [name for name in names if name not in names[::4]]
-    assert run.validation_set.images.location == str(image_folder)
+    assert run.validation_set.images.location == str(other_images)
 
 
 def held_out(image_folder, **options) -> list[str]:

@@ -33,16 +33,13 @@ def toy_networks(
     """The same seeded networks at each call; their weights are fp64 if `dtype` is, otherwise fp32."""
     torch.manual_seed(0)
     weights_dtype = torch.float64 if dtype == torch.float64 else torch.float32
-    networks = Networks(
+    return Networks(
         AutoencoderKL(model).to(weights_dtype),
         Discriminator(8, 2).to(weights_dtype) if discriminator else None,
         toy_terms(loss, dtype),
         dtype,
         channels_last,
     )
-    if loss.teacher_weight:
-        networks.teacher = AutoencoderKL(model).to(weights_dtype).frozen_decoder()
-    return networks
 
 
 def toy_terms(loss: LossConfig, dtype: torch.dtype) -> LossTerms:
@@ -92,9 +89,6 @@ def toy_inputs(
         loss_scale=torch.tensor(loss_scale),
         adversarial_factor=None if factor is None else torch.tensor(factor, dtype=torch.float64),
         running_moments=moments.clone(),
-        decoder_noise=0.1 * noise.flip(0),
-        kept=noise[:, :1] < 1,
-        turns=torch.arange(batch) % 4,
     )
 
 
@@ -118,10 +112,6 @@ def plain_losses(
     images = (inputs.images.float() / 127.5 - 1).double()  # the step converts images to fp32 first
     mean, logvar = model.encoder(images).chunk(2, dim=1)
     latents = mean + (logvar / 2).exp() * inputs.noise
-    target = networks.teacher(latents.detach())
-    latents = latents + inputs.decoder_noise
-    of_channels = inputs.running_moments[1] / inputs.running_moments[0]
-    latents = inputs.kept * latents + ~inputs.kept * of_channels[:, None, None]
     recon = model.decoder(latents)
     pixel = (recon - images).abs().mean()
 
@@ -144,16 +134,12 @@ def plain_losses(
     for term in networks.terms.image:
         if term.name not in ("reconstruction", "perceptual"):  # the tests of the others check their formulas
             total = total + term.weight * term.function(recon, images).mean()
-    total = total + loss.teacher_weight * (recon - target).abs().mean()
     statistics = statistics_of(inputs.running_moments)
     for term in networks.terms.latent:
         if term.name != "kl":
             total = total + term.weight * term.function(mean, logvar, 0, statistics).mean()
     if loss.equivariance_weight and images.shape[3] == 32:  # a view of half the size; a quarter is too small
         halves = [F.avg_pool2d(latents, 2), F.avg_pool2d(images.float(), 2).double()]  # fp32, as the step
-        if loss.equivariance_turns:
-            turns = [int(k) for k in inputs.turns]
-            halves = [torch.stack([x[i].rot90(k, (1, 2)) for i, k in enumerate(turns)]) for x in halves]
         decoded = model.decoder(halves[0])
         values = [term.weight * term.function(decoded, halves[1]).mean() for term in networks.terms.image]
         total = total + loss.equivariance_weight * sum(values)

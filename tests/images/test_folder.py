@@ -1,14 +1,16 @@
 """Which files of a folder are images, and how they are split into training and validation."""
 
 import os
+import shutil
 import sys
 
 import pytest
 
 from vae.data.manifest import read_lines
 from vae.images.decoding import decode_image
-from vae.images.folder import check_images, list_images, split_names
+from vae.images.folder import Skips, check_images, list_images, print_skips, split_names, walk_images
 from vae.images.formats import BadImageError
+from vae.images.other_programs import code_of
 from vae.prepare.split import find_manifest
 from vae.system.errors import DataError, UserError
 from vae.system.files import sha256_of_file
@@ -53,18 +55,103 @@ def test_list_is_sorted_and_recursive(tmp_path):
     assert found == sorted([*expected.split("|"), "folder.jpg/h.png"])
 
 
-def test_image_files_that_cannot_be_read_are_reported(tmp_path, capsys):
-    for name in ("a.jpg", "b.psd", "sub/c.PSD", "notes.txt", "._d.psd"):
+# What disks, NAS, cameras and other programs put beside photographs.
+OTHERS = (
+    "@eaDir/a.jpg/SYNOPHOTO_THUMB_XL.jpg", "#recycle/old.jpg", "#snapshot/x/old.png", "SYNOPHOTO_THUMB_M.jpg",
+    "@Recycle/old.jpg", ".@__thumb/s100a.jpg", "@Recently-Snapshot/old.jpg",
+    "$RECYCLE.BIN/S-1-5-21/$R1.jpg", "System Volume Information/x.png", "lost+found/1.png",
+    ".Trash-1000/files/old.png", ".thumbnails/a.jpg", "sub/.thumbnails/normal/1.png", "__MACOSX/._a.jpg",
+    "._a.jpg", "sub/._b.png", ".Trashes/501/a.png", "Pictures.photoslibrary/resources/derivatives/1.jpeg",
+    "Catalog Previews.lrdata/0/1.jpg", "sub/CaptureOne/Cache/Thumbnails/a.jpg", ".dtrash/files/old.jpg",
+    ".picasaoriginals/a.jpg", ".stversions/a~1.jpg", ".comments/a.jpg", "PRIVATE/M4ROOT/THMBNL/C1.JPG",
+    "appdata_oc1/preview/1.jpg", ".git/x.png", ".dropbox.cache/a.jpg", ".hidden.png", "trashbox/a.jpg",
+)  # fmt: skip
+SILENT = (
+    ".DS_Store",
+    "Thumbs.db",
+    "desktop.ini",
+    "Icon\r",
+    ".picasa.ini",
+    "a.xmp",
+    "a.AAE",
+    "a.THM",
+    "a.json",
+)
+PHOTOGRAPHS = (
+    "a.jpg", "sub/b.png", "Pictures.photoslibrary/originals/0/1.jpeg", "recycled/paper.jpg", "thumbs/c.jpg",
+    "100CANON/IMG_1.JPG", "lost/found.png", "eaDir/d.jpg", "sub/a..b.jpg", "Lightroom/e.tif",
+)  # fmt: skip
+
+
+def test_files_of_other_programs_are_skipped_by_name_and_counted_once(tmp_path, capsys):
+    for name in (*OTHERS, *SILENT, *PHOTOGRAPHS):
+        if sys.platform != "win32" or name.isprintable():
+            touch(tmp_path / name)
+    assert list_images(tmp_path) == sorted(PHOTOGRAPHS)
+    (line,) = capsys.readouterr().out.splitlines()
+    assert f"--data_path {tmp_path}: skips {len(OTHERS)} folders and images that are hidden" in line
+    for name in OTHERS:  # as in a tar file or on a store
+        assert code_of(name) in ("system", "hidden"), name
+    assert not any(map(code_of, PHOTOGRAPHS))
+
+
+def test_such_a_folder_is_read_if_it_is_the_one_that_is_given(tmp_path):
+    touch(tmp_path / "@eaDir" / ".thumbnails" / "a.jpg")
+    assert list_images(tmp_path / "@eaDir" / ".thumbnails") == ["a.jpg"]
+    with pytest.raises(DataError, match=r"contains no images .*but 1 folders.* for example \.thumbnails"):
+        list_images(tmp_path / "@eaDir")
+
+
+def test_files_of_other_formats_are_counted_by_extension(tmp_path, capsys):
+    for name in ("a.jpg", "b.psd", "sub/c.PSD", "d.CR2", "e.mov", "notes.txt", "._d.psd", "f.xmp"):
         touch(tmp_path / name)
     assert list_images(tmp_path) == ["a.jpg"]
-    line = capsys.readouterr().out
-    assert line.count("\n") == 1
-    for token in ("WARNING", f"--data_path {tmp_path}", "2 files", "b.psd", "PNG or JPEG"):
+    (line,) = capsys.readouterr().out.splitlines()
+    for token in ("WARNING", f"--data_path {tmp_path}", "4 files", "2 .psd, 1 .cr2, 1 .mov", "PNG or JPEG"):
         assert token in line
-    (tmp_path / "b.psd").unlink()
-    (tmp_path / "sub" / "c.PSD").unlink()
+    for name in ("b.psd", "sub/c.PSD", "d.CR2", "e.mov"):
+        (tmp_path / name).unlink()
     list_images(tmp_path)
     assert capsys.readouterr().out == ""
+
+
+def test_folder_that_cannot_be_read_is_a_warning(tmp_path, capsys):
+    for name in ("a.png", "good/b.png", "lost/c.png"):
+        touch(tmp_path / name)
+    skips = Skips()
+    names = walk_images(tmp_path, on_skip=skips.add)
+    found = [next(names)]
+    shutil.rmtree(tmp_path / "lost")  # as a share that is disconnected; root may read everything
+    assert [*found, *names] == ["a.png", "good/b.png"]
+    print_skips(skips, "--data_path x")
+    assert "WARNING: --data_path x: skips 1 folder that cannot be read, for example lost" in (
+        capsys.readouterr().out
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("photos.tar", "--mode index --input PATH"),
+        ("table.parquet", "--mode shard --input_dir PATH"),
+        ("photos.zip", "unpack it"),
+        ("photos.tar.gz", "unpack it"),
+        ("photos.TGZ", "unpack it"),
+        ("photos.7z", "unpack it"),
+        ("data.arrow", "to_parquet"),
+        ("list.txt", "--mode shard --input_dir PATH"),
+        ("photo.jpg", "give the folder that contains it"),
+    ],
+)
+def test_files_of_many_images_name_the_next_command(tmp_path, name, words):
+    touch(tmp_path / "in" / name)
+    for path in (tmp_path / "in" / name, tmp_path / "in"):
+        if path.is_dir() and name in ("list.txt", "photo.jpg"):
+            continue
+        with pytest.raises(DataError) as caught:
+            check_images(path)
+        assert words.replace("PATH", str(path)) in str(caught.value)
+        assert "\n" not in str(caught.value)
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="links and FIFOs need rights on Windows")

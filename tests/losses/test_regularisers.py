@@ -1,7 +1,5 @@
 """The terms of the latents: their formulas, their minimum, and what they may not depend on."""
 
-from dataclasses import replace
-
 import pytest
 import torch
 from torch.nn import functional as F
@@ -9,7 +7,6 @@ from torch.nn import functional as F
 from vae.config.options import LossConfig
 from vae.config.resolve import resolve
 from vae.losses.equivariance import smaller
-from vae.losses.latent_mask import kept_positions
 from vae.losses.latent_statistics import RunningStatistics, moments, needs_statistics, statistics_of
 from vae.losses.variance import DELTA, variance_expansion
 from vae.system.errors import UserError
@@ -45,8 +42,7 @@ def test_a_dead_channel_is_not_enlarged():
 
 def test_statistics_are_measured_only_if_something_reads_them():
     assert not needs_statistics(LossConfig())
-    for name, value in {"variance_weight": 0.1, "decoder_noise": (0.0, 0.1), "latent_mask": (0.1,)}.items():
-        assert needs_statistics(replace(LossConfig(), **{name: value}))
+    assert needs_statistics(LossConfig(variance_weight=0.1))
 
 
 def test_variance_expansion_is_zero_at_its_target_and_positive_elsewhere():
@@ -91,41 +87,22 @@ def test_no_latent_term_grows_with_the_area_or_the_batch(side):
     torch.testing.assert_close(found, expected.expand(3), rtol=0.03, atol=0)  # other random values
 
 
-def test_three_tenths_of_the_images_lose_a_quarter_to_three_quarters_of_their_positions():
-    generator = torch.Generator().manual_seed(0)
-    draws = [torch.rand(3000, 1, *shape, generator=generator) for shape in ((1, 1), (8, 8))]
-    hidden = 1 - kept_positions(*draws, 0.3).float().mean((1, 2, 3))
-    assert float((hidden == 0).float().mean()) == pytest.approx(0.7, abs=0.03)
-    for share in (0.25, 0.5, 0.75):
-        found = hidden[(hidden - share).abs() < 0.125]  # two standard deviations of 64 draws
-        assert len(found) / 3000 == pytest.approx(0.1, abs=0.03)
-        assert float(found.mean()) == pytest.approx(share, abs=0.01)
-    assert kept_positions(*draws, 0.0).all()
-
-
-def test_views_are_area_means_turned_per_image():
-    images, turns = normal(4, 3, 72, 72), torch.tensor([0.0, 1.0, 2.0, 3.0])
-    half, quarter = smaller(images, 8, 8, turns, with_turns=True)  # 9 positions: 4 and 2 of them are whole
-    expected = F.avg_pool2d(images[..., :64, :64], 2)
-    for index in range(4):
-        assert torch.equal(half[index], expected[index].rot90(index, (1, 2)))
+def test_views_are_area_means():
+    images = normal(4, 3, 72, 72)
+    half, quarter = smaller(images, 8, 8)  # 9 positions: 4 and 2 of them are whole
+    assert torch.equal(half, F.avg_pool2d(images[..., :64, :64], 2))
     assert quarter.shape == (4, 3, 16, 16)
-    latents = smaller(normal(4, 2, 9, 9), 1, 8, turns, with_turns=True)
+    latents = smaller(normal(4, 2, 9, 9), 1, 8)
     assert [view.shape[2:] for view in latents] == [(4, 4), (2, 2)]
-    assert len(smaller(normal(1, 2, 6, 6), 1, 8, None, with_turns=False)) == 1  # a quarter has 8 px
-    (wide,) = smaller(normal(2, 3, 32, 48), 8, 8, torch.tensor([1.0, 2.0]), with_turns=True)
-    assert wide.shape == (2, 3, 16, 24)  # a quarter turn would change the shape
+    assert len(smaller(normal(1, 2, 6, 6), 1, 8)) == 1  # a quarter has 8 px
+    (wide,) = smaller(normal(2, 3, 32, 48), 8, 8)
+    assert wide.shape == (2, 3, 16, 24)
 
 
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"equivariance_turns": True}, "--equivariance_turns has no effect without"),
         ({"variance_weight": 0.1, "train_part": "decoder", "init_from": "x"}, "--variance_weight 0.1 has no"),
-        (
-            {"latent_mask": (0.0, 0.3), "train_part": "decoder", "init_from": "x"},
-            "--latent_mask 0.0 0.3 has no",
-        ),
     ],
 )
 def test_options_without_an_effect_are_errors(given, message):

@@ -56,9 +56,6 @@ for _profile, (_micro_batch, _level) in PLANS.items():
     }
 REGULARISERS = {
     "equivariance_weight": 0.1,
-    "equivariance_turns": True,
-    "decoder_noise": [0.1],
-    "latent_mask": [0.3],
     "variance_weight": 0.1,
     "ssim_weight": 0.3,
 }

@@ -119,3 +119,27 @@ def test_number_of_workers():
     assert [count_workers(number) for number in (0, "1", 5)] == [1, 1, 5]
     with pytest.raises(UserError, match="--num_workers many"):
         count_workers("many")
+
+
+class SlowToStart:
+    """A function that only one process receives at once; the others need 2 s to start."""
+
+    def __init__(self, first):
+        self.first = first
+
+    def __setstate__(self, state):
+        self.__dict__ = state
+        try:
+            with open(self.first, "x") as file:
+                file.write(str(os.getpid()))
+        except FileExistsError:
+            time.sleep(2.0 * (self.first.read_text() != str(os.getpid())))
+
+    def __call__(self, item):
+        return item
+
+
+def test_processes_that_are_still_starting_at_the_end_say_nothing(tmp_path, capfd):
+    assert list(run_tasks(SlowToStart(tmp_path / "first"), [1], 3, Limits())) == [(1, 1)]
+    time.sleep(2.5)
+    assert capfd.readouterr().err == ""

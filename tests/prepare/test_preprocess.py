@@ -8,7 +8,9 @@ import shutil
 import signal
 import subprocess
 import sys
-from pathlib import Path
+import tarfile
+import unicodedata
+from pathlib import Path, PureWindowsPath
 
 import numpy as np
 import pytest
@@ -17,6 +19,7 @@ from PIL import Image
 from tests.harness.image_kinds import detailed, encoded, write_all
 from tests.harness.preparing import prepare, tree
 from tests.harness.runs import ROOT, run_script
+from tests.harness.tars import write_tar
 from tests.harness.waiting import wait_until
 from vae.config.prepare_flags import PreprocessConfig
 from vae.data.manifest import read_rows
@@ -249,6 +252,34 @@ def test_colliding_names_are_distinct(tmp_path):
     assert len({name.lower() for name in names.values()}) == 4
     assert names["A.webp"] == "A.jpg"  # the first by name has the plain name
     assert names["a.png"] == output_name("a.png", 8) + ".jpg"
+
+
+ODD_NAMES = (
+    "CON.png", "a/aux.b.png", "nul", "COM1.tar.png", "lpt9 .png", "dir. /x.png", "dir /x.png", "ends. ",
+    "a?.png", "a*.png", "A?.png", "Foo/a.png", "foo/A.png", "d" * 248 + "/x.png", "d" * 248 + "/y.png",
+    "e\u0301.png", "\u00e9.png", "x" * 250 + ".png", "tab\t.png", "caf\udce9.png", "\U0001f600.png",
+)  # fmt: skip
+
+
+def test_outputs_of_a_tar_file_have_names_that_every_system_accepts_and_tells_apart(tmp_path):
+    # Windows limits a whole path to 260 characters, unless its registry allows more.
+    names = [name for name in ODD_NAMES if os.name != "nt" or len(name) < 200]
+    members = [
+        (f"{name}.png" if "png" not in name else name, encoded(detailed(seed, 32, 32), "PNG"))
+        for seed, name in enumerate(names)
+    ]
+    write_tar(tmp_path / "a.tar", members, tarfile.PAX_FORMAT)
+    preprocess(tmp_path / "a.tar", tmp_path / "out", "--target_size", 32)
+    rows = manifest(tmp_path / "out")
+    # Names with control characters, and those that are no UTF-8, are rejected in a tar file.
+    assert len(rows) == len(names) - 2
+    assert len({unicodedata.normalize("NFC", row["path"]).casefold() for row in rows}) == len(rows)
+    for part in {part for row in rows for part in row["path"].split("/")}:
+        assert len(part.encode()) <= 250
+        assert not part.endswith((" ", "."))
+        assert PureWindowsPath(part).stem.split(".")[0].rstrip().upper() not in ("CON", "AUX", "NUL", "LPT9")
+        assert part.isprintable()
+        assert not set('\\<>:"|?*') & set(part)
 
 
 @posix

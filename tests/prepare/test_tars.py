@@ -7,7 +7,7 @@ import tarfile
 
 import pytest
 
-from tests.harness.preparing import prepare
+from tests.harness.preparing import prepare, shard
 from tests.harness.tars import (
     images_of,
     img2dataset_sample,
@@ -132,6 +132,44 @@ def test_odd_members_are_counted_and_cost_no_other_image(tmp_path):
     assert "left out       1  exact_duplicate" in done.stdout
     index(tar, tmp_path / "other", "--image_key", "seg.png")
     assert read_all(tmp_path / "other" / "dataset.json") == {"a.tar/good.seg.png": picture(2)}
+
+
+NAMED = {
+    "screenshots": {f"./Screenshot 2024-05-01 at 12.30.{n:02}.png": "read" for n in range(40)},
+    "dates in the order of a folder": dict.fromkeys(("22.05.png", "22.06.png", "x.png", "22.07.png"), "read"),
+    "words": dict.fromkeys(("cat.edited.png", "cat.final.v2.png", "Mr. Smith.png", "a.jpg.png"), "read"),
+    "numbers": dict.fromkeys(("a/x.0.png", "a/x.1.png", "b.c/x.png"), "read"),
+    "twice": {"22.05.png": "read", "./22.05.png": "duplicate_key"},
+    "of other programs": {"__MACOSX/._a.png": "", "._a.png": "", "a.png": "read", "@eaDir/a.png/S.png": ""},
+    "hidden": {".a.png": "", "a.png": "read", "b/.thumbnails/c.png": ""},
+    "a mask is no image": {"a.seg.png": "", "a.png": "read", "b.seg.png": "", "b.txt": "no_image"},
+}
+
+
+@pytest.mark.parametrize("kind", NAMED)
+def test_names_with_points_are_read_as_people_mean_them(kind, tmp_path):
+    members = {name: picture(number) for number, name in enumerate(NAMED[kind])}
+    tar = write_tar(tmp_path / "a.tar", [*members.items(), ("last.png", picture(99))])
+    index(tar, tmp_path / "set", code=0)
+    expected = {f"a.tar/{name.removeprefix('./')}": members[name] for name in members
+                if NAMED[kind][name] == "read"}  # fmt: skip
+    assert read_all(tmp_path / "set" / "dataset.json") == {**expected, "a.tar/last.png": picture(99)}
+    reasons = sorted(reason for _, reason in left_out(tmp_path / "set"))
+    assert reasons == sorted(set(NAMED[kind].values()) - {"read", ""})
+
+
+def test_texts_of_names_with_points_are_metadata_in_a_tar_and_in_shards(tmp_path):
+    members = []
+    for number in range(4):
+        name = f"22.05 at 12.{number:02}"
+        members += [(f"{name}.png", picture(number)), (f"{name}.txt", f"text {number}".encode())]
+    tar = write_tar(tmp_path / "a.tar", members)
+    index(tar, tmp_path / "set", code=0)
+    shard(tar, tmp_path / "shards", "--val_split", 0, code=0)
+    for path in (tmp_path / "set", tmp_path / "shards"):
+        images = ShardImages(read_dataset(path / "dataset.json"), 1)
+        captions = {images.metadata(index)["caption"] for index in range(len(images))}
+        assert captions == {f"text {number}" for number in range(4)}
 
 
 def cut(data):
@@ -313,7 +351,7 @@ def test_urls_to_exclude_need_metadata(tmp_path):
     (tmp_path / "list.txt").write_text("http://x\n")
     index(write_webdataset(tmp_path / "tars"), tmp_path / "one")
     done = index(tmp_path / "one" / "dataset.json", tmp_path / "two", "--exclude", tmp_path / "list.txt")
-    assert (done.returncode, done.stdout.count("1 url in it cannot match")) == (0, 1)
+    assert (done.returncode, done.stdout.count("1 url in it cannot match")) == (78, 1)
     done = index(
         write_img2dataset(tmp_path / "other"), tmp_path / "three", "--exclude", tmp_path / "list.txt"
     )

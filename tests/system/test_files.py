@@ -194,7 +194,7 @@ def test_nearest_existing(tmp_path, monkeypatch):
         (b"{", "Expecting"),
         (b"[" * 100_000, "nested too deeply"),
         (b" " * (2**24 + 1), "larger than 16 MiB"),
-        (b'"\xff"', "utf-8"),
+        (b'"\xff"', "line 1 is not UTF-8: save it as UTF-8"),
         (b"9" * 5000, "digits"),
         (b'{"scaling": -' + b"9" * 400 + b"}", "a whole number of 401 digits"),
     ],

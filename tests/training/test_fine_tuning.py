@@ -36,11 +36,11 @@ SIZE = TINY["image_size"]
 
 
 @pytest.fixture
-def options(image_folder, tmp_path) -> dict:
-    """A run of one epoch without flags for the model's shape, validated on all images."""
+def options(image_folder, other_images, tmp_path) -> dict:
+    """A run of one epoch without flags for the model's shape, validated on all images of a folder."""
     given = {name: value for name, value in TINY.items() if name not in (*SHAPE, "val_split")}
     paths = {
-        "data_path": str(image_folder),
+        "data_path": str(other_images),
         "val_path": str(image_folder),
         "output_dir": str(tmp_path / "run"),
     }

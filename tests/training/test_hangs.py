@@ -40,10 +40,10 @@ def _impatient(monkeypatch):
 
 
 @pytest.fixture(scope="module")
-def undisturbed(image_folder, tmp_path_factory) -> Path:
+def undisturbed(image_folder, other_images, tmp_path_factory) -> Path:
     """A finished run; the validation images are in `val` beside it."""
     folder = tmp_path_factory.mktemp("hangs")
-    copytree(image_folder, folder / "val")
+    copytree(other_images, folder / "val")
     torch.set_num_threads(1)
     given = {**TINY, **RECIPE, "data_path": str(image_folder), "val_path": str(folder / "val")}
     assert train({**given, "output_dir": str(folder / "run")}) == 0

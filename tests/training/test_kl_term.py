@@ -28,8 +28,7 @@ def norms(size: int, loss: LossConfig) -> float:
     networks, inputs = toy_networks(loss=loss, discriminator=False), toy_inputs(1, 32, factor=None)
     tiles = size // 32
     inputs.images = inputs.images.tile(1, 1, tiles, tiles)
-    inputs.noise, inputs.decoder_noise = inputs.noise.tile(1, 1, tiles, tiles), None
-    inputs.kept = None
+    inputs.noise = inputs.noise.tile(1, 1, tiles, tiles)
     compute_gradients(networks, inputs, [1])
     parts = [g for name, g in gradients(networks.autoencoder).items() if name.startswith("encoder")]
     return torch.cat([part.flatten() for part in parts]).norm().item()
@@ -44,8 +43,10 @@ def test_the_gradients_of_both_terms_keep_their_ratio_with_the_size_of_the_crop(
     assert ratios[1] / ratios[0] == pytest.approx(1, abs=0.35)
 
 
-def test_validations_record_the_noise_and_the_spread_of_the_latents(options, tmp_path, image_folder):
-    assert train({**options, "val_path": str(image_folder)}) == 0
+def test_validations_record_the_noise_and_the_spread_of_the_latents(
+    options, tmp_path, image_folder, other_images
+):
+    assert train({**options, "data_path": str(other_images), "val_path": str(image_folder)}) == 0
     record = records(tmp_path / "run", "validation")[-1]
     vae = load_vae(tmp_path / "run" / "checkpoint_epoch_1.pt")
     with torch.no_grad():
@@ -58,8 +59,8 @@ def test_validations_record_the_noise_and_the_spread_of_the_latents(options, tmp
     assert record["latent_std"] == pytest.approx(np.sqrt((std**2).mean()), rel=1e-4)
 
 
-def test_validations_record_how_decoding_bears_noise(options, tmp_path, image_folder):
-    assert train({**options, "val_path": str(image_folder)}) == 0
+def test_validations_record_how_decoding_bears_noise(options, tmp_path, image_folder, other_images):
+    assert train({**options, "data_path": str(other_images), "val_path": str(image_folder)}) == 0
     record = records(tmp_path / "run", "validation")[-1]
     model = load_vae(tmp_path / "run" / "checkpoint_epoch_1.pt").autoencoder
     images = torch.cat([crop / 127.5 - 1 for crop in crops(image_folder)])

@@ -194,7 +194,6 @@ def test_kl_is_averaged_over_images():
             inputs.images.repeat(batch, 1, 1, 1),
             inputs.noise.repeat(batch, 1, 1, 1),
         )
-        inputs.decoder_noise = inputs.kept = inputs.turns = None
         inputs.image_share = 1 / (2 * batch)
         compute_gradients(nets, inputs, [2 * batch])
         return {name: g for name, g in gradients(nets.autoencoder).items() if name.startswith("encoder")}

@@ -4,7 +4,6 @@ import pytest
 import torch
 
 from tests.harness.training_runs import (
-    assert_same,
     assert_same_result,
     assert_weights_close,
     last_checkpoint,
@@ -21,9 +20,6 @@ from vae.training.run import train
 REGULARISERS = {
     "variance_weight": 0.01,
     "equivariance_weight": 0.25,
-    "equivariance_turns": True,
-    "decoder_noise": [0.3],
-    "latent_mask": [0.9],
     "adversarial_weight": 0.5,
     "disc_start": 1,
     "disc_ramp": 2,
@@ -60,50 +56,6 @@ def test_two_processes_and_micro_batches_train_like_one_process(tiny, tmp_path):
     name = "running_moments"
     torch.testing.assert_close(found[name], expected[name], rtol=1e-4, atol=1e-6)
     assert found[name].abs().min() > 0
-
-
-STAGES = {"progressive": "32:1:4,32:1:4", "decoder_noise": [0.5, 0.0]}
-
-
-@pytest.mark.slow
-def test_a_stage_without_the_noise_equals_a_command_without_it(tiny, tmp_path, capsys):
-    both = train_short(tiny, tmp_path / "both", **STAGES)
-    printed = [line for line in capsys.readouterr().out.splitlines() if line.startswith("loss ")]
-    assert [line.endswith("decoder noise up to 0.5 std") for line in printed] == [True, False]
-    first, second = (record["predicted_peak_gib"] for record in records(tmp_path / "both", "memory"))
-    assert second < first  # the noise of a step, and nothing else
-    train_short(tiny, tmp_path / "one", decoder_noise=[0.5])
-    last = train_short(tiny, tmp_path / "one", decoder_noise=[0.0], resume_from="latest", new_stage=True)
-    train_short(tiny, tmp_path / "noisy", **{**STAGES, "decoder_noise": [0.5]})
-    for name in ("model", "optimizers", "running_moments"):
-        assert_same(last[name], both[name], name)
-    assert not torch.equal(
-        *(found["model"]["decoder.conv_in.weight"] for found in (both, last_checkpoint(tmp_path / "noisy")))
-    )
-
-
-@pytest.mark.slow
-def test_resumed_stages_with_and_without_the_noise(tiny, tmp_path):
-    """Stopped in the first stage, between both, and in the second one."""
-    train_short(tiny, tmp_path / "whole", **STAGES)
-    train_short(tiny, tmp_path / "parts", **STAGES, max_steps=2)
-    for stop in (4, 6, None):  # both values are in the checkpoint
-        train_short(tiny, tmp_path / "parts", resume_from="latest", max_steps=stop)
-    assert_same_result(tmp_path / "parts", tmp_path / "whole")
-
-
-@pytest.mark.slow
-def test_a_decoder_alone_finishes_without_the_noise(tiny, tmp_path):
-    before = train_short(tiny, tmp_path / "run")["ema"]
-    given = {**STAGES, "train_part": "decoder", "init_from": str(tmp_path / "run" / "vae")}
-    after = train_short(tiny, tmp_path / "decoder", **given)["ema"]
-    changed = {name.split(".")[0] for name in before if not torch.equal(before[name], after[name])}
-    assert changed == {"decoder"}
-
-
-def test_more_noises_than_stages_are_one_line(tiny):
-    with pytest.raises(UserError, match=r"--decoder_noise 0\.5 0 has 2 values, and the run 1 stage"):
-        train({**tiny, "decoder_noise": (0.5, 0.0)})
 
 
 def test_a_crop_that_is_too_small_is_one_line(tiny):

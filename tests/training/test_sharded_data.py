@@ -83,11 +83,12 @@ def test_tars_of_others_train_resume_and_validate(given, tmp_path):
     assert records(tmp_path / "whole", "validation")[-1]["images"] == validation
 
 
-def test_mistakes_are_refused(given, dataset):
+def test_mistakes_are_refused(given, dataset, image_folder):
     for change, words in (
         ({"val_split": 0.5}, "--val_split 0.5"),
         ({"fold": 1}, "--fold 1"),
         ({"val_path": str(dataset)}, "--val_path .*14 of its images are training images"),
+        ({"val_path": str(image_folder)}, "--val_path .* of its 16 images are training images"),
         ({"data_path": str(dataset.with_name("other.json"))}, "--mode shard"),
         ({"batch_size": 16}, "--batch_size 16"),
     ):

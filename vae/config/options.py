@@ -294,31 +294,8 @@ class LossConfig:
         at_least=0.001,
         at_most=1,
     )
-    teacher_weight: float = term_weight(
-        0.0,
-        "weight of the distance to the images of the decoder of --init_from, if a decoder of another shape "
-        "replaces it",
-        "teacher",
-    )
     equivariance_weight: float = term_weight(
         0.0, "weight of the losses of latents that are decoded at 1/2 and 1/4 of their size", "view"
-    )
-    equivariance_turns: bool = option(
-        False, "turn the latents of --equivariance_weight by 0, 90, 180 or 270 degrees, at random"
-    )
-    decoder_noise: tuple[float, ...] = option(
-        (0.0,),
-        "largest noise added to the latents before the decoder, in their standard deviations; each image "
-        "draws its own from 0 to this; several values: one for each stage, the last one also for later ones",
-        at_least=0,
-        at_most=10,
-    )
-    latent_mask: tuple[float, ...] = option(
-        (0.0,),
-        "fraction of the images of which 25, 50 or 75 percent of the latent positions are hidden from the "
-        "decoder; several values as for --decoder_noise",
-        at_least=0,
-        at_most=1,
     )
     adversarial_weight: float = option(0.0, "weight of the adversarial loss; 0: no discriminator", at_least=0)
     disc_start: int = option(

@@ -114,17 +114,6 @@ def check_decoder(config: Config) -> None:
         )
 
 
-def check_teacher(config: Config) -> None:
-    """Raise UserError if no decoder is replaced whose images --teacher_weight could read."""
-    model, weight = config.model, config.loss.teacher_weight
-    has_other = any(getattr(model, name) for name in DECODER_SHAPE)
-    if weight and not (has_other and model.init_from and config.optim.train_part == "decoder"):
-        raise UserError(
-            f"--teacher_weight {weight:g} has no teacher: it needs --init_from and a new decoder of another "
-            "shape, as with --profile small-decoder"
-        )
-
-
 def check_new_decoder(model: ModelConfig) -> None:
     """Raise UserError if a new decoder for the encoder of --init_from cannot begin as a linear codec."""
     if model.family != "kl" and not model.decoder:
@@ -176,12 +165,10 @@ def check_together(config: Config) -> None:
         raise UserError(f"{listed} leave nothing to train: raise one of them")
     if loss.perceptual_net == "random" and loss.perceptual_weights:
         raise UserError("--perceptual_weights has no effect with --perceptual_net random: remove one")
-    if loss.equivariance_turns and not loss.equivariance_weight:
-        raise UserError("--equivariance_turns has no effect without --equivariance_weight: give both")
-    for name in ("variance_weight", "latent_mask"):
-        value = getattr(loss, name)
-        if config.optim.train_part == "decoder" and any(value if isinstance(value, tuple) else (value,)):
-            raise UserError(f"--{name} {_typed(value)} has no effect with --train_part decoder: remove it")
+    if config.optim.train_part == "decoder" and loss.variance_weight:
+        raise UserError(
+            f"--variance_weight {loss.variance_weight:g} has no effect with --train_part decoder: remove it"
+        )
 
 
 def check_augmentations(data: DataConfig) -> None:

@@ -15,7 +15,7 @@ import numpy as np
 
 from vae.system.console import printable
 from vae.system.errors import UserError
-from vae.system.files import read_regular
+from vae.system.files import decode_text, read_regular, unquoted
 
 MAX_BYTES = 2**28  # of a list: four million SHA-256
 KEY_DIGITS = 32
@@ -30,10 +30,10 @@ class ExcludeList:
     path: str
     sha256: str  # of the file
     hashes: np.ndarray  # S32, sorted
-    names: dict[str, int]  # the number of each
+    names: dict[str, int]  # the number of each; those of Windows also with /
 
     def __len__(self) -> int:
-        return len(self.hashes) + len(self.names)
+        return max(self.names.values(), default=len(self.hashes) - 1) + 1
 
     def numbers(self, digests: np.ndarray) -> np.ndarray:
         """The number of each of these hashes, -1 for those that are not in the list: int64."""
@@ -84,6 +84,16 @@ def unmatched_text(keys: ExcludeList, matched: np.ndarray) -> str:
     return f"; {len(missing)} of {len(keys)} keys of {keys.path} are of no image, for example {example}"
 
 
+def refuse_unmatched(keys: ExcludeList) -> None:
+    """UserError for a list of which no line is an image."""
+    if not len(keys):
+        raise UserError(f"--exclude {keys.path} has no line: list the images to leave out, or omit the flag")
+    raise UserError(
+        f"--exclude {keys.path}: none of its {len(keys)} lines is an image of this set, for example "
+        f"{printable(keys.key(0))}: give the SHA-256 of files or names below the folder, or omit the flag"
+    )
+
+
 def read_exclude_list(path: str) -> ExcludeList:
     """Read the file of --exclude; UserError if it cannot be read or is too large."""
     try:
@@ -104,13 +114,15 @@ def hash_of_list(path: str | None) -> str | None:
 def _read_once(path: str, _stamp: tuple[int, int, int]) -> ExcludeList:
     data = read_regular(path, MAX_BYTES)
     hashes = list[bytes]()
-    names = dict[str, None]()
-    for line in data.decode("utf-8-sig", "surrogateescape").split("\n"):
-        word = line.strip()
+    words = dict[str, None]()
+    for line in decode_text(data).split("\n"):
+        word = unquoted(line)
         if found := _HASH.fullmatch(word):
             hashes.append(found[1].lower().encode())
         elif word:
-            names[word.removeprefix("./")] = None  # as `find .` prints it
+            words[word.removeprefix("./")] = None  # as `find .` prints it
     different = np.unique(np.array(hashes, f"S{KEY_DIGITS}"))
-    numbers = {name: len(different) + number for number, name in enumerate(names)}
-    return ExcludeList(path, hashlib.sha256(data).hexdigest(), different, numbers)
+    names = {word: len(different) + number for number, word in enumerate(words)}
+    for word, number in list(names.items()):
+        names.setdefault(word.replace("\\", "/").removeprefix("./"), number)
+    return ExcludeList(path, hashlib.sha256(data).hexdigest(), different, names)

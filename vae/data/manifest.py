@@ -5,7 +5,6 @@ flags, group, label, phash (the perceptual hash of the source) and, after prepar
 ("train" or "val") and fold (a number or null).
 """
 
-import io
 import json
 import os
 import re
@@ -16,7 +15,7 @@ from typing import Any, NamedTuple
 
 from vae.images.folder import split_names
 from vae.system.errors import DataError, UserError
-from vae.system.files import bounded_lines, open_regular, sha256_of_file
+from vae.system.files import bounded_lines, open_text, sha256_of_file
 
 MANIFEST_NAME = "manifest.jsonl"
 KEYS = ("path", "sha256", "width", "height", "source", "flags", "group", "label")  # in this order
@@ -50,7 +49,7 @@ def read_rows(path: str | os.PathLike[str], *, flag: str = "--data_path") -> Ite
 def read_lines(path: str | os.PathLike[str], *, flag: str = "--data_path") -> Iterator[str]:
     """Yield the lines of a manifest unparsed."""
     try:
-        with io.TextIOWrapper(open_regular(path), encoding="utf-8") as file:
+        with open_text(path) as file:
             yield from bounded_lines(file)
     except FileNotFoundError:
         raise DataError(

@@ -15,7 +15,7 @@ import torch
 
 from vae.config.evaluate_flags import MIN_SIZE, WHOLE, EvaluateConfig
 from vae.data.dataset import FolderImages, Images
-from vae.data.exclude_list import read_exclude_list, unmatched_text
+from vae.data.exclude_list import read_exclude_list, refuse_unmatched, unmatched_text
 from vae.data.excluding import find_excluded
 from vae.evaluation.protocols import Rules, rules_of, tensor_of
 from vae.images.folder import list_images
@@ -117,6 +117,8 @@ def _without_excluded(source: Images, chosen: Sequence[int], config: EvaluateCon
         return chosen
     keys = read_exclude_list(config.exclude)
     indices, matched = find_excluded(source, keys)
+    if not len(matched):
+        refuse_unmatched(keys)
     left = np.setdiff1d(chosen, indices).tolist()
     if not left:
         raise DataError(

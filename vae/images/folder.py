@@ -3,12 +3,16 @@
 import hashlib
 import os
 from bisect import bisect_left
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
 from importlib.util import find_spec
 
 from vae.images.formats import EXTENSIONS_OF, HEAD_BYTES, PLUGINS, BadImageError, sniff_format
+from vae.images.other_programs import KINDS, code_of, remedy_for
 from vae.system import console
 from vae.system.addresses import address_problem, is_remote
+from vae.system.console import counted
 from vae.system.errors import DataError, UserError
 from vae.system.files import open_regular
 
@@ -16,70 +20,118 @@ EXTENSIONS = (
     ".jpg", ".jpeg", ".jpe", ".jfif", ".mpo", ".png", ".apng", ".webp", ".bmp", ".tif", ".tiff", ".avif",
     ".gif",
 )  # fmt: skip
-# Image formats that training does not read; prepare_data.py --mode validate reports why for each file.
-OTHER_EXTENSIONS = (
-    ".heic", ".heif", ".jxl", ".jp2", ".svg", ".pdf", ".psd", ".ico", ".exr", ".hdr",
-)  # fmt: skip
-SYSTEM_FILES = ("thumbs.db", "desktop.ini", ".ds_store")
 # With fewer images a hash threshold would miss the requested share by too much (5 % of 1000: sd 0.7 %).
 SMALL_SET = 1000
+EXAMPLES = 3
+# The way on for files of many images, and for a path that is no folder, by the end of its name.
+_SHARD = "prepare_data.py --mode shard --input_dir {path} --output_dir DIR makes a dataset.json of it"
+ARCHIVES = {
+    (".tar",): "prepare_data.py --mode index --input {path} --output_dir DIR makes a dataset.json of it",
+    (".parquet",): _SHARD,
+    (".zip", ".7z", ".rar", ".tgz", ".tbz", ".tbz2", ".txz", ".tar.gz", ".tar.bz2", ".tar.xz", ".tar.zst"):
+        "unpack it, and give the folder",
+    (".arrow",): "write it as Parquet (Dataset.to_parquet), which prepare_data.py --mode shard reads",
+}  # fmt: skip
+_ARCHIVE_ENDS = tuple(end for ends in ARCHIVES for end in ends)
+PATHS = {**ARCHIVES, (".txt",): _SHARD, EXTENSIONS: "give the folder that contains it"}
 
 
-class UnreadFiles:
-    """Image files that cannot be read here, such as HEIC without its package; pipes; links to themselves."""
+@dataclass
+class Skips:
+    """What a folder has that is not read: how many of each code, and a few examples."""
 
-    def __init__(self) -> None:
-        self.names: list[str] = []
-        self.special: list[str] = []
+    counts: Counter[str] = field(default_factory=Counter)
+    examples: dict[str, list[str]] = field(default_factory=dict)
+    extensions: Counter[str] = field(default_factory=Counter)  # of images, raw files and videos
 
     def add(self, name: str, code: str) -> None:
-        """Note a skipped entry if it is such a file: `on_skip` of walk_images."""
-        if code == "other_file" and name.lower().endswith(OTHER_EXTENSIONS):
-            self.names.append(name)
-        elif code == "special_file" or (code == "link_loop" and name.lower().endswith(EXTENSIONS)):
-            self.special.append(name)
+        """Count an entry: `on_skip` of walk_images."""
+        self.counts[code] += 1
+        if len(examples := self.examples.setdefault(code, [])) < EXAMPLES:
+            examples.append(name)
+        if code in KINDS:
+            self.extensions[os.path.splitext(name.lower())[1]] += 1
 
-    def __str__(self) -> str:
-        """Their number, an example and the remedy; empty without such files."""
-        if not self.names:
+    def formats(self) -> str:
+        """The files of other formats, with an example and the remedy; empty without any."""
+        if not self.extensions:
             return ""
-        name, extension = self.names[0], os.path.splitext(self.names[0])[1].lower()
-        packages = [package for kind, (_, package) in PLUGINS.items() if extension in EXTENSIONS_OF[kind]]
-        remedy = "".join(f"run pip install {package}, or " for package in packages)
-        files = "1 file" if len(self.names) == 1 else f"{len(self.names)} files"
-        return f"{files} of other formats, for example {name}: {remedy}convert them to PNG or JPEG"
+        kinds = ", ".join(f"{count} {extension}" for extension, count in self.extensions.most_common())
+        name = next(self.examples[code][0] for code in reversed(KINDS) if code in self.examples)
+        files = counted(self.extensions.total(), "file")
+        return f"{files} of other formats ({kinds}), for example {name}: {remedy_for(name)}"
+
+    def unreadable(self) -> str:
+        """The folders that cannot be read, with an example and the remedy; empty without any."""
+        if not (count := self.counts["unreadable_folder"]):
+            return ""
+        example = self.examples["unreadable_folder"][0]
+        return f"{counted(count, 'folder')} that cannot be read, for example {example}: fix the permissions"
+
+    def special(self) -> str:
+        """Pipes, devices and links to themselves; empty without any."""
+        if not (count := self.counts["special_file"] + self.counts["link_to_itself"]):
+            return ""
+        example = [*self.examples.get("special_file", ()), *self.examples.get("link_to_itself", ())][0]
+        return f"{count} pipes, devices, sockets or links to themselves, for example {example}"
+
+    def others(self) -> str:
+        """Folders and images that are hidden, or of other programs; empty without any."""
+        codes = [code for code in ("system", "hidden") if self.counts[code]]
+        if not codes:
+            return ""
+        count = sum(self.counts[code] for code in codes)
+        return (
+            f"{count} folders and images that are hidden or of other programs, for example "
+            f"{self.examples[codes[0]][0]}"
+        )
 
 
 def list_images(root: str | os.PathLike[str], *, flag: str = "--data_path") -> list[str]:
     """Names of the image files below `root` at any depth: relative, with forward slashes, sorted.
 
-    Skips hidden files and folders, `._*` and special files; follows each linked folder once. Prints a warning
-    about image files that cannot be read here. Raises DataError, with `flag` in its message, if the folder
-    does not exist or contains no images.
+    Skips special files and what is hidden or of other programs; follows each linked folder once. Prints what
+    is skipped and may be missed. Raises DataError, with `flag` in its message, if the folder does not exist
+    or contains no images.
     """
-    unread = UnreadFiles()
-    names = sorted(walk_images(root, flag=flag, on_skip=unread.add))
+    skips = Skips()
+    names = sorted(walk_images(root, flag=flag, on_skip=skips.add))
     if not names:
-        raise DataError(_no_images(root, flag, unread))
-    if unread.names:
-        console.warning(f"{flag} {os.fspath(root)}: skips {unread}")
-    if unread.special:
-        example = f"pipes, devices, sockets or links to themselves, for example {unread.special[0]}"
-        console.warning(f"{flag} {os.fspath(root)}: skips {len(unread.special)} {example}")
+        raise no_images(root, flag, skips)
+    print_skips(skips, f"{flag} {os.fspath(root)}")
     return names
+
+
+def print_skips(skips: Skips, where: str) -> None:
+    """Print a line for each kind of skipped files that a user may miss."""
+    for text in filter(None, (skips.formats(), skips.unreadable(), skips.special())):
+        console.warning(f"{where}: skips {text}")
+    if text := skips.others():
+        console.info(f"{where}: skips {text}")
 
 
 def check_images(root: str | os.PathLike[str], *, flag: str = "--data_path") -> None:
     """Raise the DataError of list_images, if any; stops at the first image."""
-    unread = UnreadFiles()
-    if next(walk_images(root, flag=flag, on_skip=unread.add), None) is None:
-        raise DataError(_no_images(root, flag, unread))
+    skips = Skips()
+    if next(walk_images(root, flag=flag, on_skip=skips.add), None) is None:
+        raise no_images(root, flag, skips)
 
 
-def _no_images(root: str | os.PathLike[str], flag: str, unread: UnreadFiles) -> str:
+def no_images(root: str | os.PathLike[str], flag: str, skips: Skips) -> DataError:
+    """The error for a folder without images: what it has instead."""
+    folder = os.fspath(root)
+    for name in skips.examples.get("archive", ()):
+        return DataError(f"{flag} {folder} contains no images, but {name}: {_way_on(name, folder, ARCHIVES)}")
     kinds = " ".join(extension[1:] for extension in readable_extensions())
-    remedy = f", but {unread}" if unread.names else ": add some or give another folder"
-    return f"{flag} {os.fspath(root)} contains no images ({kinds}){remedy}"
+    found = "; ".join(filter(None, (skips.formats(), skips.unreadable(), skips.others())))
+    remedy = f", but {found}" if found else ": add some or give another folder"
+    return DataError(f"{flag} {folder} contains no images ({kinds}){remedy}")
+
+
+def _way_on(name: str, path: str, known: dict[tuple[str, ...], str]) -> str:
+    """What to do with a file, or with the folder of many; empty if unknown."""
+    found = (text for ends, text in known.items() if name.lower().endswith(ends))
+    return next(found, "").format(path=path)
 
 
 def walk_images(
@@ -108,6 +160,8 @@ def _check_folder(root: str | os.PathLike[str], flag: str) -> None:
             f"{flag} {root} is no folder: datasets of shards are read by train_vae.py, "
             "evaluate_vae.py and prepare_data.py --mode validate; give a folder that contains your images"
         )
+    if not os.path.isdir(root) and (remedy := _way_on(root, root, PATHS)):
+        raise DataError(f"{flag} {root} is not a folder: {remedy}")
     if not os.path.lexists(root):
         raise DataError(f"{flag} {root} does not exist: give the folder that contains your images")
     if not os.path.isdir(root) and root.lower().endswith(".jsonl"):
@@ -133,17 +187,17 @@ def _walk(
     while folders:
         folder = folders.pop()
         path = os.path.join(root, folder) if folder else root
+        subfolders: list[str] = []
         try:
             status = os.stat(path)
             if (status.st_dev, status.st_ino) in visited:
                 on_skip(folder, "link_loop")
                 continue
             visited.add((status.st_dev, status.st_ino))
-            subfolders = []
             with os.scandir(path) as entries:
                 for entry in entries:
                     name = f"{folder}/{entry.name}" if folder else entry.name
-                    code = _classify(entry, extensions)
+                    code = _classify(entry, name, extensions)
                     if code == "folder":
                         subfolders.append(name)
                         if entry.name.lower().endswith(extensions):
@@ -153,34 +207,36 @@ def _walk(
                     else:
                         on_skip(name, code)
         except OSError as error:
-            raise DataError(
-                f"{flag}: folder {path} cannot be read ({error.strerror}): fix its permissions"
-            ) from error
+            if not folder:
+                raise DataError(
+                    f"{flag} {root} cannot be read ({error.strerror}): fix its permissions"
+                ) from error
+            on_skip(folder, "unreadable_folder")
         folders += sorted(subfolders, reverse=True)
 
 
-def _classify(entry: os.DirEntry[str], extensions: tuple[str, ...]) -> str | None:
+def _classify(entry: os.DirEntry[str], path: str, extensions: tuple[str, ...]) -> str | None:
     """None for an image file, `folder`, or the code of the reason for skipping the entry."""
     name = entry.name.lower()
-    if name.startswith("._") or name in SYSTEM_FILES:
-        return "system_file"
-    if name.startswith("."):
-        return "hidden"
     try:
-        if entry.is_dir():
-            return "folder"
+        is_folder = entry.is_dir()
         is_file = entry.is_file()
     except OSError:  # a link that leads to itself
-        return "link_loop"
-    if (
-        not is_file and not entry.is_symlink()
-    ):  # a broken link counts as a file: decoding it reports the reason
+        return "link_to_itself" if name.endswith(extensions) else "other_file"
+    if code := code_of(path):  # a line about .DS_Store and Thumbs.db would be in every folder
+        return code if is_folder or name.endswith(extensions) else f"{code}_file"
+    if is_folder:
+        return "folder"
+    # A broken link counts as a file: decoding it reports the reason.
+    if not is_file and not entry.is_symlink():
         return "special_file"
     if name.endswith(extensions):
         return None if is_file or not os.path.exists(entry.path) else "special_file"
     if "." not in name and is_file and _has_image_signature(entry.path):
         return None
-    return "other_file"
+    if name.endswith(_ARCHIVE_ENDS):
+        return "archive"
+    return next((code for code, ends in KINDS.items() if name.endswith(ends)), "other_file")
 
 
 def _has_image_signature(path: str) -> bool:

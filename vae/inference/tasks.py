@@ -10,9 +10,8 @@ from pathlib import Path
 
 from vae.config.infer_flags import InferConfig
 from vae.images.decoding import parse_background
-from vae.images.folder import UnreadFiles, walk_images
+from vae.images.folder import Skips, print_skips, walk_images
 from vae.interop.vae_path import locate_vae
-from vae.system import console
 from vae.system.addresses import is_remote
 from vae.system.errors import DataError, UserError
 from vae.system.folder_marker import check_folder
@@ -76,8 +75,8 @@ def _list(given: str, mode: str, output_dir: Path) -> list[tuple[str, Path]]:
         return [(path.name, path)]
     if Path(os.path.realpath(output_dir)).is_relative_to(os.path.realpath(path)):
         raise UserError(f"--output_dir {output_dir} is inside --input {given}: give a folder outside of it")
-    unread = UnreadFiles()
-    all_names = sorted(walk_images(given, flag="--input", extensions=(LATENTS,), on_skip=unread.add))
+    skips = Skips()
+    all_names = sorted(walk_images(given, flag="--input", extensions=(LATENTS,), on_skip=skips.add))
     names = [name for name in all_names if _is_read(name, mode)]
     if all_names and not names:
         raise DataError(
@@ -85,10 +84,11 @@ def _list(given: str, mode: str, output_dir: Path) -> list[tuple[str, Path]]:
         )
     if not names:
         expected = {"reconstruct": "images", "encode": "images", "decode": f"latents ({LATENTS})"}
-        remedy = f", but {unread}" if unread.names else ": give another folder"
+        found = skips.formats() or skips.unreadable() or skips.others()
+        remedy = f", but {found}" if found else ": give another folder"
         raise DataError(f"--input {given} contains no {expected.get(mode, 'images or latents')}{remedy}")
-    if unread.names and mode != "decode":
-        console.warning(f"--input {given}: skips {unread}")
+    if mode != "decode":
+        print_skips(skips, f"--input {given}")
     return [(name, path / name) for name in names]
 
 

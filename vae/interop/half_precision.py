@@ -49,13 +49,8 @@ def _call_layers(block: ResnetBlock, inputs: tuple[torch.Tensor], _output: objec
 
 
 @torch.no_grad()
-def largest_activation(
-    model: AutoencoderKL, batches: Iterable[torch.Tensor], decoder: torch.nn.Module | None = None
-) -> LargestActivation:
-    """Largest activation while images (B, 3, H, W) in [-1, 1] are encoded and decoded in their dtype.
-
-    `decoder`: the teacher's, which decodes in place of the model's.
-    """
+def largest_activation(model: AutoencoderKL, batches: Iterable[torch.Tensor]) -> LargestActivation:
+    """Largest activation while images (B, 3, H, W) in [-1, 1] are encoded and decoded in their dtype."""
     largest = LargestActivation()
 
     def recording_hook(name: str) -> Callable[[torch.nn.Module, object, object], None]:
@@ -67,15 +62,13 @@ def largest_activation(
 
         return hook
 
-    parts = list(model.named_modules())
-    if decoder is not None:
-        parts += decoder.named_modules(prefix="teacher")
+    parts = model.named_modules()
     handles = [part.register_forward_hook(recording_hook(name)) for name, part in parts if name]
-    blocks = (part for _, part in parts if isinstance(part, ResnetBlock))
+    blocks = (part for part in model.modules() if isinstance(part, ResnetBlock))
     handles += [block.register_forward_hook(_call_layers) for block in blocks]
     try:
         for images in batches:
-            (decoder or model.decode)(model.encode(images).mode().to(images.dtype))
+            model.decode(model.encode(images).mode().to(images.dtype))
     finally:
         for handle in handles:
             handle.remove()

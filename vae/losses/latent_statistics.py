@@ -26,9 +26,8 @@ class RunningStatistics(NamedTuple):
 
 
 def needs_statistics(loss: LossConfig) -> bool:
-    """Whether a term with a weight, or a change of what the decoder gets, reads the running values."""
-    weights = [getattr(loss, item.name) for item in fields(loss) if item.metadata.get("statistics")]
-    return max(*weights, *loss.decoder_noise, *loss.latent_mask) > 0
+    """Whether a term with a weight reads the running values."""
+    return any(getattr(loss, item.name) for item in fields(loss) if item.metadata.get("statistics"))
 
 
 def moments(mean: Latents) -> Tensor:

@@ -39,16 +39,14 @@ class LossTerms(NamedTuple):
     # f(mean, logvar, pixels, statistics): the posterior, (b, Z, h, w); pixels of an image; RunningStatistics
     # of earlier steps, or None if no term needs them
     latent: tuple[Term, ...] = ()
-    # f(x, unit, side, turns): views of latents, which are decoded, or of images (equivariance.py). The term
+    # f(x, unit, side): views of latents, which are decoded, or of images (equivariance.py). The term
     # is the mean of the weighted image terms of its views.
     view: tuple[Term, ...] = ()
-    # f(recon, images of the teacher), if there is one: otherwise like an image term
-    teacher: tuple[Term, ...] = ()
 
     @property
     def all(self) -> tuple[Term, ...]:
         """The terms of every kind."""
-        return (*self.image, *self.latent, *self.view, *self.teacher)
+        return (*self.image, *self.latent, *self.view)
 
     def weighted_sum(self, means: dict[str, float]) -> float:
         """The loss from the mean of each term."""

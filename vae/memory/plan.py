@@ -13,7 +13,7 @@ from vae.memory.available import CUDA_RESERVE
 from vae.memory.live_bytes import LiveBytes
 from vae.memory.segments import CUBLAS_WORKSPACE, reserved_bytes
 from vae.model.activation_scale import scale_activations
-from vae.model.autoencoder import AutoencoderKL, downsampling, mirrored
+from vae.model.autoencoder import AutoencoderKL, downsampling
 from vae.model.discriminator import Discriminator
 from vae.model.recompute import set_recompute
 from vae.optimizers import muon_update, parameter_groups
@@ -115,7 +115,7 @@ def reserve_bytes(config: Config, *, is_gpu: bool) -> int | None:
 def checkpoint_bytes(config: Config) -> int:
     """Bytes of a checkpoint's tensors, which --background_save copies into main memory."""
     spec = stage_spec(config, 0, 0, torch.float32, 0)
-    return _resident_bytes(replace(meta_networks(spec), terms=LossTerms(), teacher=None), spec)
+    return _resident_bytes(replace(meta_networks(spec), terms=LossTerms()), spec)
 
 
 def step_memory(spec: StepSpec, micro_batch: int) -> StepMemory:
@@ -155,8 +155,7 @@ def count_step(spec: StepSpec, micro_batch: int) -> tuple[int, int, int, float, 
         others = pixels * max(0, spec.batch - images)
     working = max(counter.peak + others, counter.current + _update_bytes(networks, spec))
     resident = _resident_bytes(networks, spec)
-    per_image = (inputs.images, inputs.noise, inputs.decoder_noise, inputs.kept)
-    resident += sum(tensor.nbytes for tensor in per_image if tensor is not None) // images * spec.batch
+    resident += (inputs.images.nbytes + inputs.noise.nbytes) // images * spec.batch
     moments = MUON_COPIES if spec.optimizer == "muon" else ADAM_COPIES
     reserved = reserved_bytes(counter.events, resident + others, moments)
     reserved = max(reserved, resident + working + CUBLAS_WORKSPACE)
@@ -174,7 +173,7 @@ def _update_bytes(networks: Networks, spec: StepSpec) -> int:
 
 
 def meta_networks(spec: StepSpec) -> Networks:
-    discriminator = teacher = None
+    discriminator = None
     with META:
         autoencoder = AutoencoderKL(spec.model)
         set_recompute(autoencoder, spec.recompute)
@@ -182,29 +181,22 @@ def meta_networks(spec: StepSpec) -> Networks:
             autoencoder.freeze_encoder()
         if spec.loss.adversarial_weight > 0:
             discriminator = Discriminator(spec.loss.disc_channels, spec.loss.disc_layers)
-        if spec.loss.teacher_weight:
-            teacher = AutoencoderKL(mirrored(spec.model)).frozen_decoder()
-    for network in filter(None, (autoencoder, teacher)):
-        scale_activations(network, spec.activation_scale)
+    scale_activations(autoencoder, spec.activation_scale)
     terms = build_terms(spec.loss, spec.dtype, META)
-    return Networks(autoencoder, discriminator, terms, spec.dtype, spec.channels_last, teacher)
+    return Networks(autoencoder, discriminator, terms, spec.dtype, spec.channels_last)
 
 
 def zero_inputs(spec: StepSpec, images: int, device: torch.device | str) -> StepInputs:
     """The inputs of a step with so many images, all zero."""
     latent, loss, z_channels = spec.image_size // downsampling(spec.model), spec.loss, spec.model.z_channels
     zeros = partial(torch.zeros, device=device)
-    noise = zeros(images, z_channels, latent, latent)
     return StepInputs(
         images=zeros(images, 3, spec.image_size, spec.image_size, dtype=torch.uint8),
-        noise=noise,
+        noise=zeros(images, z_channels, latent, latent),
         image_share=1 / images,
         loss_scale=zeros(()),
         adversarial_factor=zeros(()) if loss.adversarial_weight > 0 else None,
         running_moments=zeros(3, z_channels) if needs_statistics(loss) else None,
-        decoder_noise=torch.zeros_like(noise) if max(loss.decoder_noise) > 0 else None,
-        kept=noise[:, :1] > 0 if max(loss.latent_mask) > 0 else None,
-        turns=zeros(images) if loss.equivariance_turns else None,
     )
 
 
@@ -215,7 +207,7 @@ def _resident_bytes(networks: Networks, spec: StepSpec) -> int:
     others, ends, *hidden = parameter_groups(networks.autoencoder, spec.optimizer)
     of_adamw = discriminator + sum(parameter.nbytes for parameter in [*others, *ends])
     of_muon = sum(parameter.nbytes for group in hidden for parameter in group)
-    resident = weights + discriminator + sum(map(_bytes, [*networks.terms.networks(), networks.teacher]))
+    resident = weights + discriminator + sum(map(_bytes, networks.terms.networks()))
     resident += of_adamw * ADAM_COPIES + of_muon * MUON_COPIES
     resident += weights if spec.ema else 0
     resident += of_adamw + of_muon if spec.world_size > 1 else 0

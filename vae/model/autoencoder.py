@@ -7,7 +7,7 @@ Shapes: B images, H x W pixels, f = 2 ** (levels - 1) downsampling, Z latent cha
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 
 import torch
@@ -240,11 +240,6 @@ class AutoencoderKL(nn.Module):
             part.requires_grad_(False)
         self.encoder_frozen = True
 
-    def frozen_decoder(self) -> nn.Sequential:
-        """What `decode` computes, as a network of its own that is not trained."""
-        parts = (self.post_quant_conv, self.decoder)
-        return nn.Sequential(*(part for part in parts if part is not None)).requires_grad_(False)
-
     @property
     def downsampling(self) -> int:
         """Side of an image divided by the side of its latent."""
@@ -267,19 +262,15 @@ class AutoencoderKL(nn.Module):
         self,
         images: Images,
         noise: Latents | None = None,
-        change: Callable[[Latents], Latents] | None = None,
         views: Sequence[Callable[[torch.Tensor], list[torch.Tensor]]] = (),
     ) -> tuple[torch.Tensor, ...]:
         """Reconstruction, posterior mean and log-variance; without `noise`, the mode is decoded.
 
-        `change` is applied to the latents before they are decoded. The images of the latents of each of
-        `views` follow.
+        The images of the latents of each of `views` follow.
         """
         with torch.set_grad_enabled(torch.is_grad_enabled() and not self.encoder_frozen):
             posterior = self.encode(images)
         latents = posterior.mode() if noise is None else posterior.sample(noise)
-        if change is not None:
-            latents = change(latents)
         dtype = images.dtype
         others = [self.decode(view.to(dtype)) for function in views for view in function(latents)]
         return self.decode(latents.to(dtype)), posterior.mean, posterior.logvar, *others
@@ -288,11 +279,6 @@ class AutoencoderKL(nn.Module):
 def downsampling(config: ModelConfig) -> int:
     """Side of an image divided by the side of its latent."""
     return 2 ** (len(config.channels) - 1)
-
-
-def mirrored(config: ModelConfig) -> ModelConfig:
-    """The shape with a decoder like the encoder: that of the teacher of --teacher_weight."""
-    return replace(config, decoder=None, decoder_channels=None, decoder_layers_per_block=None)
 
 
 def _groups(config: ModelConfig) -> int:

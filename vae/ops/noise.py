@@ -28,16 +28,3 @@ def image_noise(
         for epoch, index in zip(epochs.tolist(), indices.tolist(), strict=True)
     ]
     return torch.stack(draws) if draws else torch.empty(0, *shape, device=device)
-
-
-def image_uniform(
-    epochs: torch.Tensor,
-    indices: torch.Tensor,
-    shape: tuple[int, ...],
-    seed: int,
-    device: torch.device,
-    purpose: str,
-) -> torch.Tensor:
-    """Uniform values in [0, 1], (B, *shape), with the keys of `image_noise`; drawn on the CPU."""
-    values = image_noise(epochs, indices, shape, seed, "cpu", purpose)
-    return torch.special.ndtr(values).to(device, non_blocking=True)

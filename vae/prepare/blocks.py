@@ -19,8 +19,9 @@ from typing import Any, NamedTuple
 from vae.config.prepare_flags import ReadingConfig
 from vae.data.manifest import MANIFEST_NAME, image_root, is_manifest, read_rows
 from vae.images.decoding import parse_background, read_content
-from vae.images.folder import OTHER_EXTENSIONS, readable_extensions, walk_images
+from vae.images.folder import Skips, no_images, readable_extensions, walk_images
 from vae.images.formats import MAX_IMAGE_BYTES, BadImageError
+from vae.images.other_programs import OTHER_IMAGES, code_of
 from vae.images.strict_jpeg import has_simplejpeg
 from vae.prepare.folders import inside
 from vae.prepare.inputs import File, as_file, common_folder, find_files, read_list, refuse_secrets
@@ -37,7 +38,6 @@ PROGRAMS = {
     "MDS of mosaicml-streaming": re.compile(r"\.mds(\.zstd)?$", re.IGNORECASE),
     "LitData": re.compile(r"(^|/)chunk-[^/]*\.bin$", re.IGNORECASE),
 }
-RAW_EXTENSIONS = (".nef", ".cr2", ".cr3", ".arw", ".dng", ".orf", ".rw2", ".raf", ".pef", ".srw")
 
 
 class Item(NamedTuple):
@@ -120,23 +120,6 @@ def _read(path: str) -> bytes:
 
 
 @dataclass
-class Skips:
-    """What a folder has that is no image file: how many of each kind, and an example."""
-
-    counts: dict[str, int] = field(default_factory=dict)
-    examples: dict[str, list[str]] = field(default_factory=dict)
-
-    def add(self, name: str, code: str) -> None:
-        """Count an entry."""
-        if code == "other_file" and name.lower().endswith(RAW_EXTENSIONS):
-            code = "raw_file"
-        self.counts[code] = self.counts.get(code, 0) + 1
-        examples = self.examples.setdefault(code, [])
-        if len(examples) < 3:
-            examples.append(name)
-
-
-@dataclass
 class Source:
     """The blocks of --input_dir."""
 
@@ -173,7 +156,7 @@ def open_source(config: ReadingConfig) -> Source:
         blocks = parquet_blocks(find_files(text, FLAG, (kind,)), config.image_column)
         return Source(absolute, list(blocks), "row group")
     source = Source(absolute, [], "image")
-    wanted = readable_extensions() + OTHER_EXTENSIONS
+    wanted = readable_extensions() + OTHER_IMAGES
     if kind == ".txt":
         files = [as_file(path, FLAG) for path in read_list(text, FLAG)]
         root, names = "", [str(file) for file in files]  # whole: another line changes no name
@@ -182,7 +165,8 @@ def open_source(config: ReadingConfig) -> Source:
     elif is_remote(text):
         root = text.rstrip("/")
         found = list_files(StoreFile(f"{root}/", FLAG))
-        names = [name[len(root) + 1 :] for name in found if name.lower().endswith(wanted)]
+        below = [name[len(root) + 1 :] for name in found if name.lower().endswith(wanted)]
+        names = [name for name in below if not code_of(name)]
     elif is_manifest(text) and os.path.isfile(text):
         root = str(image_root(text))
         names = [row["path"] for row in read_rows(text, flag=FLAG)]
@@ -190,10 +174,10 @@ def open_source(config: ReadingConfig) -> Source:
             inside(root, name, f"{FLAG} {text}")
     else:
         root = source.folder = text
-        names = list(walk_images(text, flag=FLAG, extensions=OTHER_EXTENSIONS, on_skip=source.skips.add))
+        names = list(walk_images(text, flag=FLAG, extensions=OTHER_IMAGES, on_skip=source.skips.add))
     names = sorted(set(names))
     if not names:
-        raise DataError(f"{FLAG} {text} contains no images: give another folder")
+        raise no_images(text, FLAG, source.skips)
     source.listed = len(names)
     source.blocks = list(file_blocks(root, names[: config.limit]))
     return source
@@ -233,11 +217,11 @@ def _other_files(folder: str) -> set[str]:
     examples: dict[str, str] = {}
 
     def note(name: str, code: str) -> None:
-        if code == "other_file":
+        if code in ("other_file", "archive"):
             program = next((program for program, names in PROGRAMS.items() if names.search(name)), None)
             examples.setdefault(program or os.path.splitext(name.lower())[1], name)
 
-    if next(walk_images(folder, flag=FLAG, extensions=OTHER_EXTENSIONS, on_skip=note), None) is not None:
+    if next(walk_images(folder, flag=FLAG, extensions=OTHER_IMAGES, on_skip=note), None) is not None:
         return set()
     if program := next((program for program in PROGRAMS if program in examples), None):
         raise DataError(

@@ -7,14 +7,17 @@ import os
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+from vae.images.other_programs import code_of
 from vae.shards.shard_list import MAX_SHARD_BYTES
 from vae.shards.store import StoreFile, download, list_files, read_file
+from vae.system import console
 from vae.system.addresses import is_remote, public_text
 from vae.system.errors import DataError, UserError
-from vae.system.files import read_regular
+from vae.system.files import decode_text, read_regular, unquoted
 
 MAX_LIST_BYTES = 2**30
 MAX_EXPANDED = 10_000_000  # files that one pattern may name
@@ -79,8 +82,8 @@ def _paths(text: str, flag: str, extensions: tuple[str, ...]) -> Iterator[str]:
     """Addresses, or absolute paths."""
     for path in expand(text, flag):
         if not is_remote(path) and os.path.isdir(path):
-            for root, folders, names in os.walk(os.path.abspath(path)):
-                folders[:] = sorted(name for name in folders if not name.startswith("."))
+            for root, folders, names in os.walk(os.path.abspath(path), onerror=partial(_warn, flag)):
+                folders[:] = sorted(name for name in folders if not code_of(name))
                 yield from (
                     os.path.join(root, name) for name in sorted(names) if _is_wanted(name, extensions)
                 )
@@ -99,29 +102,45 @@ def _paths(text: str, flag: str, extensions: tuple[str, ...]) -> Iterator[str]:
 
 def read_list(path: str, flag: str) -> Iterator[str]:
     """The addresses and absolute paths in a text file; others are relative to its folder."""
-    if is_remote(path):
-        text = read_file(StoreFile(path, flag), max_bytes=MAX_LIST_BYTES).decode("utf-8-sig", "replace")
-        folder = path.rpartition("/")[0]
-    else:
-        try:
-            text = read_regular(path, MAX_LIST_BYTES).decode("utf-8-sig")
-        except (OSError, ValueError) as error:
-            raise DataError(f"{flag} {path} cannot be read: {getattr(error, 'strerror', error)}") from error
-        folder = str(Path(path).absolute().parent)
-    for line in text.splitlines():
-        if line.strip() and not line.startswith("#"):
-            for name in expand(line.strip(), flag):
+    try:
+        if is_remote(path):
+            data = read_file(StoreFile(path, flag), max_bytes=MAX_LIST_BYTES)
+            folder = path.rpartition("/")[0]
+        else:
+            data = read_regular(path, MAX_LIST_BYTES)
+            folder = str(Path(path).absolute().parent)
+        text = decode_text(data)
+    except (OSError, ValueError) as error:
+        raise DataError(f"{flag} {path} cannot be read: {getattr(error, 'strerror', error)}") from error
+    for line in map(unquoted, text.split("\n")):
+        if line and not line.startswith("#"):
+            for name in expand(line, flag):
                 if is_remote(name):
                     yield name
                 elif is_remote(path):
                     yield f"{folder}/{name}"
                 else:
-                    yield os.path.normpath(os.path.join(folder, name))
+                    yield os.path.normpath(_listed(folder, name))
+
+
+def _listed(folder: str, name: str) -> str:
+    """The path that a line of a list means: with the separators of Windows, or in its old encoding, too."""
+    data = name.encode("utf-8", "surrogateescape")
+    is_utf8 = data.decode("utf-8", "ignore") == name
+    others = [name] if is_utf8 else [name, data.decode("cp1252", "replace")]
+    if os.sep == "/" and "\\" in name:
+        others += [other.replace("\\", "/") for other in others]
+    paths = [os.path.join(folder, other) for other in others]
+    return paths[0] if len(paths) == 1 else next(filter(os.path.lexists, paths), paths[0])
+
+
+def _warn(flag: str, error: OSError) -> None:
+    console.warning(f"{flag}: skips {error.filename}, which cannot be read ({error.strerror})")
 
 
 def _is_wanted(name: str, extensions: tuple[str, ...]) -> bool:
     """Whether a file that was not named itself is read, or is one for an error: a compressed tar file."""
-    if name.rpartition("/")[2].startswith("."):
+    if code_of(name.rpartition("/")[2]):
         return False
     is_tar = ".tar" in extensions and COMPRESSED.search(name) is not None
     return is_tar or name.lower().endswith(extensions)

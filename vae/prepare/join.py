@@ -1,5 +1,8 @@
 """`--join`: more columns from Parquet, CSV or JSON lines files, by a column that both have."""
 
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -8,7 +11,7 @@ from vae.config.values import nearest
 from vae.prepare.inputs import find_files, local_file
 from vae.prepare.parquet_source import connect, literal, quoted, short
 from vae.system.errors import DataError, UserError
-from vae.system.files import check_regular
+from vae.system.files import encoding_of, open_new_text, open_regular, open_text
 
 
 def read_joined(db: Any, text: str, key: str) -> None:
@@ -18,13 +21,30 @@ def read_joined(db: Any, text: str, key: str) -> None:
     db.execute("CREATE TABLE joined (key VARCHAR, more JSON)")
     for file in find_files(text, "--join", (".parquet", ".csv", ".tsv", ".jsonl")):
         try:
-            with local_file(file) as path:
-                check_regular(path)
-                _append(db, path, key, str(file))
+            with local_file(file) as path, _as_utf8(path) as text_path:
+                _append(db, text_path, key, str(file))
         except OSError as error:
             raise DataError(f"--join {file} cannot be read: {error.strerror}") from error
+        except UnicodeError as error:
+            raise DataError(f"--join {file} cannot be read ({error}): save it as UTF-8") from error
         except duckdb.Error as error:
-            raise DataError(f"--join {file} cannot be read ({short(error)})") from error
+            hint = ": save it as UTF-8" if "unicode" in str(error).lower() else ""
+            raise DataError(f"--join {file} cannot be read ({short(error)}){hint}") from error
+
+
+@contextmanager
+def _as_utf8(path: Path) -> Iterator[Path]:
+    """The file, or a copy of a text that is UTF-16, as Excel and PowerShell save tables."""
+    with open_regular(path) as file:
+        encoding = encoding_of(file.read(4))
+    if path.suffix.lower() == ".parquet" or encoding == "utf-8-sig":
+        yield path
+        return
+    with TemporaryDirectory(prefix="vae-trainer-") as scratch, open_text(path) as file:
+        copy = Path(scratch, path.name)
+        with open_new_text(copy) as new:
+            shutil.copyfileobj(file, new)
+        yield copy
 
 
 def _append(db: Any, path: Path, key: str, shown: str) -> None:

@@ -2,6 +2,7 @@
 
 import hashlib
 import os
+import re
 import unicodedata
 from collections.abc import Sequence
 from dataclasses import replace
@@ -10,6 +11,8 @@ from vae.prepare.blocks import Block, FileBlock, block_id
 from vae.prepare.check import utf8_text
 from vae.prepare.tar_source import TarBlock
 
+# Devices of Windows, with any extension.
+_RESERVED = re.compile(r"(con|prn|aux|nul|conin\$|conout\$|com[0-9¹²³]|lpt[0-9¹²³]) *(\.|$)", re.IGNORECASE)
 MAX_BYTES = 240  # of one name, on all common file systems, without an extension and the digits of a size
 
 
@@ -45,21 +48,25 @@ def output_of(block: Block, at: int, name: str) -> str:
     # Other names of the block are not known: one that a file system may change gets a hash.
     plain = f"{block.name.removesuffix('.tar')}/{name}" if isinstance(block, TarBlock) else name
     output = output_name(plain)
-    return output if output_key(output) == output else output_name(plain, 8)
+    is_plain = output_key(output) == output and plain.startswith(output)
+    return output if is_plain else output_name(plain, 8)
 
 
 def output_name(name: str, digits: int = 0) -> str:
     """`folder/stem.png` as `folder/stem`, with `digits` digits of the name's hash after the stem."""
     parts = [_safe(part) for part in name.replace("\\", "/").split("/")]
     stem = os.path.splitext(parts[-1])[0] if "." in parts[-1].lstrip(".") else parts[-1]
-    if len(stem.encode()) > MAX_BYTES:
+    return "/".join([*(_marked(part, part, 0) for part in parts[:-1]), _marked(stem, name, digits)])
+
+
+def _marked(text: str, name: str, digits: int) -> str:
+    """A text of at most MAX_BYTES, with `digits` digits of the hash of `name`, or 8 if it is too long."""
+    if len(text.encode()) > MAX_BYTES:
         digits = digits or 8
-    if digits:
-        mark = "_" + hashlib.blake2b(os.fsencode(name), digest_size=16).hexdigest()[:digits]
-        while len(stem.encode()) > MAX_BYTES - len(mark):
-            stem = stem[:-1]
-        stem += mark
-    return "/".join([*parts[:-1], stem])
+    if not digits:
+        return text
+    mark = "_" + hashlib.blake2b(os.fsencode(name), digest_size=16).hexdigest()[:digits]
+    return text.encode()[: MAX_BYTES - len(mark)].decode("utf-8", "ignore") + mark
 
 
 def _safe(part: str) -> str:
@@ -67,7 +74,9 @@ def _safe(part: str) -> str:
     text = "".join(
         char if char.isprintable() and char not in '\\<>:"|?*' else "_" for char in utf8_text(part)
     )
-    return "_" if text in ("", ".", "..") else text
+    kept = text.rstrip(". ")  # which Windows removes
+    text = kept + "_" * (len(text) - len(kept))
+    return f"_{text}" if not text or _RESERVED.match(text) else text
 
 
 def output_key(output: str) -> str:

@@ -22,6 +22,7 @@ from vae.system.files import check_regular, parse_json
 BYTES_STRUCT = "STRUCT(bytes BLOB"  # the type of an image column of `datasets`, with a path beside
 PLAIN_TYPES = ("VARCHAR", "BOOLEAN", "BIGINT", "INTEGER", "SMALLINT", "TINYINT", "UBIGINT", "UINTEGER",
                "USMALLINT", "UTINYINT", "DOUBLE", "FLOAT")  # fmt: skip
+PATH_COLUMNS = ("path", "file_name", "filename", "file", "filepath", "file_path", "image", "image_path")
 OFFLINE = {"autoinstall_known_extensions": False, "autoload_known_extensions": False}
 READER_MEMORY = "2GB"  # of DuckDB for one row group; a larger one goes through its temporary folder
 
@@ -65,7 +66,12 @@ def _row_groups(file: Path, image_column: str | None) -> list[int]:
     try:
         check_regular(file)
         db = connect()
-        _columns(db, file, image_column)
+        image, is_struct, _ = _columns(db, file, image_column)
+        nulls = (
+            "SELECT bool_and(stats_null_count = num_values) FROM parquet_metadata(?) WHERE path_in_schema = ?"
+        )
+        if is_struct and db.execute(nulls, [literal(file), f"{image}, bytes"]).fetchall() == [(True,)]:
+            raise _paths_only(file, f"{quoted(image)}.path")
         query = (
             "SELECT DISTINCT row_group_id, row_group_num_rows FROM parquet_metadata(?) "
             "WHERE row_group_num_rows > 0 ORDER BY 1"
@@ -77,6 +83,34 @@ def _row_groups(file: Path, image_column: str | None) -> list[int]:
         raise DataError(f"{FLAG} {file} is no Parquet file, or is damaged ({short(error)})") from error
 
 
+def _refuse_known(path: Path, kinds: dict[str, str]) -> None:
+    """DataError, with the next command, for a file with lists of images, or with paths of images."""
+    for name, kind in kinds.items():
+        if kind == "BLOB[]" or (kind.startswith(BYTES_STRUCT) and kind.endswith("[]")):
+            query = f"COPY (SELECT unnest({quoted(name)}) AS image FROM '{path}') TO 'images.parquet'"
+            raise DataError(
+                f"{FLAG} {path} has a list of images in each row, in column {name}: write a row for each, "
+                f"{_command(query)}"
+            )
+    for name, kind in kinds.items():
+        if kind == "VARCHAR" and name.lower() in PATH_COLUMNS:
+            raise _paths_only(path, quoted(name))
+
+
+def _paths_only(path: Path, column: str) -> DataError:
+    query = f"COPY (SELECT {column} FROM '{path}') TO 'list.txt' (FORMAT csv, HEADER false)"
+    return DataError(
+        f"{FLAG} {path} has the paths of images, and not their bytes: write a list of them where the paths "
+        f"begin, {_command(query)}, and give list.txt"
+    )
+
+
+def _command(query: str) -> str:
+    """A command that runs a query of DuckDB, for a terminal."""
+    escaped = query.replace('"', '\\"')
+    return f"python -c \"import duckdb; duckdb.sql('''{escaped} ''')\""
+
+
 def short(error: Exception) -> str:
     """The message of DuckDB in one line."""
     return " ".join(str(error).split())[:300]
@@ -86,7 +120,11 @@ def _columns(db: Any, path: Path, image_column: str | None) -> tuple[str, bool, 
     """The column with images, whether it is a struct, and the columns with numbers and texts."""
     rows = db.execute("DESCRIBE SELECT * FROM read_parquet(?)", [literal(path)]).fetchall()
     kinds = {name: kind for name, kind, *_ in rows}
-    images = [name for name, kind in kinds.items() if kind == "BLOB" or kind.startswith(BYTES_STRUCT)]
+    images = [
+        name
+        for name, kind in kinds.items()
+        if kind == "BLOB" or (kind.startswith(BYTES_STRUCT) and not kind.endswith("]"))
+    ]
     if image_column is not None:
         if image_column not in images:
             raise UserError(
@@ -95,6 +133,7 @@ def _columns(db: Any, path: Path, image_column: str | None) -> tuple[str, bool, 
             )
         images = [image_column]
     if not images:
+        _refuse_known(path, kinds)
         raise DataError(
             f"{FLAG} {path} has no column with the bytes of images (columns: {', '.join(kinds)[:500]}): of a "
             "table with urls, give the tar files beside it, and the table as --join"

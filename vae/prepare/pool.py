@@ -93,14 +93,24 @@ def run_tasks(
                     submit(retry(task, answer))
                 else:
                     yield task, answer
-        pool.close()
-        pool.join()
     finally:
-        pool.stop()
-        for child in multiprocessing.active_children():
-            if child.name == "pebble_pool_worker":  # one that is starting would not find its channel
-                child.kill()
-        pool.join()
+        _end(pool)
+
+
+def _end(pool: Any) -> None:
+    """End all processes of a pool.
+
+    Those that are still starting read their semaphores and pipes from this process, so they end before
+    pebble closes these. Otherwise they end with a traceback on the terminal.
+    """
+    pool.stop()
+    if pool._pool_manager_loop is not None:
+        pool._pool_manager_loop.join()  # the thread that replaces processes
+    for child in multiprocessing.active_children():
+        if child.name == "pebble_pool_worker":
+            child.kill()
+            child.join()
+    pool.join()
 
 
 def _failure(code: int) -> Failure:

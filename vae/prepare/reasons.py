@@ -1,6 +1,7 @@
 """Reasons for rejecting a file: the remedy for each, and the lines about them in a terminal summary."""
 
-from vae.prepare.blocks import Skips, Source
+from vae.images.folder import Skips
+from vae.prepare.blocks import Source
 from vae.prepare.table import Table
 from vae.system import console
 from vae.system.console import counted, printable
@@ -51,8 +52,13 @@ REMEDIES = {
 EXAMPLES = 3  # files named per reason
 GROUPS_SHOWN, NAMES_SHOWN = 3, 4
 NOT_REJECTED = ("exact_duplicate", "near_duplicate", "where", "excluded", "in_other_dataset")  # good images
-# Reasons of files that no verb reads: the user may have expected it to.
-SKIPPED = {"raw_file": "a camera's raw file: develop it to PNG or JPEG first"}
+# Codes of entries that no verb reads: the user may have expected it to.
+SKIPPED = {
+    "archive": "give it as --input_dir, or unpack it",
+    "raw_file": "a camera's raw file: develop it to PNG or JPEG first",
+    "unreadable_folder": "fix its permissions",
+    "system": "of another program",
+}
 
 
 def remedy(reason: str) -> str:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from vae.config.prepare_flags import SelectConfig
-from vae.data.exclude_list import KEY_DIGITS, read_exclude_list
+from vae.data.exclude_list import KEY_DIGITS, read_exclude_list, refuse_unmatched
 from vae.images.formats import BadImageError
 from vae.prepare.check import utf8_text
 from vae.prepare.join import json_path, read_joined
@@ -183,13 +183,10 @@ def _exclude(table: Table, file: str) -> None:
     """Leave out the images that a text file lists: by the SHA-256 or key of the file, by name or by url."""
     listed = read_exclude_list(file)
     words = [*(one.decode() for one in listed.hashes), *map(utf8_text, listed.names)]
-    if not words:
-        raise UserError(
-            f"--exclude {file} has no line: give the SHA-256, the key, the name or the url of an image on "
-            "each line"
-        )
+    values = (f"sha256[1:{KEY_DIGITS}]", "name", "(metadata ->> '$.url')")
     with table.arrays("excluded", word=np.array(words, object)):
-        for value in (f"sha256[1:{KEY_DIGITS}]", "name", "(metadata ->> '$.url')"):
+        matched = any(table.one(f"SELECT 1 FROM images JOIN excluded e ON e.word = {one}") for one in values)
+        for value in values:
             table.leave_out("excluded", f"e.word = {value}", detail="'by --exclude'", source="excluded e")
     urls = sum("://" in name for name in listed.names)
     if urls and not table.one("SELECT 1 FROM images WHERE metadata IS NOT NULL LIMIT 1"):
@@ -197,6 +194,8 @@ def _exclude(table: Table, file: str) -> None:
             f"--exclude {file}: {counted(urls, 'url')} in it cannot match, because the images have no "
             "metadata; of a dataset.json of --mode index, give its tar files instead"
         )
+    if not matched:
+        refuse_unmatched(listed)
 
 
 def _join(table: Table, text: str, key: str) -> None:

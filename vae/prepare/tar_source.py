@@ -1,21 +1,24 @@
 """Tar files that others wrote, read once from front to back: the images of samples, and what cannot be one.
 
-Members are grouped into samples as webdataset groups them: those that follow each other with one key.
+Members are grouped into samples as webdataset groups them: those that follow each other with one key, which
+ends at the first point of the name. If none of them is an image by this rule, the names are those of people,
+such as `at 12.30.png`: then the key ends at the last point.
 """
 
 import hashlib
 import posixpath
 import tarfile
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
-from itertools import groupby
-from typing import Any
+from dataclasses import dataclass, field
+from itertools import chain, groupby, islice
+from typing import Any, NamedTuple
 
 from vae.images.formats import EXTENSIONS_OF, MAX_IMAGE_BYTES, BadImageError
+from vae.images.other_programs import code_of
 from vae.prepare.blocks import Block, Item, block_id, given, stamp_of
 from vae.prepare.inputs import File, common_folder, local_file
 from vae.shards.index import MAX_NAME_BYTES
-from vae.shards.members import TAR_ERRORS, TEXTS, is_plain, metadata_of, split_name
+from vae.shards.members import TAR_ERRORS, TEXTS, is_plain, metadata_of, split_last, split_name
 from vae.shards.shard_images import FOREIGN_BYTES
 from vae.shards.store import StoreError, StoreFile, TooLargeError, read_range, stamp
 from vae.system.files import open_regular
@@ -26,8 +29,30 @@ MAX_HEADER_BYTES = 16_384
 MAX_HEADERS = 16  # of one member
 IMAGE_EXTENSIONS = {extension[1:] for names in EXTENSIONS_OF.values() for extension in names}
 _BLOCK = tarfile.BLOCKSIZE
-_Member = tuple[str, str, tarfile.TarInfo]  # key, extension
+MAX_HELD = 32  # members of one key that are read before the rule for their names is chosen
 _MAGIC = {b"\x1f\x8b": "gzip", b"BZh": "bzip2", b"\xfd7zXZ": "xz", b"\x28\xb5\x2f\xfd": "zstd"}
+
+
+class _Member(NamedTuple):
+    """A member of a sample, with its content if that is an image or a text."""
+
+    key: str
+    extension: str
+    info: tarfile.TarInfo
+    data: bytes | BadImageError = b""
+
+    def by_last_point(self) -> "_Member":
+        """The same member of a sample whose key ends at the last point of the name."""
+        key, extension = split_last(self.info.name)
+        return self._replace(key=key, extension=extension)
+
+
+@dataclass
+class _Seen:
+    """What the samples of a tar file before this one were."""
+
+    keys: set[str] = field(default_factory=set)
+    beside_images: set[str] = field(default_factory=set)  # extensions, such as seg.png
 
 
 class BrokenTarError(Exception):
@@ -176,12 +201,11 @@ class TarBlock(Block):
         BrokenTarError if it is not complete; OSError or StoreError if it cannot be read.
         """
         file = _Source(chunks_of(self.file))
-        keys = set[str]()  # of samples
+        seen = _Seen()
         try:
             with tarfile.open(fileobj=file, mode="r:", tarinfo=_BoundedInfo) as tar:  # type: ignore[call-overload]
-                for key, members in groupby(_members(tar), lambda member: member[0]):
-                    yield from self._sample(key, members, file, is_twin=key in keys)
-                    keys.add(key)
+                for _, members in groupby(self._members(tar, file), lambda member: member.key):
+                    yield from self._group(members, seen)
         except StoreError:
             raise
         except (*TAR_ERRORS, RecursionError) as error:
@@ -191,42 +215,80 @@ class TarBlock(Block):
         if facts is not None:
             facts["bytes"], facts["sha256"] = file.finish()
 
-    def _sample(
-        self, key: str, members: Iterable[_Member], file: _Source, *, is_twin: bool
-    ) -> Iterator[Item]:
+    def _members(self, tar: tarfile.TarFile, file: _Source) -> Iterator[_Member]:
+        """The members with a key; what is no plain file is with the ones before it."""
+        key = ""
+        while (info := tar.next()) is not None:
+            tar.members = []  # type: ignore[attr-defined] # it keeps all that it has seen
+            names = split_name(info.name)
+            if names is None or info.isdir() or code_of(posixpath.normpath(info.name)):
+                continue
+            key = names[0] if is_plain(info) else key
+            data: bytes | BadImageError = b""
+            extensions = (names[1], split_last(info.name)[1])
+            if is_plain(info) and any(map(self._is_image, extensions)):
+                data = _image(file, info)
+            elif is_plain(info) and self._is_text(extensions[1], info):
+                data = _data(file, info)
+            yield _Member(key, names[1], info, data)
+
+    def _group(self, members: Iterable[_Member], seen: _Seen) -> Iterator[Item]:
+        """The images of members with one key: of one sample, or of one for each name up to its last point."""
+        first = list(islice(members, MAX_HELD))
+        everything = chain(first, members)
+        if any(self._is_image(one.extension) for one in first):
+            seen.beside_images.update(one.extension for one in first)
+            yield from self._sample(everything, seen)
+        elif any(
+            self._is_image(split_last(one.info.name)[1]) and one.extension not in seen.beside_images
+            for one in first
+        ):
+            named = map(_Member.by_last_point, everything)
+            for _, own in groupby(named, lambda member: member.key):
+                yield from self._sample(own, seen)
+        else:
+            yield from self._sample(everything, seen)
+
+    def _sample(self, members: Iterable[_Member], seen: _Seen) -> Iterator[Item]:
         """The image of a sample, after its members that are left out."""
-        image: tuple[str, bytes | BadImageError] | None = None
-        image_place = text_place = (0, 0)
+        image: _Member | None = None
+        text_place = (0, 0)
         extensions = set[str]()
         texts: dict[str, bytes] = {}
-        for _, extension, member in members:
+        key, is_twin = "", False
+        for member in members:
+            key, extension, info, data = member
+            is_twin = key in seen.keys
             is_image = self._is_image(extension)
-            if not is_plain(member):
-                kind = "link" if member.islnk() or member.issym() else "special"
-                kind = "sparse" if member.isreg() else kind
-                yield _left_out(member.name, kind, "its bytes are not in one piece in the tar file")
+            if not is_plain(info):
+                kind = "link" if info.islnk() or info.issym() else "special"
+                kind = "sparse" if info.isreg() else kind
+                yield _left_out(info.name, kind, "its bytes are not in one piece in the tar file")
                 continue
             if is_twin or extension in extensions:
                 if is_image:
-                    yield _left_out(member.name, "duplicate_key", "an image before it has this key")
+                    yield _left_out(info.name, "duplicate_key", "an image before it has this key")
                 continue
             extensions.add(extension)
             if extension in TEXTS:
-                end = member.offset_data + -(-member.size // _BLOCK) * _BLOCK
-                text_place = (text_place[0] if text_place[1] else member.offset, end)
-                if self.keeps_metadata and member.size <= FOREIGN_BYTES:
-                    texts[extension] = _data(file, member)
+                end = info.offset_data + -(-info.size // _BLOCK) * _BLOCK
+                text_place = (text_place[0] if text_place[1] else info.offset, end)
+                if self._is_text(extension, info) and isinstance(data, bytes):
+                    texts[extension] = data
             elif is_image and image:
-                yield _left_out(member.name, "several_images", "its sample has an image: see --image_key")
+                yield _left_out(info.name, "several_images", "its sample has an image: see --image_key")
             elif is_image:
-                name = posixpath.normpath(member.name)
-                image = (name, _image(file, member, name))
-                image_place = (member.offset_data, member.size)
+                image = member
         if image:
-            name, data = image
-            yield Item(name, given(data), metadata_of(texts) if texts else {}, (*image_place, *text_place))
+            place = (image.info.offset_data, image.info.size, *text_place)
+            name = posixpath.normpath(image.info.name)
+            yield Item(name, given(image.data), metadata_of(texts) if texts else {}, place)
         elif extensions and not is_twin:
             yield _left_out(key, "no_image", "its members: " + " ".join(sorted(extensions))[:200])
+        seen.keys.add(key)
+
+    def _is_text(self, extension: str, info: tarfile.TarInfo) -> bool:
+        return self.keeps_metadata and extension in TEXTS and info.size <= FOREIGN_BYTES
 
     def _is_image(self, extension: str) -> bool:
         if self.image_key is None:
@@ -255,17 +317,6 @@ def _why_no_tar(file: File, error: BaseException) -> str:
     return f"it is no tar file, or is cut or damaged ({' '.join(str(error).split())[:200]})"
 
 
-def _members(tar: tarfile.TarFile) -> Iterator[_Member]:
-    """The members with a key, as webdataset reads them; what is no plain file is with the ones before it."""
-    key = ""
-    while (member := tar.next()) is not None:
-        tar.members = []  # type: ignore[attr-defined] # it keeps all that it has seen
-        parts = split_name(member.name)
-        if parts is not None and not member.isdir():
-            key = parts[0] if is_plain(member) else key
-            yield key, parts[1], member
-
-
 def _data(file: _Source, member: tarfile.TarInfo) -> bytes:
     file.seek(member.offset_data)
     data = file.read(member.size)
@@ -274,7 +325,8 @@ def _data(file: _Source, member: tarfile.TarInfo) -> bytes:
     return data
 
 
-def _image(file: _Source, member: tarfile.TarInfo, name: str) -> bytes | BadImageError:
+def _image(file: _Source, member: tarfile.TarInfo) -> bytes | BadImageError:
+    name = posixpath.normpath(member.name)
     if len(name.encode("utf-8", "surrogateescape")) > MAX_NAME_BYTES:
         return BadImageError("name_too_long", f"more than {MAX_NAME_BYTES} bytes")
     if not name.isprintable():

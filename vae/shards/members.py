@@ -26,24 +26,31 @@ def split_name(name: str) -> tuple[str, str] | None:
     return found[1], found[2].lower()
 
 
+def split_last(name: str) -> tuple[str, str]:
+    """Key and extension of a member as file names have them: the extension follows the last point."""
+    stem, extension = posixpath.splitext(posixpath.normpath(name))
+    return stem, extension[1:].lower()
+
+
 def is_plain(member: tarfile.TarInfo) -> bool:
     """Whether a member is a file whose bytes follow each other in the tar file."""
     return member.isreg() and not member.issparse()
 
 
-def texts_in(part: bytes, key: str) -> dict[str, bytes]:
-    """The TEXTS of the sample with this key, by extension, in a part of a tar file that begins with a header.
+def texts_in(part: bytes, *keys: str) -> dict[str, bytes]:
+    """The TEXTS of the sample with one of these keys, in a part of a tar file that begins with a header.
 
     Ends at another sample, and where the part is cut.
     """
     texts: dict[str, bytes] = {}
     with suppress(*TAR_ERRORS), tarfile.open(fileobj=io.BytesIO(part), mode="r:") as tar:
         for member in tar:
-            of, extension = split_name(member.name) or (None, "")
-            if of != key:
+            names = [split_name(member.name) or ("", ""), split_last(member.name)]
+            if not any(key in keys for key, _ in names):
                 break
             data = part[member.offset_data : member.offset_data + member.size]
-            if extension in TEXTS and is_plain(member) and len(data) == member.size:
+            extension = next((end for key, end in names if key in keys and end in TEXTS), None)
+            if extension and is_plain(member) and len(data) == member.size:
                 texts.setdefault(extension, data)
     return texts
 

@@ -16,7 +16,7 @@ from vae.sampling.streams import StreamOrder, count_streams, default_streams
 from vae.shards.dataset_json import ShardedDataset
 from vae.shards.index import INDEX, Row, row_name
 from vae.shards.local_shards import OPEN_SHARDS, LocalShards
-from vae.shards.members import metadata_of, split_name, texts_in
+from vae.shards.members import metadata_of, split_last, split_name, texts_in
 
 if TYPE_CHECKING:
     from vae.shards.remote_shards import RemoteShards  # which opens images
@@ -167,12 +167,12 @@ class ShardImages:
             return metadata_of(texts_in(part, place.key.decode("ascii", "replace")))
         first, last = (rows[column][row].item() for column in ("text_start", "text_end"))
         name = row_name(rows[row])
-        key = (split_name(name) or ("", ""))[0]
+        keys = {(split_name(name) or ("", ""))[0], split_last(name)[0]}
         texts = dict[str, bytes]()
         for start, stop in ((first, min(last, place.offset)), (max(first, end), last)):
             if start < stop:
                 part = self._files.read_unchecked(shard, start, min(stop - start, FOREIGN_BYTES))
-                texts |= texts_in(part, key)
+                texts |= texts_in(part, *keys)
         return {"source": name, **metadata_of(texts)}
 
     def _row(self, number: int, row: int) -> Row:

@@ -4,6 +4,7 @@ All of `vae/` reads through `open_regular`, which accepts regular files only, an
 `atomic_path`, which replaces a file at once, or `open_appending`. None of them writes through a link.
 """
 
+import codecs
 import csv
 import errno
 import hashlib
@@ -229,8 +230,7 @@ def read_json(
     max_bytes: int = MAX_JSON_BYTES,
 ) -> Any:
     """Content of a JSON file; ValueError if it is not JSON or too large, OSError if it cannot be read."""
-    data = read_regular(path, max_bytes)
-    return parse_json(data.decode("utf-8-sig"), pairs_hook)  # Windows editors write a byte order mark
+    return parse_json(decode_text(read_regular(path, max_bytes), errors="strict"), pairs_hook)
 
 
 def read_regular(path: str | os.PathLike[str], max_bytes: int) -> bytes:
@@ -244,7 +244,40 @@ def read_regular(path: str | os.PathLike[str], max_bytes: int) -> bytes:
 
 def read_text(path: str | os.PathLike[str]) -> str:
     """The text of a small file, undecodable bytes included; ValueError and OSError as `read_regular`."""
-    return read_regular(path, MAX_JSON_BYTES).decode("utf-8", "surrogateescape")
+    return decode_text(read_regular(path, MAX_JSON_BYTES))
+
+
+def encoding_of(head: bytes) -> str:
+    """The encoding of a text file by its byte order mark, which PowerShell and editors of Windows write."""
+    if head.startswith((codecs.BOM_UTF32_LE, codecs.BOM_UTF32_BE)):
+        return "utf-32"
+    return "utf-16" if head.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)) else "utf-8-sig"
+
+
+def decode_text(data: bytes, errors: str = "surrogateescape") -> str:
+    """The text of a file. ValueError if it is none; by default, names of files may have any bytes."""
+    encoding = encoding_of(data)
+    try:
+        text = data.decode(encoding, errors if encoding == "utf-8-sig" else "strict")
+    except UnicodeDecodeError as error:
+        line = data.count(b"\n", 0, error.start) + 1
+        raise ValueError(f"line {line} is not UTF-8: save it as UTF-8") from None
+    if "\0" in text:
+        raise ValueError("it is not text, or is UTF-16 without a byte order mark: save it as UTF-8")
+    return text
+
+
+def unquoted(line: str) -> str:
+    """A line of a list without the space and the quotes around it, as Explorer copies a path."""
+    word = line.strip()
+    return word[1:-1] if len(word) > 1 and word[0] == word[-1] == '"' else word
+
+
+def open_text(path: str | os.PathLike[str]) -> TextIO:
+    """A text file to read line by line; OSError if it cannot be read, UnicodeDecodeError while reading."""
+    with open_regular(path) as file:
+        encoding = encoding_of(file.read(4))
+    return io.TextIOWrapper(open_regular(path), encoding=encoding)
 
 
 def bounded_lines(file: TextIO) -> Iterator[str]:

@@ -15,7 +15,7 @@ from vae.system.files import write_json
 from vae.training.command import Command
 from vae.training.resolved_options import machine_of, resolve_options, run_stages
 from vae.training.setup import check_stage
-from vae.training.stages import Stage, config_of, planned_stages
+from vae.training.stages import Stage, first_stages
 
 
 def save_config(command: Command, path: str) -> None:
@@ -28,7 +28,7 @@ def save_config(command: Command, path: str) -> None:
         raise UserError(f"--save_config {file} exists: use another name, or delete it first")
     options = resolve_options(command, *machine_of(pick_device(command.value("device"))))
     if options.content is None:
-        planned_stages(options.config)  # checks --progressive
+        first_stages(options.config)  # checks --progressive
     values = flatten(options.config)
     del values["config"], values["profile"]  # their options are in the file
     if options.content is not None:  # --resume_from, which excludes it, has its weights
@@ -55,16 +55,15 @@ def print_stage_plans(command: Command, gpu: str | None = None, vram_gib: float 
     config = with_local_batch(options.config, 1)
     stages, position = run_stages(config, command, options.content)
     left = {
-        number: _at_stage(config, stage, stages)
+        number: _at_stage(config, stage)
         for number, stage in enumerate(stages, 1)
         if stage.end_epoch > position.epoch
     }
     print_table(target, _plans(left, target), "stage")
 
 
-def _at_stage(config: Config, stage: Stage, stages: list[Stage]) -> Config:
+def _at_stage(config: Config, stage: Stage) -> Config:
     check_stage(config, stage)
-    config = config_of(stage, stages, config)
     return replace(
         config,
         data=replace(config.data, image_size=stage.image_size),

@@ -13,6 +13,7 @@ from vae.data.dataset import CropDataset, FolderImages, Images
 from vae.data.exclude_list import Excluded, read_exclude_list
 from vae.data.image_sizes import image_sizes
 from vae.data.manifest import MANIFEST_NAME, check_files, image_root, is_manifest, read_rows, train_and_val
+from vae.data.shared_images import NotComparedError, find_shared_images
 from vae.images.folder import list_images, split_names
 from vae.images.formats import BadImageError
 from vae.model.autoencoder import downsampling
@@ -226,13 +227,40 @@ def _validation_images(config: Config, train: Images, cache: ShardCache | None) 
     """The images of --val_path; DataError if images of the training set are among them."""
     path = config.data.val_path
     assert path is not None
-    if not is_dataset(path):
-        return FolderImages(Path(path), list_images(path, flag="--val_path"))
-    images = open_images(read_dataset(path, flag="--val_path"), config.data.data_streams, cache)
+    images: FolderImages | ShardImages = (
+        open_images(read_dataset(path, flag="--val_path"), config.data.data_streams, cache)
+        if is_dataset(path)
+        else FolderImages(Path(path), list_images(path, flag="--val_path"))
+    )
+    shown = f"--val_path {public_text(path)}"
     for part in train.parts if isinstance(train, MixtureImages) else [train]:
-        if isinstance(part, ShardImages):
-            _refuse_shared(part, images, f"--val_path {public_text(path)}", config.data.exclude)
+        if isinstance(part, ShardImages) and isinstance(images, ShardImages):
+            _refuse_shared(part, images, shown, config.data.exclude)
+        else:
+            _refuse_same_files(part, images, shown, config.data.exclude)
     return images
+
+
+def _refuse_same_files(
+    train: FolderImages | ShardImages, images: FolderImages | ShardImages, shown: str, exclude: str | None
+) -> None:
+    """DataError if validation images are training images too, unless --exclude has them."""
+    try:
+        shared = find_shared_images(train, images, read_exclude_list(exclude) if exclude else None)
+    except NotComparedError as error:
+        console.info(
+            f"{shown} is not searched for copies of images of --data_path, which takes minutes: {error}"
+        )
+        return
+    except BadImageError as error:
+        raise DataError(f"{shown}: {error.detail}: copy the dataset again") from error
+    if shared:
+        examples = ", ".join(f"{ours} ({theirs})" for ours, theirs in shared[:3])
+        raise DataError(
+            f"{shown}: {len(shared)} of its {len(images)} images are training images of --data_path "
+            f"{train.location} too, for example {examples}: move them out of one of the two folders; "
+            "without --val_path, --val_split sets images aside"
+        )
 
 
 def _refuse_shared(train: ShardImages, images: ShardImages, shown: str, exclude: str | None) -> None:

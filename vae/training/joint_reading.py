@@ -7,7 +7,7 @@ import numpy as np
 
 from vae.config.options import Config, DataConfig
 from vae.data.dataset import FolderImages, Images
-from vae.data.exclude_list import Excluded, ExcludeList, read_exclude_list, unmatched_text
+from vae.data.exclude_list import Excluded, ExcludeList, read_exclude_list, refuse_unmatched, unmatched_text
 from vae.data.excluding import find_excluded
 from vae.data.image_sizes import (
     image_sizes,
@@ -75,6 +75,8 @@ def without_excluded(
         _check_rest(validation_set.count, validation, data, "validation")
         validation_set = replace(validation_set, excluded=validation)
         matched = np.union1d(matched, others)
+    if not len(matched):
+        refuse_unmatched(keys)
     console.info(
         f"exclude {len(training.indices)} training and {len(validation.indices)} validation images are left "
         f"out{unmatched_text(keys, matched)}"

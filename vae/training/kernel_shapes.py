@@ -22,7 +22,7 @@ def kernel_shapes(specs: Iterable[StepSpec]) -> list[Shape]:
     shapes: dict[Shape, None] = {}  # in the order of the steps
     for spec in specs:
         networks = meta_networks(spec)
-        modules = [networks.autoencoder, networks.discriminator, networks.teacher, *networks.terms.networks()]
+        modules = [networks.autoencoder, networks.discriminator, *networks.terms.networks()]
         for module in (part for network in modules if network is not None for part in network.modules()):
             module.register_forward_pre_hook(lambda *call: shapes.update(dict.fromkeys(_norms(*call))))
             for features in _compared(module):

@@ -25,7 +25,7 @@ from vae.training.records.profiling import StepProfiler
 from vae.training.records.recorder import Recorder
 from vae.training.recovery.watchdog import Liveness
 from vae.training.schedule import StageSchedule
-from vae.training.stages import Stage, StageSteps, config_of
+from vae.training.stages import Stage, StageSteps
 from vae.training.state import TrainingState
 from vae.training.stepper import Stepper
 from vae.training.validation.measure import ValidationSet
@@ -70,18 +70,17 @@ class PreparedRun:
     def schedule(self, stage: Stage) -> StageSchedule:
         """The steps and learning rates of `stage`."""
         width = self.config.model.widest
-        loss = config_of(stage, self.state.stages, self.config).loss
-        return StageSchedule(self.steps(stage), self.provenance.begun_from, width, self.config.optim, loss)
+        options = (self.config.optim, self.config.loss)
+        return StageSchedule(self.steps(stage), self.provenance.begun_from, width, *options)
 
     def plan(self, stage: Stage) -> StagePlan:
         """How the steps of `stage` run; UserError if not even one image fits."""
-        config = config_of(stage, self.state.stages, self.config)
-        return plan_stage(config, stage, self.networks.dtype, self.dist, self.state.activation_scale)
+        return plan_stage(self.config, stage, self.networks.dtype, self.dist, self.state.activation_scale)
 
     def scale_activations(self, scale: float) -> None:
         """Let all networks of the step compute with this scale (vae/model/activation_scale.py)."""
         self.state.activation_scale = scale
-        for network in filter(None, (self.state.autoencoder, self.state.ema, self.networks.teacher)):
+        for network in filter(None, (self.state.autoencoder, self.state.ema)):
             scale_activations(network, scale)
 
     def crops(self, schedule: StageSchedule, count: int) -> Iterator[torch.Tensor]:

@@ -5,7 +5,6 @@ from collections.abc import Iterable
 from itertools import islice
 
 import torch
-from torch import nn
 
 from vae.config.options import SpeedConfig
 from vae.config.precision import choose_dtype, dtype_without_fp16, precision_remark
@@ -32,16 +31,11 @@ def replacement_of_fp16(speed: SpeedConfig, device: torch.device) -> torch.dtype
     return getattr(torch, dtype_without_fp16(speed, precision_support(device)))
 
 
-def activations_of(
-    model: AutoencoderKL, crops: Iterable[torch.Tensor], decoder: nn.Module | None = None
-) -> LargestActivation:
-    """The largest activation for the first of `crops`, uint8 (1, 3, H, W), computed in fp32.
-
-    `decoder`: decodes in place of the model's.
-    """
+def activations_of(model: AutoencoderKL, crops: Iterable[torch.Tensor]) -> LargestActivation:
+    """The largest activation for the first of `crops`, uint8 (1, 3, H, W), computed in fp32."""
     few = islice(crops, MEASURED_CROPS)
     parts = (to_float(crop[..., :MEASURED_SIDE, :MEASURED_SIDE]) for crop in few)
-    return largest_activation(model, (part.to(memory_format=torch.channels_last) for part in parts), decoder)
+    return largest_activation(model, (part.to(memory_format=torch.channels_last) for part in parts))
 
 
 # Plans that cuDNN's search times for each convolution: PyTorch's default, and all, about 43 on an RTX 5090.

@@ -16,7 +16,6 @@ from vae.config.resolve import (
     check_encoder,
     check_new_decoder,
     check_shape,
-    check_teacher,
     resolve,
 )
 from vae.interop.fitting import check_fit, missing_part
@@ -33,7 +32,7 @@ from vae.training.distributed import Distributed
 from vae.training.output.run_folder import folders_of_runs, resume_command
 from vae.training.provenance import saved_lineage
 from vae.training.schedule import RANDOM, TRAINED, WARM
-from vae.training.stages import Position, Stage, planned_stages, resumed_stages
+from vae.training.stages import Position, Stage, first_stages, resumed_stages
 
 
 @dataclass(frozen=True)
@@ -90,7 +89,6 @@ def resolve_options(
     else:
         config = replace(config, model=replace(config.model, init_from=content["config"]["init_from"]))
     check_decoder(config)
-    check_teacher(config)
     return ResolvedOptions(config, path, content, source)
 
 
@@ -172,7 +170,7 @@ def run_stages(
 ) -> tuple[list[Stage], Position]:
     """The stages of the run and the position at which it begins or resumes."""
     if content is None:
-        return planned_stages(config), Position()
+        return first_stages(config), Position()
     if profile := command.value("profile"):
         console.info(f"note: --profile {profile} does not change a resumed run: use flags instead")
     saved = [Stage(**stage) for stage in content["stages"]]

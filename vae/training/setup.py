@@ -3,15 +3,12 @@
 import math
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
 
 from vae.config.options import MIN_IMAGE_SIZE, Config
 from vae.config.resolve import (
-    DECODER_SHAPE,
     check_discriminator,
     check_image_size,
     check_views,
@@ -20,13 +17,11 @@ from vae.config.resolve import (
 from vae.data.probing import probe
 from vae.data.workers import resolve_num_workers
 from vae.interop.averaging import hash_of_weights
-from vae.interop.fitting import check_fit, load_weights
 from vae.interop.half_precision import LargestActivation
-from vae.interop.vae_files import read_vae
 from vae.losses.terms import LossTerms, build_terms
 from vae.memory.plan import stage_spec
 from vae.model.activation_scale import scale_for
-from vae.model.autoencoder import AutoencoderKL, downsampling, mirrored
+from vae.model.autoencoder import downsampling
 from vae.ops.kernel_check import DTYPE_NAMES, Shape, choose_kernels
 from vae.sampling.buckets import bucket_shapes
 from vae.sampling.streams import streams_of_process
@@ -34,7 +29,6 @@ from vae.step import Networks, trained_networks
 from vae.system import console
 from vae.system.addresses import public_text
 from vae.system.errors import DataError, UserError
-from vae.training.checkpoints.broadcast import from_main
 from vae.training.checkpoints.store import is_on_line, saved_step
 from vae.training.command import Command
 from vae.training.datasets import TrainingSet, find_images
@@ -64,7 +58,7 @@ from vae.training.provenance import (
 )
 from vae.training.recovery.stability import Stability
 from vae.training.resolved_options import ResolvedOptions, machine_of, resolve_options, run_stages
-from vae.training.stages import Position, Stage, config_of, current_stage, is_started
+from vae.training.stages import Position, Stage, current_stage, is_started
 from vae.training.state import TrainingState, begin_state, restore
 from vae.training.validation.measure import ValidationSet
 from vae.training.validation.sample_grid import load_sample_images
@@ -94,7 +88,6 @@ def prepare_run(command: Command, dist: Distributed) -> PreparedRun:
     networks, compiled = _networks(config, dist, state, terms, dtype)
     sum_dtype = GRADIENT_DTYPES[config.speed.gradient_dtype]
     _continue(state, config, content, position)
-    networks.teacher = _teacher(config, state.autoencoder, dist)
     state.stages = stages
     state.position = position
     state.begun_at = replace(position)
@@ -121,40 +114,33 @@ def prepare_run(command: Command, dist: Distributed) -> PreparedRun:
 def _fit_fp16(run: PreparedRun, content: dict[str, Any] | None) -> None:
     """Scale activations of others' networks that are too large for fp16, or leave fp16.
 
-    A resumed run in fp16 keeps its scale, unless it gets a teacher.
+    A resumed run in fp16 keeps its scale. The activations of a new network are small.
     """
     state = run.state
     if content is not None and content["fp16"]:
-        has_new_teacher = run.networks.teacher is not None and not content["config"]["teacher_weight"]
-        if not has_new_teacher:
-            run.scale_activations(content["activation_scale"])
-            return
+        run.scale_activations(content["activation_scale"])
+        return
     if state.overflows_fp16:
         leave_fp16(run)
         return
-    decoders: list[nn.Module | None] = []
-    if content is not None or run.config.model.init_from:
-        decoders.append(None)  # its own
-    if run.networks.teacher is not None:
-        decoders.append(run.networks.teacher)
-    largest = _largest_activation(run, decoders)
+    if content is None and not run.config.model.init_from:
+        return
+    largest = _largest_activation(run)
     if not largest.may_overflow_fp16:
         return
     console.info(largest.text)
     if math.isfinite(largest.value):
         run.scale_activations(scale_for(largest.value))
-    if _largest_activation(run, decoders).may_overflow_fp16:
+    if _largest_activation(run).may_overflow_fp16:
         leave_fp16(run)
     else:
         console.info(f"--mixed_precision computes with activations times {state.activation_scale:g}")
 
 
-def _largest_activation(run: PreparedRun, decoders: list[nn.Module | None]) -> LargestActivation:
-    """The largest activation of the encoder and each of these decoders; the same in all processes."""
-    model = run.state.eval_model
-    schedule = run.schedule(run.state.stage)
-    measured = [activations_of(model, run.crops(schedule, MEASURED_CROPS), decoder) for decoder in decoders]
-    largest = max(measured, key=lambda activation: activation.value, default=LargestActivation())
+def _largest_activation(run: PreparedRun) -> LargestActivation:
+    """The largest activation on some training crops; the same in all processes."""
+    crops = run.crops(run.schedule(run.state.stage), MEASURED_CROPS)
+    largest = activations_of(run.state.eval_model, crops)
     (total,) = run.dist.all_reduce_scalars(largest.value)
     return replace(largest, value=total / run.dist.world_size)
 
@@ -225,27 +211,6 @@ def begin_stability(run: PreparedRun) -> Stability:
         if good is not None and 0 <= saved_step(good) <= step and is_on_line(good, state.lineage):
             stability.good = good
     return stability
-
-
-def _teacher(config: Config, student: AutoencoderKL, dist: Distributed) -> nn.Module | None:
-    """The decoder of --init_from, for --teacher_weight; UserError if it is not that of these latents."""
-    if not config.loss.teacher_weight:
-        return None
-    assert config.model.init_from is not None  # check_teacher
-    flag = f"--teacher_weight {config.loss.teacher_weight:g} (0: without a teacher): --init_from"
-    where = f"{flag} {config.model.init_from}"
-    file = from_main(partial(read_vae, Path(config.model.init_from), flag=flag), dist)
-    if not file.has_decoder or any(file.shape[name] for name in DECODER_SHAPE):
-        raise UserError(f"{where} has no decoder of the encoder's shape: give the VAE that it came from")
-    model = mirrored(config.model)
-    check_fit(model, file.weights, where)
-    teacher = AutoencoderKL(model)
-    load_weights(teacher, file.weights)
-    pairs = zip(teacher.encoder.parameters(), student.encoder.parameters(), strict=True)
-    if not all(torch.equal(theirs, ours.cpu()) for theirs, ours in pairs):
-        raise UserError(f"{where} has another encoder now: restore that file, or add --teacher_weight 0")
-    layout = torch.channels_last if config.speed.channels_last else torch.contiguous_format
-    return teacher.frozen_decoder().to(dist.device).to(memory_format=layout)
 
 
 def _keep_length(config: Config, stages: list[Stage], position: Position) -> Config:
@@ -344,9 +309,7 @@ def _kernel_shapes(
 ) -> list[Shape]:
     """The shapes in the steps of the stages that are not finished."""
     left = [stage for stage in stages if stage.end_epoch > position.epoch]
-    return kernel_shapes(
-        stage_spec(config_of(stage, stages, config), stage.image_size, 1, dtype, 0) for stage in left
-    )
+    return kernel_shapes(stage_spec(config, stage.image_size, 1, dtype, 0) for stage in left)
 
 
 def _networks(

@@ -11,10 +11,7 @@ from vae.config.options import Config
 from vae.config.resolve import parse_progressive
 from vae.interop.checkpoint_content import Position, Stage
 from vae.sampling.order import steps_per_epoch
-from vae.system.console import counted
 from vae.system.errors import UserError
-
-PER_STAGE = ("decoder_noise", "latent_mask")  # options of the loss with one value for each stage
 
 
 @dataclass(frozen=True)
@@ -48,35 +45,12 @@ class StageSteps:
         return position.images_in_epoch >= self.per_epoch * self.images
 
 
-def planned_stages(config: Config) -> list[Stage]:
-    """The stages of a new run; UserError if an option has values for more stages than these."""
-    stages = first_stages(config)
-    for name in PER_STAGE:
-        values = getattr(config.loss, name)
-        if len(values) > len(stages):
-            shown = " ".join(f"{value:g}" for value in values)
-            raise UserError(
-                f"--{name} {shown} has {len(values)} values, and the run {counted(len(stages), 'stage')}: "
-                "give at most one for each stage of --progressive"
-            )
-    return stages
-
-
 def first_stages(config: Config) -> list[Stage]:
     """The stages of a new run."""
     if config.run.progressive:
         planned = parse_progressive(config.run.progressive, config.model)
         return _consecutive(0, [(s.num_epochs, s.image_size, s.batch_size) for s in planned])
     return [Stage(0, config.run.num_epochs, config.data.image_size, config.run.batch_size)]
-
-
-def config_of(stage: Stage, stages: list[Stage], config: Config) -> Config:
-    """The options of one of the `stages`: with a single value, its own, of each of PER_STAGE."""
-    own: dict[str, Any] = {}
-    for name in PER_STAGE:
-        values = getattr(config.loss, name)
-        own[name] = (values[min(stages.index(stage), len(values) - 1)],)
-    return replace(config, loss=replace(config.loss, **own))
 
 
 def _consecutive(first_epoch: int, parts: list[tuple[int, int, int]]) -> list[Stage]:

@@ -7,9 +7,8 @@ import torch
 
 from vae.data.dataset import Batch
 from vae.losses.adversarial import adaptive_weight, update_running
-from vae.losses.latent_mask import kept_positions
-from vae.losses.latent_statistics import needs_statistics, statistics_of
-from vae.ops.noise import image_noise, image_uniform
+from vae.losses.latent_statistics import needs_statistics
+from vae.ops.noise import image_noise
 from vae.optimizers import set_learning_rate
 from vae.step import StepInputs
 from vae.training.distributed import Distributed
@@ -119,40 +118,7 @@ class Stepper:
             loss_scale=state.update.loss_scale,
             adversarial_factor=self._adversarial_factor(),
             running_moments=state.running_moments if needs_statistics(self.schedule.loss) else None,
-            decoder_noise=self._decoder_noise(batch, shape),
-            kept=self._kept(batch, shape),
-            turns=self._turns(batch),
         )
-
-    def _decoder_noise(self, batch: Batch, shape: tuple[int, int, int]) -> torch.Tensor | None:
-        """The noise of --decoder_noise (B, *shape), in the units of the latents."""
-        (largest,) = self.schedule.loss.decoder_noise  # that of the stage
-        device = self.dist.device
-        if largest == 0:
-            return None
-        keys = batch.epochs, batch.indices
-        share = image_uniform(*keys, (1, 1, 1), self.seed, device, "decoder noise share")
-        noise = image_noise(*keys, shape, self.seed, device, "decoder noise")
-        return largest * share * noise * statistics_of(self.state.running_moments).std
-
-    def _kept(self, batch: Batch, shape: tuple[int, int, int]) -> torch.Tensor | None:
-        """The positions (B, 1, h, w) that --latent_mask does not hide."""
-        (probability,) = self.schedule.loss.latent_mask
-        device = self.dist.device
-        if probability == 0:
-            return None
-        keys = batch.epochs, batch.indices
-        of_images = image_uniform(*keys, (1, 1, 1), self.seed, device, "latent mask share")
-        of_positions = image_uniform(*keys, (1, *shape[1:]), self.seed, device, "latent mask")
-        return kept_positions(of_images, of_positions, probability)
-
-    def _turns(self, batch: Batch) -> torch.Tensor | None:
-        """Quarter turns of each image (B,), for --equivariance_turns."""
-        loss = self.schedule.loss
-        if not (loss.equivariance_weight and loss.equivariance_turns):
-            return None
-        draws = image_uniform(batch.epochs, batch.indices, (), self.seed, self.dist.device, "turns")
-        return (4 * draws).floor().clamp(max=3)
 
     def _adversarial_factor(self) -> torch.Tensor | None:
         """The weight of the adversarial term in this step, or None before --disc_start."""

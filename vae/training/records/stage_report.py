@@ -126,9 +126,7 @@ def loss_line(terms: LossTerms, loss: LossConfig) -> str:
         parts.append(
             f"{loss.adversarial_weight:g} adversarial from step {loss.disc_start + loss.disc_warmup}"
         )
-    (noise,), (mask,) = loss.decoder_noise, loss.latent_mask  # those of the stage
-    changes = [f"decoder noise up to {noise:g} std"] * (noise > 0) + [f"{mask:.0%} masked"] * (mask > 0)
-    return "; ".join([" + ".join(parts), *changes])
+    return " + ".join(parts)
 
 
 def late_discriminator_note(loss: LossConfig, step: int, last_step: int) -> str | None:

@@ -1,0 +1,151 @@
+"""Texts of users are read in the encodings and line ends of Windows, or are refused in one line."""
+
+import json
+import re
+import shutil
+
+import duckdb
+import pytest
+
+from tests.harness.preparing import shard, write_manifest
+from tests.harness.runs import TINY
+from vae.config.evaluate_flags import EvaluateConfig
+from vae.config.flags import read_json
+from vae.data.exclude_list import read_exclude_list
+from vae.data.manifest import read_rows
+from vae.evaluation.image_set import find_images
+from vae.shards.dataset_json import read_dataset
+from vae.system.errors import UserError
+from vae.system.files import sha256_of_file
+from vae.training.run import train
+
+ENCODINGS = {
+    "utf-8": lambda text: text.encode(),
+    "utf-8 with a mark": lambda text: text.encode("utf-8-sig"),
+    "utf-16": lambda text: b"\xff\xfe" + text.encode("utf-16-le"),
+    "utf-16 big endian": lambda text: b"\xfe\xff" + text.encode("utf-16-be"),
+    "utf-32": lambda text: text.encode("utf-32"),
+}
+every_encoding = pytest.mark.parametrize("encode", ENCODINGS.values(), ids=ENCODINGS)
+
+
+@pytest.fixture
+def photos(image_folder, tmp_path):
+    """Four images with names of other languages."""
+    (tmp_path / "in" / "été").mkdir(parents=True)
+    names = ("a.png", "été/日本 1.png", "été/b c.png", "ü.png")
+    for name, path in zip(names, sorted(image_folder.rglob("*.png")), strict=False):
+        shutil.copy(path, tmp_path / "in" / name)
+    return tmp_path / "in"
+
+
+@every_encoding
+@pytest.mark.parametrize(
+    "lines",
+    ["été/日本 1.png\nü.png\n", "été\\日本 1.png  \r\nü.png\t\r\n\r\n", '"été\\日本 1.png"\r\n".\\ü.png"'],
+    ids=["plain", "windows", "quoted"],
+)
+def test_lists(encode, lines, photos, tmp_path):
+    path = tmp_path / "list.txt"
+    path.write_bytes(encode(lines))
+    keys = read_exclude_list(str(path))
+    assert len(keys) == 2
+    config = EvaluateConfig(vae=["x"], data_path=[str(photos)], output_dir="x", exclude=str(path), sizes=[32])
+    found, _ = find_images(config)
+    assert found.names == ["a.png", "été/b c.png"]
+    shutil.copy(path, photos / "list.txt")
+    shard(photos / "list.txt", tmp_path / "set", "--val_split", 0, code=0)
+    assert read_dataset(tmp_path / "set" / "dataset.json").samples == 2
+
+
+@every_encoding
+def test_json_files_and_manifests(encode, photos, tmp_path):
+    (tmp_path / "config.json").write_bytes(encode('{\r\n "data_path": "été"\r\n}'))
+    assert read_json(tmp_path / "config.json") == {"data_path": "été"}
+    write_manifest(tmp_path / "plain.jsonl", [{"path": "ü.png", "sha256": sha256_of_file(photos / "ü.png")}])
+    text = (tmp_path / "plain.jsonl").read_text(encoding="utf-8").replace("\n", "\r\n")
+    (tmp_path / "manifest.jsonl").write_bytes(encode(text))
+    assert [row["path"] for row in read_rows(tmp_path / "manifest.jsonl")] == ["ü.png"]
+
+
+@every_encoding
+@pytest.mark.parametrize("ends", [".csv", ".jsonl"])
+def test_tables(encode, ends, photos, tmp_path):
+    table = 'name,score\r\nü.png,9\r\n"été/b c.png",9\r\na.png,1\r\n'
+    if ends == ".jsonl":
+        rows = [
+            {"name": "ü.png", "score": 9},
+            {"name": "été/b c.png", "score": 9},
+            {"name": "a.png", "score": 1},
+        ]
+        table = "".join(json.dumps(row, ensure_ascii=False) + "\r\n" for row in rows)
+    (tmp_path / f"table{ends}").write_bytes(encode(table))
+    words = (
+        "--join",
+        tmp_path / f"table{ends}",
+        "--join_on",
+        "name",
+        "--where",
+        "score > 5",
+        "--val_split",
+        0,
+    )
+    shard(photos, tmp_path / "set", *words, code=0)
+    assert read_dataset(tmp_path / "set" / "dataset.json").samples == 2
+
+
+@pytest.mark.parametrize("data", ["été.png\n".encode("cp1252"), "a.png\r\n".encode("utf-16-le")])
+def test_text_in_another_encoding_is_one_line(data, photos, tmp_path):
+    (tmp_path / "list.txt").write_bytes(data)
+    (tmp_path / "config.json").write_bytes(b'{"data_path": "' + data.strip() + b'"}')
+    with pytest.raises(UserError, match="UTF-8") as caught:
+        read_json(tmp_path / "config.json")
+    assert "\n" not in str(caught.value)
+    done = shard(photos, tmp_path / "set", "--exclude", tmp_path / "list.txt", code=78)
+    assert re.search(r"--exclude .*list\.txt.*(UTF-8|none of its 1 lines is an image)", done.stderr)
+    assert "Traceback" not in done.stderr
+
+
+def test_a_list_of_an_old_code_page_names_the_files_that_it_means(photos, tmp_path):
+    (photos / "list.txt").write_bytes("ü.png\r\nété\\b c.png\r\n".encode("cp1252"))
+    shard(photos / "list.txt", tmp_path / "set", "--val_split", 0, code=0)
+    assert read_dataset(tmp_path / "set" / "dataset.json").samples == 2
+
+
+@pytest.mark.parametrize("text", ["nothing.png\nC:\\photos\\x.png\n", ""])
+def test_a_list_that_matches_nothing_is_an_error(text, photos, tmp_path):
+    path = tmp_path / "list.txt"
+    path.write_text(text)
+    config = EvaluateConfig(vae=["x"], data_path=[str(photos)], output_dir="x", exclude=str(path), sizes=[32])
+    with pytest.raises(UserError, match=r"--exclude .*list\.txt"):
+        find_images(config)
+    given = {**TINY, "data_path": str(photos), "output_dir": str(tmp_path / "run"), "exclude": str(path)}
+    with pytest.raises(UserError, match=r"--exclude .*list\.txt"):
+        train(given)
+    shard(photos, tmp_path / "set", "--exclude", path, code=78, says=f"--exclude {path}")
+
+
+@pytest.mark.parametrize(
+    ("columns", "words"),
+    [
+        ("[content] AS images", "a list of images in each row, in column images"),
+        ("[{'bytes': content, 'path': filename}] AS images", "a list of images in each row"),
+        ("{'bytes': NULL::BLOB, 'path': filename} AS image", "the paths of images, and not their bytes"),
+        ("filename AS file_name, 1 AS label", "the paths of images, and not their bytes"),
+    ],
+)
+def test_parquet_without_an_image_in_each_row_names_a_command_that_works(
+    columns, words, photos, tmp_path, monkeypatch
+):
+    source = tmp_path / "in.parquet"
+    duckdb.sql(
+        f"COPY (SELECT {columns} FROM read_blob('{photos.as_posix()}/*.png')) TO '{source.as_posix()}'"
+    )
+    done = shard(source, tmp_path / "set", code=77, says=words)
+    assert "damaged" not in done.stderr
+    monkeypatch.chdir(tmp_path)
+    query = re.search(r"duckdb\.sql\('''(.*?)'''\)", done.stderr)
+    duckdb.sql(query[1].replace('\\"', '"'))
+    made = "list.txt" if "list.txt" in query[1] else "images.parquet"
+    shard(made, tmp_path / "made", "--val_split", 0, code=0)
+    assert read_dataset(tmp_path / "made" / "dataset.json").samples == 2
