@@ -56,6 +56,7 @@ def kernels(monkeypatch):
     monkeypatch.setattr(library, "runs_kernels", lambda device: True)
     monkeypatch.setattr(kernel_check, "_tested", set())
     monkeypatch.setattr(kernel_check, "_broken", set())
+    monkeypatch.setattr(kernel_check, "NOTE_SECONDS", math.inf)  # a CPU is slow
     small = [NormShape(32, 5, 6, 32, use, use) for use in (True, False)]
     monkeypatch.setattr(kernel_check.run_tests, "__defaults__", ((*small, *kernel_check.SHAPES[2:]),))
     REPLACED.clear()
@@ -105,6 +106,13 @@ def test_wrong_kernel_is_replaced_and_reported_once(kernels, capsys):
     (line,) = capsys.readouterr().out.splitlines()
     for token in ("WARNING", "norm", "the CPU", "normalize", "fp32", "differs", "slower"):
         assert token in line
+
+
+def test_one_line_while_kernels_are_compiled(kernels, capsys, monkeypatch):
+    monkeypatch.setattr(kernel_check, "NOTE_SECONDS", -1.0)
+    choose_kernels("auto", CPU, [torch.bfloat16])
+    (line,) = capsys.readouterr().out.splitlines()
+    assert line == "testing Triton kernels for bf16: up to a minute if they are not compiled yet"
 
 
 @pytest.mark.parametrize("error", [RuntimeError("ptxas failed\nwith a long log"), KeyError("sm_200")])
