@@ -106,7 +106,7 @@ def compile_in_place(network: torch.nn.Module, backend: str = "inductor") -> Non
     # Nor into what `launch` calls: Triton's JITFunction.warmup returns None if it is traced
     skipped = FrameExecStrategy(FrameAction.SKIP, FrameAction.SKIP)
     set_code_exec_strategy(launch.__code__, skipped)
-    # Widths, two micro-batch sizes, with and without gradients, for each stage: more than the default limit, 8
+    # Widths, two micro-batch sizes, with and without gradients, for each stage: more than the default of 8
     torch._dynamo.config.recompile_limit = 1024
     # PyTorch's key of cached code lacks the instruction set, and a home may be shared by machines
     torch.compiler.config.cache_key_tag = torch.backends.cpu.get_cpu_capability()
