@@ -22,6 +22,7 @@ TINY = {
     "image_size": 32,
     "batch_size": 4,
     "num_epochs": 2,
+    "checkpoint_freq": 1,
     "learning_rate": 1e-4,
     "init": "default",  # the warm start takes as long as the rest of such a run
     "perceptual_weight": 0.0,

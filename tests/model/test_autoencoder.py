@@ -147,7 +147,7 @@ def test_computes_in_the_dtype_of_the_images_with_fp32_weights(dtype):
     images = torch.rand(1, 3, 32, 32) * 2 - 1
     seen = set()
     for module in model.modules():
-        if not list(module.children()):
+        if list(module.parameters(recurse=False)):
             module.register_forward_hook(lambda _m, _i, out: seen.add(out.dtype))
     recon, mean, logvar = model(images.to(dtype))
     assert seen == {dtype}

@@ -1,8 +1,6 @@
 """A broken Triton kernel is found at the start, replaced and reported; all processes decide the same."""
 
 import math
-import os
-import subprocess
 import sys
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -10,7 +8,7 @@ from types import ModuleType, SimpleNamespace
 import pytest
 import torch
 
-from tests.harness.runs import ROOT
+from tests.harness.interpreter import interpreted
 from tests.harness.training_runs import records, train_short
 from vae.config.flags import command_words
 from vae.losses import feature_distance, feature_distance_torch
@@ -31,6 +29,7 @@ from vae.training.precision import why_not_compile
 CPU = torch.device("cpu")
 FP32 = torch.float32
 NORM = KernelKey("norm", FP32)
+INTERPRETED = "tests.harness.interpreted_kernels"
 ONE_SIGN = ("norm_kernels", "normalize_kernel", "+ b[None, :]", "- b[None, :]")
 
 
@@ -56,6 +55,7 @@ def kernels(monkeypatch):
     monkeypatch.setattr(library, "runs_kernels", lambda device: True)
     monkeypatch.setattr(kernel_check, "_tested", set())
     monkeypatch.setattr(kernel_check, "_broken", set())
+    monkeypatch.setattr(kernel_check, "NOTE_SECONDS", math.inf)  # a CPU is slow
     small = [NormShape(32, 5, 6, 32, use, use) for use in (True, False)]
     monkeypatch.setattr(kernel_check.run_tests, "__defaults__", ((*small, *kernel_check.SHAPES[2:]),))
     REPLACED.clear()
@@ -67,19 +67,6 @@ def flip_bias(module):
     """One wrong sign in `normalize`."""
     right = module.normalize
     module.normalize = lambda *given: right(*given[:2], given[2]._replace(bias=-given[2].bias))
-
-
-def interpreted(change: tuple[str, ...], *words: str) -> subprocess.CompletedProcess:
-    """Run a script with the changed kernel in Triton's interpreter."""
-    pytest.importorskip("triton", reason="Triton has no build for this platform")
-    return subprocess.run(
-        [sys.executable, "-m", "tests.harness.interpreted_kernels", *change, *words],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        env={**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""},
-        timeout=300,
-    )
 
 
 def test_working_kernels_are_used(kernels, capsys):
@@ -105,6 +92,13 @@ def test_wrong_kernel_is_replaced_and_reported_once(kernels, capsys):
     (line,) = capsys.readouterr().out.splitlines()
     for token in ("WARNING", "norm", "the CPU", "normalize", "fp32", "differs", "slower"):
         assert token in line
+
+
+def test_one_line_while_kernels_are_compiled(kernels, capsys, monkeypatch):
+    monkeypatch.setattr(kernel_check, "NOTE_SECONDS", -1.0)
+    choose_kernels("auto", CPU, [torch.bfloat16])
+    (line,) = capsys.readouterr().out.splitlines()
+    assert line == "testing Triton kernels for bf16: up to a minute if they are not compiled yet"
 
 
 @pytest.mark.parametrize("error", [RuntimeError("ptxas failed\nwith a long log"), KeyError("sm_200")])
@@ -265,7 +259,7 @@ def test_finding_of_another_process_is_shared(kernels, capsys):
 def test_training_goes_on_with_one_flipped_sign(tiny, tmp_path):
     """The real kernels in the interpreter: the losses are those of a run without kernels."""
     given = {**tiny, "max_steps": 2, "log_freq": 1, "val_split": 0.0, "init": "default"}
-    done = interpreted(ONE_SIGN, "train_vae.py", *command_words(given))
+    done = interpreted(INTERPRETED, *ONE_SIGN, "train_vae.py", *command_words(given))
     assert done.returncode == 0, done.stderr
     (line,) = [line for line in done.stdout.splitlines() if "WARNING" in line]
     assert "Triton kernels of norm fail" in line
@@ -287,5 +281,5 @@ def test_flipped_sign_of_attention_is_found(tmp_path):
         "print(*(outcome.kernel for outcome in outcomes if outcome.is_broken))\n"
     )
     change = ("attention_triton", "softmax_kernel", "maxima - larger", "maxima + larger")
-    done = interpreted(change, str(script))
+    done = interpreted(INTERPRETED, *change, str(script))
     assert done.stdout.split() == ["softmax_step"], done.stderr

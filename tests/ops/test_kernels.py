@@ -1,35 +1,20 @@
 """The Triton kernels in the interpreter and on a GPU, and the launch shapes that a GPU supports."""
 
 import itertools
-import os
-import subprocess
-import sys
 
 import pytest
 import torch
 
-from tests.harness.runs import ROOT
+from tests.harness.interpreter import interpreted
 from vae.ops.gpu_blocks import SHARED_MEMORY_BYTES, norm_blocks, power_of_two, rms_blocks, row_tile
 from vae.ops.library import triton_is_installed
 
 
-def interpreted(*words: str) -> str:
-    """The output of tests.harness.kernel_checks in Triton's interpreter."""
-    pytest.importorskip("triton", reason="Triton has no build for this platform")
-    process = subprocess.run(
-        [sys.executable, "-m", "tests.harness.kernel_checks", *words],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        env={**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""},
-    )
-    assert process.returncode == 0, process.stderr
-    return process.stdout
-
-
 @pytest.mark.slow
 def test_kernels_equal_their_references_in_the_interpreter():
-    assert int(interpreted()) > 20
+    done = interpreted("tests.harness.kernel_checks")
+    assert done.returncode == 0, done.stderr
+    assert int(done.stdout) > 20
 
 
 @pytest.mark.gpu

@@ -16,7 +16,7 @@ from vae.interop.checkpoint_file import DamagedCheckpointError, load_checkpoint,
 from vae.system.errors import UserError
 from vae.system.files import write_json
 from vae.system.folder_marker import claim_folder
-from vae.training.checkpoints import broadcast, store
+from vae.training.checkpoints import broadcast, saver, store
 from vae.training.checkpoints.store import (
     list_checkpoints,
     load_named,
@@ -171,6 +171,32 @@ def test_run_keeps_the_best_the_last_and_the_newest_checkpoints(tiny, tmp_path):
     assert len(kept - {best, "checkpoint_epoch_5.pt", promoted}) == 2
     assert {best, "checkpoint_epoch_5.pt", promoted} <= kept
     assert all(record_path(folder / name).exists() for name in kept)
+
+
+@pytest.mark.parametrize(
+    ("minutes", "options", "expected"),
+    [
+        (10, {}, [6]),  # the run takes a second
+        (0, {}, [1, 2, 3, 4, 5, 6]),
+        (10, {"checkpoint_freq": 2}, [2, 4, 6]),
+        (0, {"checkpoint_freq": 4}, [4, 6]),
+        (10, {"checkpoint_steps": 3}, [3, 6]),  # epochs have one step
+    ],
+)
+def test_epochs_are_saved_as_asked_or_every_few_minutes(tiny, monkeypatch, minutes, options, expected):
+    monkeypatch.setattr(saver, "CHECKPOINT_MINUTES", minutes)
+    given = {**tiny, "val_split": 0.0, "batch_size": 16, "num_epochs": 6, "keep_checkpoints": 9}
+    assert train({**given, "checkpoint_freq": None, **options}) == 0
+    names = {path.name for path in Path(tiny["output_dir"]).glob("*.pt")}
+    assert names == {f"checkpoint_epoch_{epoch}.pt" for epoch in expected}
+
+
+def test_the_best_epoch_is_saved_without_a_flag(tiny):
+    """The tiny network's PSNR rises in its first epochs."""
+    given = {**tiny, "num_epochs": 3, "keep_checkpoints": 9, "checkpoint_freq": None}
+    assert train(given) == 0
+    history = load_checkpoint(Path(tiny["output_dir"]) / "checkpoint_epoch_3.pt")["history"]
+    assert history["best_checkpoint_psnr"] == history["best"]["psnr"]
 
 
 @pytest.mark.skipif(os.name == "nt", reason="processes are forks")

@@ -26,6 +26,7 @@ MIN_VIEW = 16  # px of a smaller image of --equivariance_weight: LPIPS halves it
 MIN_IMAGE_SIZE = 11  # px: the SSIM window (Wang et al. 2004); every validation measures SSIM
 TINY_WIDTH = 64  # channels of every level of --decoder tiny, as in taesd
 # Recompute levels, from the fastest to the one that needs least memory: each names what backward recomputes.
+CHECKPOINT_MINUTES = 10  # of one that no flag asks for: 1.3 GB for the default network, 190 GB a day
 RECOMPUTE = ("none", "activations", "top_level", "blocks", "blocks_encoder", "all")
 
 
@@ -507,7 +508,13 @@ class RunConfig:
         metavar="LIST",
         inherited=False,
     )
-    checkpoint_freq: int = option(1, "epochs between checkpoints", at_least=1, scope="machine")
+    checkpoint_freq: int | None = option(
+        None,
+        "epochs between checkpoints; by default a new best or last epoch, and others at most every "
+        f"{CHECKPOINT_MINUTES} minutes",
+        at_least=1,
+        scope="machine",
+    )
     checkpoint_steps: int = option(
         0, "optimizer steps between extra checkpoints; 0: none", at_least=0, scope="machine"
     )

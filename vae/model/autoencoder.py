@@ -58,6 +58,18 @@ class Posterior:
         return self.mean + torch.exp(0.5 * self.logvar) * noise
 
 
+class Sampling(nn.Module):
+    """The latents between encoder and decoder; a module, so that torch.compile can get them alone."""
+
+    def forward(
+        self, moments: Moments, noise: Latents | None
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """A sample with `noise`, or the mode without; the mean, and the log-variance."""
+        posterior = Posterior.from_moments(moments)
+        latents = posterior.mode() if noise is None else posterior.sample(noise)
+        return latents, posterior.mean, posterior.logvar
+
+
 class MidBlock(nn.Module):
     """Residual block, attention (if it has one), residual block at the lowest resolution."""
 
@@ -230,6 +242,7 @@ class AutoencoderKL(nn.Module):
         self.quant_conv = Conv2d(2 * z, 2 * z, 1) if config.use_quant_conv else None
         self.post_quant_conv = Conv2d(z, z, 1) if config.use_quant_conv and not is_tiny else None
         self.bn = LatentNorm(z, 1 if config.family == "wan" else 2) if config.latent_norm else None
+        self.sampling = Sampling()
         self.encoder_frozen = False
         if config.padding == "reflect":
             reflect_padding(self.encoder if is_tiny else self)
@@ -247,10 +260,11 @@ class AutoencoderKL(nn.Module):
 
     def encode(self, images: Images) -> Posterior:
         """Posterior of images (B, 3, H, W) in [-1, 1]; its mean and logvar are at least fp32."""
+        return Posterior.from_moments(self._moments(images))
+
+    def _moments(self, images: Images) -> Moments:
         moments = self.encoder(images)
-        if self.quant_conv is not None:
-            moments = self.quant_conv(moments)
-        return Posterior.from_moments(moments)
+        return moments if self.quant_conv is None else self.quant_conv(moments)
 
     def decode(self, latents: Latents) -> Images:
         """Images (B, 3, H, W) in the dtype of `latents`, in about [-1, 1] and not clamped."""
@@ -269,11 +283,11 @@ class AutoencoderKL(nn.Module):
         The images of the latents of each of `views` follow.
         """
         with torch.set_grad_enabled(torch.is_grad_enabled() and not self.encoder_frozen):
-            posterior = self.encode(images)
-        latents = posterior.mode() if noise is None else posterior.sample(noise)
+            moments = self._moments(images)
+        latents, mean, logvar = self.sampling(moments, noise)
         dtype = images.dtype
         others = [self.decode(view.to(dtype)) for function in views for view in function(latents)]
-        return self.decode(latents.to(dtype)), posterior.mean, posterior.logvar, *others
+        return self.decode(latents.to(dtype)), mean, logvar, *others
 
 
 def downsampling(config: ModelConfig) -> int:

@@ -11,6 +11,7 @@ images of other sizes in validations are not covered.
 
 import importlib
 import math
+import time
 from collections.abc import Callable, Collection, Iterable, Iterator
 from functools import partial
 from itertools import chain, groupby
@@ -36,6 +37,7 @@ END_DTYPES = {torch.bfloat16: (torch.float16, torch.float32), torch.float16: (to
 
 EPS = 1e-6
 QUERIES = 16  # rows of attention scores
+NOTE_SECONDS = 3.0  # tests of compiled kernels take 1 s, compiling them 15 to 40 s
 MAX_ELEMENTS = 2**24  # of one tensor; a test needs about 1 GiB for it, because its reference is fp64
 
 
@@ -145,7 +147,7 @@ def choose_kernels(
         _explain_missing(wanted, device)
         return
     new = {dtype for dtype in (*dtypes, torch.float32) if (device, dtype) not in _tested}
-    outcomes = chain(run_tests(device, new), run_tests(device, dtypes, shapes()))
+    outcomes = _with_note(chain(run_tests(device, new), run_tests(device, dtypes, shapes())), dtypes)
     own = {outcome for outcome in outcomes if outcome.is_broken}
     broken = sorted(share(own), key=lambda o: (o.key.operation, KERNEL_KEYS.index(o.key)))
     _broken.update(outcome.key for outcome in broken)
@@ -155,6 +157,17 @@ def choose_kernels(
     REPLACED.update(_broken)
     for line in _lines(broken, device):
         console.warning(f"{line}. PyTorch operations replace it: slower, with the same results")
+
+
+def _with_note(outcomes: Iterator[Outcome], dtypes: tuple[torch.dtype, ...]) -> Iterator[Outcome]:
+    """The outcomes, and one line if they take long: compiled kernels take about a second."""
+    begun, is_noted = time.monotonic(), False
+    for outcome in outcomes:
+        yield outcome
+        if not is_noted and time.monotonic() - begun > NOTE_SECONDS:
+            is_noted = True
+            names = " and ".join(DTYPE_NAMES[dtype] for dtype in dtypes)
+            console.info(f"testing Triton kernels for {names}: up to a minute if they are not compiled yet")
 
 
 def _explain_missing(wanted: str, device: torch.device) -> None:

@@ -192,11 +192,12 @@ class TrainingLoop:
         state, options, history = self.state, self.options, self.state.history
         epochs = state.position.epoch + 1
         is_last, last_of_run = epochs == state.stage.end_epoch, state.stages[-1].end_epoch
-        save_is_due = epochs % options.checkpoint_freq == 0 or is_last
+        save_is_due = self.saver.is_due(epochs) or is_last
         metrics: Metrics = {}
         if self.validator and self._validation_is_due(epochs):
             metrics = self.validator.validate(f"epoch {epochs}", epochs, ends_run=epochs == last_of_run)
             history.add_epoch(metrics)
+            save_is_due |= options.checkpoint_freq is None and history.without_gain == 0
         state.position.epoch, state.position.images_in_epoch, state.rejected = epochs, 0, 0
         limit = options.early_stopping
         if metrics and limit and history.without_gain >= limit and not is_last:

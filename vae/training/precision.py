@@ -11,7 +11,8 @@ from vae.config.precision import choose_dtype, dtype_without_fp16, precision_rem
 from vae.device import precision_support
 from vae.images.pixels import to_float
 from vae.interop.half_precision import LargestActivation, largest_activation
-from vae.model.autoencoder import AutoencoderKL
+from vae.model.autoencoder import AutoencoderKL, Sampling
+from vae.model.layers import Attention
 from vae.ops.library import launch
 from vae.system import console
 from vae.system.host import find_compiler
@@ -86,12 +87,17 @@ def why_not_compile(device: torch.device, kernels: str = "auto") -> str | None:
     return None
 
 
-def compile_in_place(network: torch.nn.Module, backend: str = "inductor") -> None:
-    """Compile what PyTorch can of a network's forward; parameter names do not change.
+# The parts of networks that compute with PyTorch itself: all others only call operations of vae.ops, which
+# torch.compile does not trace into, or single convolutions, of which it makes the same launches.
+COMPILED_PARTS = (Attention, Sampling)
 
-    torch.compile does not trace into the operations of vae.ops, so a compiled network stores the same tensors
-    for backward at each recompute level. LPIPS is not compiled: its first step would take minutes, and its
-    convolutions stay the same.
+
+def compile_in_place(network: torch.nn.Module, backend: str = "inductor") -> None:
+    """Compile the parts of a network with several operations of PyTorch in a row; parameter names stay.
+
+    Each part compiles once for each shape and dtype. Compiling whole networks would end at each operation of
+    vae.ops, once for each width and size, and find the same graphs (benchmarks/LOG.md). A compiled network
+    stores the same tensors for backward at each recompute level.
     """
     from torch._C._dynamo.eval_frame import set_code_exec_strategy
     from torch._dynamo.types import FrameAction, FrameExecStrategy
@@ -100,10 +106,10 @@ def compile_in_place(network: torch.nn.Module, backend: str = "inductor") -> Non
     # Nor into what `launch` calls: Triton's JITFunction.warmup returns None if it is traced
     skipped = FrameExecStrategy(FrameAction.SKIP, FrameAction.SKIP)
     set_code_exec_strategy(launch.__code__, skipped)
-    # About twelve block shapes, times two micro-batch sizes, with and without gradients, for each stage and
-    # recompute level: more than the default limit of 8.
+    # Widths, two micro-batch sizes, with and without gradients, for each stage: more than the default of 8
     torch._dynamo.config.recompile_limit = 1024
-    torch._dynamo.config.accumulated_recompile_limit = 4096
     # PyTorch's key of cached code lacks the instruction set, and a home may be shared by machines
     torch.compiler.config.cache_key_tag = torch.backends.cpu.get_cpu_capability()
-    network.compile(dynamic=False, backend=backend)
+    for part in network.modules():
+        if isinstance(part, COMPILED_PARTS):
+            part.compile(dynamic=False, backend=backend)

@@ -1,11 +1,12 @@
 """Checkpoints of a run: when one is saved, what it contains, and what is pruned after it."""
 
-from dataclasses import dataclass, replace
+import time
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from vae.config.options import Config, flatten
+from vae.config.options import CHECKPOINT_MINUTES, Config, flatten
 from vae.interop.checkpoint_content import ContentError
 from vae.interop.checkpoint_schema import check_content
 from vae.interop.run_files import read_promoted
@@ -33,6 +34,7 @@ class Saver:
     writer: CheckpointWriter
     dist: Distributed
     lock: FolderLock | None = None
+    saved_at: float = field(default_factory=time.monotonic)  # or when it was created
 
     def __post_init__(self) -> None:
         self.folder = Path(self.config.run.output_dir)
@@ -59,6 +61,17 @@ class Saver:
             f"--output_dir {old} was moved to {current}: training is saved there and stops, resume with: "
             f"{self.resume_command}"
         )
+
+    def is_due(self, epochs: int) -> bool:
+        """Whether the end of this epoch, counted from 1, is saved for its number or for the time."""
+        options, step = self.config.run, self.state.position.step
+        if options.checkpoint_steps and step % options.checkpoint_steps == 0:
+            return True
+        if options.checkpoint_freq is not None:
+            return epochs % options.checkpoint_freq == 0
+        minutes = (time.monotonic() - self.saved_at) / 60
+        (is_due,) = self.dist.all_reduce_scalars(self.dist.is_main and minutes >= CHECKPOINT_MINUTES)
+        return bool(is_due)
 
     def save_now(self) -> None:
         """Save a checkpoint named after the current position, unless this command has saved this step."""
@@ -113,6 +126,7 @@ class Saver:
             is_written = partial(self._after_write, replace(state.position), path, prunes=not doubt)
             self.writer.save(path, self.content(), is_written)
         state.saved_step = state.position.step
+        self.saved_at = time.monotonic()
         if required:
             self.wait()
         return True

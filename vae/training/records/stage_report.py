@@ -308,7 +308,7 @@ def _rate_note(schedule: StageSchedule) -> str | None:
 def checkpoints_at_once(config: Config, stages: list[Stage], steps: list[StageSteps]) -> int:
     """The most checkpoints that a run has on disk at once, with the one that is being written."""
     options = config.run
-    saves = sum(-(-stage.num_epochs // options.checkpoint_freq) for stage in stages)
+    saves = sum(-(-stage.num_epochs // (options.checkpoint_freq or 1)) for stage in stages)
     if options.checkpoint_steps:
         saves += sum(stage_steps.total for stage_steps in steps) // options.checkpoint_steps
     return min(saves, options.keep_checkpoints + 1 + len(stages)) + 1  # 1: the best
