@@ -20,6 +20,7 @@ from tests.harness.toy_networks import NO_LPIPS, toy_terms
 from tests.harness.training_runs import ONE_PROCESS, last_checkpoint, records, train_short
 from tests.harness.vae_families import FAMILIES, SMALL, diffusers_model, image, research_model, save_research
 from vae.config.options import RECOMPUTE, LossConfig, ModelConfig
+from vae.interop.checkpoint_file import save_checkpoint
 from vae.interop.vae_files import load_vae
 from vae.interop.vae_path import WEIGHTS_NAME
 from vae.memory.plan import StepSpec, step_memory
@@ -91,7 +92,11 @@ def test_decoder_training_starts_from_the_published_vae_and_keeps_its_encoder(
         def reconstruct(images):
             return published(images).sample
 
-    assert train({**options, "init_from": str(source), "train_part": "decoder"}) == 0
+    _, _, scaling, shift = FAMILIES[family]
+    given = {"init_from": str(source), "train_part": "decoder"}
+    if family == "sdxl":  # its file contains no scaling
+        given |= {"scaling_factor": scaling}
+    assert train({**options, **given}) == 0
     folder = Path(options["output_dir"])
     first, last = records(folder, "validation")
     assert (first["step"], last["step"]) == (0, 4)
@@ -107,13 +112,50 @@ def test_decoder_training_starts_from_the_published_vae_and_keeps_its_encoder(
         posteriors = [vae.autoencoder.encode(image()) for vae in (before, after)]
         assert torch.equal(posteriors[0].mean, posteriors[1].mean)
         assert torch.equal(posteriors[0].logvar, posteriors[1].logvar)
-        assert after.scaling_factor == before.scaling_factor
+        assert after.scaling_factor == (None if family == "flux2" else scaling)
     config = exported_config(folder)
-    _, _, scaling, shift = FAMILIES[family]
     if family == "flux2":
         assert config["_class_name"] == "AutoencoderKLFlux2"
-    elif family != "sdxl":  # its file contains no scaling
+    else:
         assert (config["scaling_factor"], config["shift_factor"]) == (scaling, shift or 0.0)
+
+
+@pytest.mark.slow
+def test_constants_of_latents_that_do_not_change_are_never_measured(options, tmp_path):
+    """Neither by a run, a resumed run, nor an export: diffusion models were trained with others."""
+    published = research_model("sdxl", *SMALL)
+    source = save_research(tmp_path / "model.safetensors", published, "")
+    given = {**options, "init_from": str(source), "train_part": "decoder"}
+    unknown = r"does not contain the scaling of its latents.*SDXL: --scaling_factor 0\.13025"
+    with pytest.raises(UserError, match=f"--init_from .*{unknown}"):
+        train(given)
+    assert not Path(options["output_dir"]).exists()
+    assert train({**given, "scaling_factor": 0.5, "shift_factor": 0.25}) == 0
+    folder = Path(options["output_dir"])
+    resumed = {**options, "num_epochs": 1, "resume_from": str(folder / "checkpoint_epoch_1.pt")}
+    assert train(resumed) == 0
+    config = exported_config(folder)
+    assert (config["scaling_factor"], config["shift_factor"]) == (0.5, 0.25)
+    assert "latents_mean" not in config
+
+    content = last_checkpoint(folder) | {"latent_scaling": None}
+    content["config"] |= {"scaling_factor": None, "shift_factor": None}
+    old = tmp_path / "old" / "checkpoint_epoch_2.pt"  # of a version that measured them
+    old.parent.mkdir()
+    content.pop("format")
+    save_checkpoint(old, content)
+    resumed = {**options, "output_dir": str(old.parent), "resume_from": str(old)}
+    with pytest.raises(UserError, match=f"--resume_from .*{unknown}"):
+        train(resumed)
+    assert train({**resumed, "scaling_factor": 0.5}) == 0
+    assert exported_config(old.parent)["scaling_factor"] == 0.5
+
+
+@pytest.mark.slow
+def test_a_given_scaling_replaces_the_measured_one(options, tmp_path):
+    diffusers_model("sd", *SMALL).save_pretrained(tmp_path / "published")
+    assert train({**options, "init_from": str(tmp_path / "published"), "scaling_factor": 0.25}) == 0
+    assert exported_config(Path(options["output_dir"]))["scaling_factor"] == 0.25
 
 
 @pytest.mark.slow

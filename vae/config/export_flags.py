@@ -1,20 +1,18 @@
 """The options of export_vae.py, each declared once."""
 
 from dataclasses import MISSING, dataclass
+from difflib import get_close_matches
+from pathlib import PurePath
 
 from vae.config.declare import device_option, kernels_option, option, weights_option
 from vae.config.flags import parse_section
+from vae.config.latent_scaling import PUBLISHED_SCALING, check_scaling, scaling_option, shift_option
 from vae.config.options import MIN_IMAGE_SIZE
 from vae.system.console import counted
 from vae.system.errors import UserError
 
-# (scaling, shift) of latents, (z - shift) * scaling, from the published config.json of each model.
-PUBLISHED_SCALING = {
-    "sd": (0.18215, 0.0),
-    "sdxl": (0.13025, 0.0),
-    "sd3": (1.5305, 0.0609),
-    "flux": (0.3611, 0.1159),
-}
+_SINGLE = (".safetensors", ".sft")  # endings of a single file
+_OTHER_FILES = (".ckpt", ".pt", ".pth", ".bin", ".pkl", ".gguf", ".onnx", ".zip", ".json")
 CHANNELS = "channels"  # --fold_scaling: mean 0 and standard deviation 1 of each channel, without a scaling
 FOLDED_SCALING = {**PUBLISHED_SCALING, CHANNELS: (1.0, 0.0)}
 
@@ -31,8 +29,8 @@ class ExportConfig:
     )
     output: str = option(
         MISSING,
-        "folder for from_pretrained of diffusers; or a name that ends in .safetensors: one file with the "
-        "parameter names of the original research code, for ComfyUI and other programs",
+        "folder for from_pretrained of diffusers; or a name that ends in .safetensors or .sft: one file with "
+        "the parameter names of the original research code, for ComfyUI and other programs",
         metavar="PATH",
         writes=True,
     )
@@ -67,10 +65,8 @@ class ExportConfig:
         None, "side of the centre crops of those images, in px", unset="the training size of the VAE, or 256"
     )
     num_images: int = option(256, "maximum number of those images, spread over all; 0: all", at_least=0)
-    scaling_factor: float | None = option(
-        None, "scaling of latents, (z - shift) * scaling, to write instead of the one in the file or measured"
-    )
-    shift_factor: float | None = option(None, "shift of latents to write together with --scaling_factor")
+    scaling_factor: float | None = scaling_option()
+    shift_factor: float | None = shift_option()
     fold_scaling: str | None = option(
         None,
         "change the weights so that latents have standard deviation 1 under this model's fixed scaling; "
@@ -106,7 +102,7 @@ class ExportConfig:
     @property
     def is_single(self) -> bool:
         """Whether one file is written, not a folder."""
-        return self.output.lower().endswith(".safetensors")
+        return self.output.lower().endswith(_SINGLE)
 
 
 EPILOG = """examples:
@@ -129,6 +125,13 @@ def parse_export_flags(argv: list[str]) -> ExportConfig:
 
 
 def _check_together(config: ExportConfig) -> None:
+    ending = PurePath(config.output).suffix.lower()
+    is_typo = get_close_matches(ending, _SINGLE, cutoff=0.55) and not config.is_single
+    if is_typo or ending in _OTHER_FILES:
+        raise UserError(
+            f"--output {config.output}: an export is a folder or one .safetensors file, not {ending}: change "
+            "the ending, or give a folder without one"
+        )
     if config.image_size is not None and config.image_size < MIN_IMAGE_SIZE:
         raise UserError(f"--image_size {config.image_size} is too small: give for example 256")
     several = len(config.vae) > 1
@@ -146,10 +149,7 @@ def _check_together(config: ExportConfig) -> None:
         raise UserError(
             f"--scores has {counted(len(config.scores), 'value')} for {len(config.vae)} --vae: give one each"
         )
-    if config.shift_factor is not None and config.scaling_factor is None:
-        raise UserError("--shift_factor needs --scaling_factor: give both, or omit both")
-    if config.scaling_factor is not None and not config.scaling_factor > 0:
-        raise UserError(f"--scaling_factor {config.scaling_factor} is not a scaling: give a number above 0")
+    check_scaling(config.scaling_factor, config.shift_factor)
     if config.fold_scaling and config.data_path is None:
         raise UserError("--fold_scaling needs --data_path: the latents of those images are measured")
     if config.fold_scaling and config.scaling_factor is not None:

@@ -17,6 +17,7 @@ from vae.config.declare import (
     option,
     term_weight,
 )
+from vae.config.latent_scaling import scaling_option, shift_option
 from vae.system.addresses import public_options
 
 CONTRACT = "contract"  # a key of config.json that is no option: see vae/training/provenance.py
@@ -103,6 +104,8 @@ class ModelConfig:
         scope="machine",
         searched=False,
     )
+    scaling_factor: float | None = scaling_option()
+    shift_factor: float | None = shift_option()
 
     @property
     def widest(self) -> int:

@@ -4,6 +4,7 @@ import re
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
+from vae.config.latent_scaling import check_scaling
 from vae.config.options import (
     MIN_IMAGE_SIZE,
     MIN_VIEW,
@@ -21,7 +22,8 @@ PER_COMMAND = frozenset(names_where("inherited", False))
 # Options that --train_minutes would contradict; any of them replaces the --train_minutes of a profile.
 LENGTHS = ("num_epochs", "max_steps", "progressive")
 BATCHES = ("batch_size", "progressive")  # that --global_batch_size would contradict
-SHAPE = tuple(item.name for item in fields(ModelConfig) if item.name not in ("init", "init_from"))
+_NO_SHAPE = ("init", "init_from", "scaling_factor", "shift_factor")
+SHAPE = tuple(item.name for item in fields(ModelConfig) if item.name not in _NO_SHAPE)
 DECODER_SHAPE = ("decoder", "decoder_channels", "decoder_layers_per_block")
 _DISCRIMINATOR_SHAPE = ("disc_channels", "disc_layers")
 
@@ -157,6 +159,7 @@ def _typed(value: Any) -> str:
 def check_together(config: Config) -> None:
     """Raise UserError if options that are valid on their own contradict each other."""
     check_image_size(config.data.image_size, config.model)
+    check_scaling(config.model.scaling_factor, config.model.shift_factor)
     check_augmentations(config.data)
     loss: LossConfig = config.loss
     weights = [item.name for item in fields(loss) if item.metadata.get("term") == "image"]

@@ -14,9 +14,9 @@ from vae.evaluation.compare import Candidate, on_device, open_metrics
 from vae.evaluation.image_set import ImageSet, find_images
 from vae.evaluation.measure import Metrics, measure
 from vae.evaluation.results import VaeResult
-from vae.interop.checkpoint_archive import read_archive
 from vae.interop.run_files import PROMOTED_NAME, RUN_NAME, read_promoted
 from vae.interop.safetensors_file import stored_metadata
+from vae.interop.torch_file import read_torch_file
 from vae.interop.vae_files import CHECKPOINT_KEY, load_vae
 from vae.interop.vae_path import WEIGHTS_NAME
 from vae.system import console
@@ -68,7 +68,7 @@ def _version(path: Path) -> _Version | None:
 def _saved_step(path: Path) -> tuple[int, str]:
     """The optimizer step in a checkpoint, read without its tensors, and its name; -1 if it is damaged."""
     try:
-        return int(read_archive(path, with_tensors=False)["position"]["step"]), path.name
+        return int(read_torch_file(path)["position"]["step"]), path.name
     except (OSError, ValueError, KeyError, TypeError):  # _evaluate reports it
         return -1, path.name
 

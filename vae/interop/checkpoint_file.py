@@ -12,9 +12,9 @@ from typing import IO, Any, BinaryIO, cast
 import torch
 
 from vae.config.options import Config, flatten
-from vae.interop.checkpoint_archive import ArchiveError, DamagedArchiveError, read_archive
 from vae.interop.checkpoint_content import ContentError, shown
 from vae.interop.checkpoint_schema import check_content
+from vae.interop.torch_file import DamagedFileError, NeedsCodeError, check_sums, read_torch_file
 from vae.interop.vae_path import check_checkpoint_path
 from vae.system.errors import UserError
 from vae.system.files import (
@@ -136,22 +136,37 @@ def load_checkpoint(path: Path, *, flag: str = "--resume_from") -> dict[str, Any
     check_checkpoint_path(path, flag)
     verify_checkpoint(path)
     try:
-        content = read_archive(path)
+        content = read_torch_file(path)
     except OSError as error:
         raise DamagedCheckpointError(f"{path} cannot be read: {error.strerror or error}") from None
-    except DamagedArchiveError as error:
+    except DamagedFileError as error:
         raise DamagedCheckpointError(f"{path} is damaged or not a checkpoint: {error}") from None
-    except ArchiveError as error:
-        raise ForeignFileError(f"{flag} {path} is not a checkpoint of this toolkit: {error}") from None
-    if not isinstance(content, dict) or "format" not in content:
+    except NeedsCodeError as error:
+        raise ForeignFileError(f"{flag} {path} is not a checkpoint of this toolkit: it has {error}") from None
+    if not is_checkpoint(content):
         raise ForeignFileError(
             f"{flag} {path} is not a checkpoint of this toolkit: --init_from reads weights of other programs"
         )
+    return checked(content, path, flag)
+
+
+def is_checkpoint(content: Any) -> bool:
+    """Whether the content of a file is that of a checkpoint, of any version."""
+    return isinstance(content, dict) and "format" in content
+
+
+def checked(content: dict[str, Any], path: Path, flag: str) -> dict[str, Any]:
+    """The content of the checkpoint at `path` after its checks; raises the errors of `load_checkpoint`."""
     if type(content["format"]) is not int or content["format"] != CHECKPOINT_FORMAT:
         raise UserError(
             f"{flag} {path} has checkpoint format {shown(content['format'])}, but this version reads format "
             f"{CHECKPOINT_FORMAT}: use the version that wrote it, or train again"
         )
+    if not record_path(path).exists():
+        try:
+            check_sums(path)
+        except DamagedFileError as error:
+            raise DamagedCheckpointError(f"{path} is damaged: {error}") from None
     try:
         check_content(content)
     except ContentError as error:

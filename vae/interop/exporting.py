@@ -8,7 +8,8 @@ from typing import Any
 
 import torch
 
-from vae.config.export_flags import CHANNELS, FOLDED_SCALING, PUBLISHED_SCALING, ExportConfig
+from vae.config.export_flags import CHANNELS, FOLDED_SCALING, ExportConfig
+from vae.config.latent_scaling import published_flags
 from vae.config.options import build
 from vae.device import DTYPES, pick_device
 from vae.interop.averaging import combine
@@ -36,11 +37,12 @@ from vae.interop.latent_statistics import (
 from vae.interop.model_card import card_files, run_of
 from vae.interop.modelspec import COMPVIS, modelspec
 from vae.interop.precheck import check_command
-from vae.interop.safetensors_file import read_tensors, stored_weights, write_safetensors
+from vae.interop.safetensors_file import stored_weights, write_safetensors
 from vae.interop.tiny_files import write_tiny
 from vae.interop.vae_files import CONFIG_KEY, START_KEY, LoadedVae, load_vae, read_vae
 from vae.interop.vae_path import WEIGHTS_NAME, locate_vae
 from vae.interop.wan_names import into_wan
+from vae.interop.weight_file import read_tensors
 from vae.model.autoencoder import AutoencoderKL
 from vae.ops.kernel_check import choose_kernels
 from vae.progress import track
@@ -58,6 +60,7 @@ class _Findings:
     statistics: LatentStatistics | None = None
     largest: LargestActivation | None = None
     encoder_trained: bool = False  # by the run of a checkpoint
+    is_scaling_measured: bool = False
 
 
 def export(config: ExportConfig) -> None:
@@ -80,6 +83,11 @@ def export(config: ExportConfig) -> None:
         choose_kernels(config.kernels, device, [torch.float32])
         crops = Crops.of(config.data_path, config, loaded)
         _measure_on_images(model.to(device), crops, config, findings)
+        if findings.is_scaling_measured and not loaded.file.encoder_trained:
+            console.warning(
+                f"--vae {config.vae[0]} does not contain the scaling of its latents, so it is measured on "
+                f"--data_path: a diffusion model that exists knows its own ({published_flags()})"
+            )
     elif config.dtype == "fp16":
         console.warning("the activations were not tested for fp16: give images with --data_path to test them")
     if config.into is not None:
@@ -120,10 +128,9 @@ def _push(
 
 
 def _missing_scaling(path: str) -> UserError:
-    published = "; ".join(f"{name} {a:g} {b:g}" for name, (a, b) in PUBLISHED_SCALING.items())
     return UserError(
-        f"--vae {path} does not contain the scaling of its latents, which diffusers needs: give --data_path "
-        f"to measure it, or --scaling_factor and --shift_factor ({published})"
+        f"--vae {path} does not contain the scaling of its latents, which diffusers needs: give that of its "
+        f"diffusion model ({published_flags()}), or --data_path to measure it if there is none yet"
     )
 
 
@@ -152,6 +159,7 @@ def _measure_on_images(model: AutoencoderKL, crops: Crops, config: ExportConfig,
         findings.scaling = FOLDED_SCALING[config.fold_scaling]
     elif findings.scaling is None:
         findings.scaling = findings.statistics.scaling, findings.statistics.shift
+        findings.is_scaling_measured = model.bn is None
     findings.largest = largest_activation(model, (batch.to(device) for batch in crops.batches(FP16_IMAGES)))
     print_line = console.warning if findings.largest.may_overflow_fp16 else console.info
     print_line(findings.largest.summary())
@@ -255,7 +263,7 @@ def _write_into(video: Path, output: Path, model: AutoencoderKL, dtype: str) -> 
         raise UserError(f"--into is for Wan 2.1 and Qwen-Image, and {other} is another network: omit it")
     check_fit(build(file.shape).model, model.state_dict(), "--vae")
     located = locate_vae(video, "--into")
-    tensors, metadata = read_tensors(located.weights, where)
+    tensors, metadata = read_tensors(located, where)
     kept = {name: value.to(DTYPES[dtype]) for name, value in tensors.items()}
     stored = into_wan(kept, stored_weights(model, dtype))
     if located.config is None:

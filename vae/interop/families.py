@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from vae.config.export_flags import PUBLISHED_SCALING
+from vae.config.latent_scaling import PUBLISHED_SCALING
 from vae.config.options import ModelConfig
 from vae.model.autoencoder import FLUX2_EPS, LatentNorm
 from vae.model.tiny import BLOCKS
@@ -124,7 +124,13 @@ def check_class(config: Any, where: str, source: str) -> dict[str, Any]:
     """The content of a config.json; UserError with the name `source` if it is for another class."""
     name = config.get("_class_name") if isinstance(config, dict) else type(config).__name__
     readable = [family for family in FAMILIES if family != TINY_CLASS]
-    if not isinstance(name, str) or name not in readable:
+    if name == TINY_CLASS:
+        raise UserError(
+            f"{where}: its {source} is for {TINY_CLASS}, whose latents are those of another VAE: give that "
+            "VAE, and --decoder tiny to train one like it"
+        )
+    has_class = name is not None or not isinstance(config, dict)  # a config without one is not refused
+    if has_class and (not isinstance(name, str) or name not in readable):
         raise UserError(f"{where}: its {source} is for {name}, but only {', '.join(readable)} are supported")
     if config.get("is_residual") is True or config.get("patch_size") in (2, [2]):
         raise UserError(

@@ -1,4 +1,4 @@
-"""VAEs on the Hugging Face hub, OWNER/REPO[:PATH]: downloaded wherever one is read, uploaded by --push_to.
+"""VAEs on the Hugging Face hub, OWNER/REPO[:PATH] or an address: downloads, and uploads of --push_to.
 
 The package huggingface_hub is imported when it is needed. It finds the user's token and its cache by itself,
 and obeys HF_HUB_OFFLINE and HF_ENDPOINT.
@@ -8,31 +8,40 @@ import importlib.util
 import os
 import re
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote
 
 from vae.system import console
 from vae.system.errors import UserError
 
 _REPO = r"[A-Za-z0-9][\w.-]*/[\w.-]*\w"
 _NAME = re.compile(rf"({_REPO})(?::([^:]+))?")
-_FILES = (".safetensors", ".sft")
-_OTHER_FILES = (".pt", ".ckpt", ".bin", ".pth", ".pkl", ".gguf", ".png", ".jpg")
+# The address of a page, or of a file. A Path has only one slash of the two.
+_ADDRESS = re.compile(
+    rf"https?:/+(?:www\.)?(?:huggingface\.co|hf\.co)/({_REPO})"
+    r"(?:/(?:blob|resolve|tree|raw)/([^/?#]+)(?:/([^?#]*))?)?/?(?:[?#].*)?"
+)
+_FILES = (".safetensors", ".sft", ".pt", ".ckpt", ".bin", ".pth")
+_OTHER_FILES = (".pkl", ".gguf", ".png", ".jpg")
+_IN_FOLDER = "diffusion_pytorch_model"  # files with names like this need the config.json beside them
 INSTALL = "python -m pip install huggingface_hub"
 
 
-def hub_name(path: Path) -> tuple[str, str] | None:
-    """OWNER/REPO and the path in it, if `path` can be on the hub.
+def hub_name(path: Path) -> tuple[str, str, str] | None:
+    """OWNER/REPO, the path in it and the revision ("": the newest), if `path` can be on the hub.
 
     It cannot if its first folder is on this machine: then it is a mistyped path, and the hub is not asked.
     """
+    if address := _ADDRESS.fullmatch(path.as_posix()):
+        return address[1], unquote(address[3] or "").strip("/"), unquote(address[2] or "")
     match = _NAME.fullmatch(path.as_posix())
     if match is None or match[1].endswith((*_FILES, *_OTHER_FILES)) or os.path.exists(path.parts[0]):
         return None
-    return match[1], (match[2] or "").strip("/")
+    return match[1], (match[2] or "").strip("/"), ""
 
 
 def check_repo(repo: str) -> None:
@@ -44,10 +53,10 @@ def check_repo(repo: str) -> None:
 
 
 @cache  # the checks before the start, and the reading of the weights, see the same files
-def download(repo: str, inside: str, names: tuple[str, ...], where: str) -> Path:
+def download(repo: str, inside: str, revision: str, names: tuple[str, ...], where: str) -> Path:
     """The local copy of a VAE in the repository: a folder with one of the weights `names`, or one file.
 
-    `inside` is a folder or a .safetensors file in the repository; "": its root, or vae/ as in a pipeline.
+    `inside` is a folder or a file of weights in the repository; "": its root, or vae/ as in a pipeline.
     Raises UserError that starts with `where`.
     """
     if importlib.util.find_spec("huggingface_hub") is None:
@@ -56,18 +65,24 @@ def download(repo: str, inside: str, names: tuple[str, ...], where: str) -> Path
             f"{INSTALL}, or give the folder of: hf download {repo} --local-dir FOLDER"
         )
     hub = _package()
-    inside = inside.removesuffix(names[0]).rstrip("/")  # it needs its config.json, too
-    folders = [inside] if inside else ["", "vae"]
+    fetch = partial(hub.hf_hub_download, repo, revision=revision or None)
+    folder, _, name = f"/{inside}".rpartition("/")
+    if name.startswith(_IN_FOLDER):
+        names = (name,)
+        inside = folder.strip("/")
+        folders = [inside]
+    else:
+        folders = [inside] if inside else ["", "vae"]
     found = None
     with _one_line(where):
         if inside.endswith(_FILES):
-            return _shown(Path(hub.hf_hub_download(repo, inside)), repo)
+            return _shown(Path(fetch(inside)), repo)
         wanted = [(folder, name) for folder in folders for name in names]
-        found = _first(hub, repo, wanted)
+        found = _first(fetch, wanted)
         if found is not None:
             folder, weights = found
-            hub.hf_hub_download(repo, f"{folder}/config.json".lstrip("/"))
-            return _shown(weights.parent, repo)
+            fetch(f"{folder}/config.json".lstrip("/"))
+            return _shown(weights if len(names) == 1 else weights.parent, repo)
     places = " or ".join(f"{folder}/{names[0]}".lstrip("/") for folder in folders)
     raise UserError(f"{where}: the repository has no {places}: add :PATH of a folder or .safetensors file")
 
@@ -101,16 +116,14 @@ def _package() -> Any:
     return huggingface_hub
 
 
-def _first(hub: Any, repo: str, wanted: list[tuple[str, str]]) -> tuple[str, Path] | None:
+def _first(fetch: Callable[..., str], wanted: list[tuple[str, str]]) -> tuple[str, Path] | None:
     """The first of the files (folder, name) that the repository has, with its folder."""
     from huggingface_hub.errors import EntryNotFoundError, LocalEntryNotFoundError
 
     unreachable = None
     for folder, name in wanted:
         try:
-            path = hub.hf_hub_download(
-                repo, f"{folder}/{name}".lstrip("/"), local_files_only=unreachable is not None
-            )
+            path = fetch(f"{folder}/{name}".lstrip("/"), local_files_only=unreachable is not None)
             return folder, Path(path)
         except LocalEntryNotFoundError as error:  # the others may be in the cache
             unreachable = unreachable or error

@@ -22,7 +22,7 @@ def check_command(config: ExportConfig) -> None:
         locate_vae(Path(path), "--vae")
     if config.into is not None:
         located = locate_vae(Path(config.into), "--into")
-        if located.kind == "checkpoint" or config.is_single != (located.config is None):
+        if config.is_single != (located.config is None):
             kind = "a folder" if located.config else "a .safetensors file"
             raise UserError(f"--into {config.into} gives {kind}: name one with --output, not {config.output}")
     for flag, images in (("--data_path", config.data_path), ("--held_out", config.held_out)):

@@ -14,14 +14,13 @@ from torch import nn
 from vae.config.options import TINY_WIDTH
 from vae.device import DTYPES
 from vae.interop.families import FAMILIES, TINY_CLASS
+from vae.interop.latent_statistics import LatentConstants
 from vae.interop.modelspec import modelspec
 from vae.interop.safetensors_file import stored_weights, write_safetensors
-from vae.interop.vae_files import VaeFile
 from vae.interop.vae_path import WEIGHTS_NAME
 from vae.model.autoencoder import IMAGE_CHANNELS, AutoencoderKL
 from vae.model.tiny import TinyBlock, TinyDecoder
 from vae.system import console
-from vae.system.errors import UserError
 from vae.system.files import write_json
 
 TAESD = "https://github.com/madebyollin/taesd"  # whose parameter names single files have
@@ -29,10 +28,10 @@ TAEF2_CHANNELS = 32  # taef2, for FLUX.2's latents, has group norms in its first
 
 
 @torch.no_grad()
-def normalize_latents(model: AutoencoderKL, file: VaeFile, where: str) -> None:
-    """Let the tiny decoder of `model` read latents as diffusion models of the VAE in `file` have them.
+def normalize_latents(model: AutoencoderKL, constants: LatentConstants | None) -> None:
+    """Let the tiny decoder of `model` read latents as diffusion models of the VAE have them.
 
-    Raises UserError that starts with `where` if the file does not contain their scaling.
+    `constants` are needed without a latent norm.
     """
     decoder = model.decoder
     assert isinstance(decoder, TinyDecoder)
@@ -42,14 +41,10 @@ def normalize_latents(model: AutoencoderKL, file: VaeFile, where: str) -> None:
         decoder.latents_mean.copy_(mean.mean(1))
         variance = variance.mean(1) + mean.var(1, correction=0) + model.bn.eps
         decoder.latents_std.copy_(variance.sqrt())
-    elif file.scaling_factor is not None:
-        decoder.latents_mean.fill_(file.shift_factor or 0.0)
-        decoder.latents_std.fill_(1 / file.scaling_factor)
     else:
-        raise UserError(
-            f"{where} does not contain the scaling of its latents, which --decoder tiny needs: write a "
-            "folder with export_vae.py and --scaling_factor or --data_path, and give that"
-        )
+        assert constants is not None
+        decoder.latents_mean.fill_(constants.shift)
+        decoder.latents_std.fill_(1 / constants.scaling)
 
 
 def write_tiny(

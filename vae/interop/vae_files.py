@@ -7,13 +7,14 @@ from typing import Any
 
 import torch
 
+from vae.config.latent_scaling import PUBLISHED_SCALING
 from vae.config.options import ModelConfig, build
-from vae.interop.checkpoint_file import DamagedCheckpointError, ForeignFileError, load_checkpoint
+from vae.interop.checkpoint_file import DamagedCheckpointError, checked, is_checkpoint, verify_checkpoint
 from vae.interop.diffusers_folder import parse_config, read_config
 from vae.interop.families import PADDING_KEY, WAN_MEAN, WAN_STD
 from vae.interop.fitting import PARTS, check_fit, config_from_shapes, load_weights, missing_part
-from vae.interop.safetensors_file import read_safetensors
-from vae.interop.vae_path import locate_vae, refused_pickle
+from vae.interop.vae_path import VaePath, locate_vae
+from vae.interop.weight_file import read_pickle, read_weights
 from vae.model.autoencoder import AutoencoderKL, widths_fit
 from vae.system.errors import UserError
 
@@ -100,8 +101,8 @@ def load_vae(
 ) -> LoadedVae:
     """Load the VAE at `path` from any supported format.
 
-    `weights` applies to checkpoints: "ema", the weights that a run validates and exports, or "raw". `needs`:
-    a file may lack the other part of encoder and decoder, whose weights are then meaningless. Raises
+    `weights` applies to files with both: "ema", the weights that a run validates and exports, or "raw".
+    `needs`: a file may lack the other part of encoder and decoder, whose weights are then meaningless. Raises
     UserError that starts with `flag` and the path.
     """
     file = read_vae(path, flag=flag, weights=weights)
@@ -125,21 +126,22 @@ def load_vae(
 def read_vae(path: Path, *, flag: str = "--init_from", weights: str = "ema") -> VaeFile:
     """Read the VAE file or folder at `path`; UserError that starts with `flag` and the path."""
     located = locate_vae(path, flag)
-    if located.kind == "checkpoint":
-        return _read_checkpoint(path, flag, weights)
     where = f"{flag} {path}"
+    content = None
+    if located.kind == "pickle" and len(located.weights) == 1:
+        (file,) = located.weights
+        try:
+            verify_checkpoint(file)
+            content = read_pickle(file, where)
+            if is_checkpoint(content):
+                return _from_checkpoint(checked(content, file, flag), where, weights)
+        except DamagedCheckpointError as error:
+            raise UserError(f"{where}: {error}") from None
     config = read_config(located.config, where) if located.config else None
-    return _from_tensors(located.weights, where, config)
+    return _from_tensors(located, where, config, weights, content)
 
 
-def _read_checkpoint(path: Path, flag: str, weights: str) -> VaeFile:
-    where = f"{flag} {path}"
-    try:
-        content = load_checkpoint(path, flag=flag)
-    except ForeignFileError:
-        raise refused_pickle(where) from None
-    except DamagedCheckpointError as error:
-        raise UserError(f"{where}: {error}") from None
+def _from_checkpoint(content: dict[str, Any], where: str, weights: str) -> VaeFile:
     config = content["config"]
     scaling, shift = content["latent_scaling"] or (None, None)
     ema = content["ema"] if weights == "ema" else None
@@ -199,7 +201,8 @@ def _latent_norm(
     published = (WAN_MEAN, WAN_STD) if z == len(WAN_MEAN) else ((0.0,) * z, (1.0,) * z)
     found = []
     for name, default in zip(("latents_mean", "latents_std"), published, strict=True):
-        values = _numbers(config[name], name, z, where) if name in config else default
+        known = config.get(name) is not None
+        values = _numbers(config[name], name, z, where) if known else default
         found.append(torch.tensor(values, dtype=torch.float64))
     mean, std = found
     return {
@@ -209,16 +212,18 @@ def _latent_norm(
     }
 
 
-def _from_tensors(path: Path, where: str, found_config: dict[str, Any] | None) -> VaeFile:
-    tensors = read_safetensors(path, where)
+def _from_tensors(
+    located: VaePath, where: str, found_config: dict[str, Any] | None, weights: str, content: Any
+) -> VaeFile:
+    tensors = read_weights(located, where, weights, content)
     if found_config is None and CONFIG_KEY in tensors.metadata:
         found_config = parse_config(tensors.metadata[CONFIG_KEY], where, CONFIG_KEY)
     config = found_config or {}
     if tensors.kind == "wan":
         tensors.weights.update(_latent_norm(tensors.weights, config, where))
     shape = config_from_shapes(tensors.weights, where)
-    if "norm_num_groups" in config:
-        groups = config["norm_num_groups"]
+    groups = config.get("norm_num_groups")
+    if groups is not None:
         if type(groups) is not int or groups < 1:
             raise UserError(f"{where}: norm_num_groups {groups} in config.json is not a positive integer")
         shape["norm_groups"] = groups
@@ -227,6 +232,8 @@ def _from_tensors(path: Path, where: str, found_config: dict[str, Any] | None) -
             raise UserError(f"{where}: {PADDING_KEY} {config[PADDING_KEY]} is neither zeros nor reflect")
         shape["padding"] = config[PADDING_KEY]
     scaling, shift = (_number(config, name, where) for name in ("scaling_factor", "shift_factor"))
+    if located.config and config.get("_class_name") == "AutoencoderKL" and "scaling_factor" not in config:
+        scaling, shift = PUBLISHED_SCALING["sd"]  # diffusers' default: folders of SD 1.x do not contain it
     if found_config is None and tensors.published_scaling:
         scaling, shift = tensors.published_scaling
     size = config.get("sample_size")

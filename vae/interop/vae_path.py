@@ -1,55 +1,93 @@
-"""What kind of VAE a path names, and its files. Reads no weights and needs no PyTorch."""
+"""What kind of VAE a path names, and its files, by their content. Reads no weights and needs no PyTorch."""
 
 import os
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
 from vae.interop.hub import download, hub_name
 from vae.system.errors import UserError
+from vae.system.files import open_regular, read_json
 
-WEIGHTS_NAME = "diffusion_pytorch_model.safetensors"
-_HUB_NAMES = (WEIGHTS_NAME, "diffusion_pytorch_model.fp16.safetensors")
-PICKLES = (".ckpt", ".bin", ".pth", ".pkl", ".pickle")
-PICKLE_REMEDY = "which can run code when loaded: convert it to .safetensors first (docs/export.md shows how)"
+_STEM = "diffusion_pytorch_model"
+WEIGHTS_NAME = f"{_STEM}.safetensors"
+INDEX_NAME = f"{WEIGHTS_NAME}.index.json"  # of weights in several files
+HUB_NAMES = (WEIGHTS_NAME, f"{_STEM}.fp16.safetensors", f"{_STEM}.bin")
+_IN_FOLDER = (
+    *(WEIGHTS_NAME, INDEX_NAME, f"{_STEM}.*.safetensors", f"{WEIGHTS_NAME}.index.*.json"),
+    *(f"{_STEM}.bin", f"{_STEM}.bin.index.json", f"{_STEM}.*.bin"),
+)
+CONVERT = "docs/export.md shows how to convert it without running code"
+_HEAD_BYTES = 1024
+_AGAIN = "download it again"
+# Other files by how they begin, and what to do.
+_OTHER_FILES = (
+    (rb"version https://git-lfs", "is a pointer of Git LFS, not the file: run git lfs pull, or download it"),
+    (rb"(?i)\s*(<!doctype|<html|<\?xml|<head)", "is a web page: download the file itself"),
+    (rb"GGUF", "is a GGUF file, whose weights are quantized: use the .safetensors file"),
+    (rb"\0{64}", f"begins with zeros, so its download is not complete: {_AGAIN}"),
+    (rb"\x1f\x8b|7z\xbc\xaf|Rar!|BZh|\xfd7zXZ|\x28\xb5\x2f\xfd", "is a compressed archive: unpack it"),
+    (rb"\s*[\[{]", "is a JSON file: give its folder, or the file with the weights"),
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
 class VaePath:
     """The files of a VAE; `config` is the config.json of a diffusers folder."""
 
-    kind: Literal["checkpoint", "safetensors"]
-    weights: Path
+    kind: Literal["pickle", "safetensors"]
+    weights: tuple[Path, ...]  # several: each has a part
     config: Path | None = None
 
 
 def locate_vae(path: Path, flag: str) -> VaePath:
     """The files of the VAE at `path`; UserError that starts with `flag` and the path if it is none.
 
-    OWNER/REPO[:PATH] that does not exist here is downloaded from the Hugging Face hub.
+    OWNER/REPO[:PATH] that does not exist here, or its address, is downloaded from the Hugging Face hub.
     """
     on_hub = None if os.path.lexists(path) else hub_name(path)
     where = f"{flag} {path.as_posix() if on_hub else path}"
     if on_hub:
-        path = download(*on_hub, _HUB_NAMES, where)
-    suffix = path.suffix.lower()
-    if path.is_file() and suffix in PICKLES:
-        raise refused_pickle(where)
-    if path.is_file() and suffix == ".pt":
-        return VaePath("checkpoint", path)
+        path = download(*on_hub, HUB_NAMES, where)
     if path.is_dir():
         return _in_folder(path, where)
     if not os.path.exists(path):
+        if re.match(r"https?:", str(path)):
+            raise UserError(f"{where}: only huggingface.co is read: download the file, and give it")
         raise UserError(f"{where}: there is no such file or folder")
     if not path.is_file():
         raise UserError(f"{where} is neither a file nor a folder: give one of these")
-    if suffix == ".gguf":
-        raise UserError(f"{where} is a GGUF file, whose weights are quantized: use the .safetensors file")
-    if suffix not in (".safetensors", ".sft"):
-        raise UserError(f"{where} is not a .safetensors file, a checkpoint (.pt) or a diffusers folder")
+    if re.search(r"-\d+-of-\d+\.", path.name):
+        raise UserError(f"{where} is one of several parts: give its folder, which has an index of them")
     config = path.with_name("config.json")
-    is_diffusers = path.name == WEIGHTS_NAME and config.is_file()
-    return VaePath("safetensors", path, config if is_diffusers else None)
+    is_diffusers = path.name.startswith(_STEM) and config.is_file()
+    return VaePath(file_format(path, where), (path,), config if is_diffusers else None)
+
+
+def file_format(path: Path, where: str) -> Literal["pickle", "safetensors"]:
+    """The format of a file of weights by its content; UserError, which starts with `where`, for others."""
+    try:
+        with open_regular(path) as file:
+            head = file.read(_HEAD_BYTES)
+            size = os.fstat(file.fileno()).st_size
+    except OSError as error:
+        raise UserError(f"{where}: {path.name} cannot be read: {error.strerror or error}") from None
+    here = where if where.endswith(str(path)) else f"{where}: {path.name}"
+    if not head:
+        raise UserError(f"{here} is empty, for example after an interrupted download: {_AGAIN}")
+    if head.startswith(b"PK\x03\x04") or re.match(rb"\x80[\x02-\x05]", head):
+        return "pickle"
+    if head[8:9] == b"{":
+        return "safetensors"
+    for pattern, text in _OTHER_FILES:
+        if re.match(pattern, head):
+            raise UserError(f"{here} {text}")
+    if size < 9 and path.suffix in (".safetensors", ".sft"):
+        raise UserError(f"{here} is truncated, for example by an interrupted download: {_AGAIN}")
+    if path.suffix.lower() == ".pt":
+        raise UserError(f"{here} is damaged or not a checkpoint: {_AGAIN}, or use another copy")
+    raise UserError(f"{here} is not a .safetensors file, a checkpoint (.pt, .ckpt) or a diffusers folder")
 
 
 def check_checkpoint_path(path: Path, flag: str) -> None:
@@ -70,35 +108,48 @@ def check_checkpoint_path(path: Path, flag: str) -> None:
         raise UserError(f"{flag} {path} is not a checkpoint: give a file with the ending .pt, {latest}")
 
 
-def refused_pickle(where: str) -> UserError:
-    """The error for a file that can run code; `where` is its flag and path."""
-    return UserError(f"{where} is a pickle, {PICKLE_REMEDY}")
-
-
 def _in_folder(folder: Path, where: str) -> VaePath:
     """The files of a diffusers folder, of a complete pipeline, or of the output folder of a run."""
     if (folder / "vae" / "config.json").is_file() and _weights_in(folder) is None:
         folder = folder / "vae"
-    weights = _weights_in(folder)
-    if weights is None:
+    found = _weights_in(folder)
+    if found is None:
         raise UserError(f"{where} has no {WEIGHTS_NAME}{_alternatives(folder)}")
     if not (folder / "config.json").is_file():
         raise UserError(
-            f"{where} is not a diffusers folder, because it has no config.json: give {weights.name} in it"
+            f"{where} is not a diffusers folder, because it has no config.json: give {found.name} in it"
         )
-    return VaePath("safetensors", weights, folder / "config.json")
+    parts = _parts_of(found, where) if found.suffix == ".json" else (found,)
+    (kind, *others) = {file_format(path, where) for path in parts}
+    if others:
+        raise UserError(f"{where}: the parts in {found.name} have different formats: use another copy")
+    return VaePath(kind, parts, folder / "config.json")
+
+
+def _parts_of(index: Path, where: str) -> tuple[Path, ...]:
+    """The files in an index of weights."""
+    try:
+        names = sorted(set(read_json(index)["weight_map"].values()))
+        parts = tuple(index.with_name(Path(name).name) for name in names)
+    except (OSError, ValueError, LookupError, TypeError, AttributeError):
+        parts = ()
+    missing = next((path.name for path in parts if not path.is_file()), None)
+    if not parts or missing:
+        problem = f"its part {missing} is missing" if missing else "it is no index of weights"
+        raise UserError(f"{where}: {index.name}: {problem}: {_AGAIN}")
+    return parts
 
 
 def _weights_in(folder: Path) -> Path | None:
-    """The weights file in a diffusers folder: the default one, else a variant such as .fp16.safetensors."""
-    if (folder / WEIGHTS_NAME).is_file():
-        return folder / WEIGHTS_NAME
-    return next(iter(sorted(folder.glob("diffusion_pytorch_model.*.safetensors"))), None)
+    """The weights file in a diffusers folder, or its index: the default one, else a variant such as fp16."""
+    found = (path for pattern in _IN_FOLDER for path in sorted(folder.glob(pattern)) if path.is_file())
+    return next(found, None)
 
 
 def _alternatives(folder: Path) -> str:
-    if any(folder.glob("diffusion_pytorch_model*.bin")):
-        return f", only a pickle (.bin), {PICKLE_REMEDY}"
     if any(folder.glob("checkpoint_*.pt")):
         return " yet: give one of the checkpoints in it"
+    files = sorted(path.name for path in folder.iterdir() if path.suffix in (".safetensors", ".sft", ".ckpt"))
+    if files:
+        return f": give a file in it, such as {files[0]}"
     return ": give a diffusers folder, a checkpoint or a .safetensors file"

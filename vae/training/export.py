@@ -48,21 +48,22 @@ def latent_constants(
     batches: Iterable[torch.Tensor],
     fixed: LatentConstants | None = None,
 ) -> LatentConstants:
-    """Constants of the latents: `fixed` ones, or measured on uint8 (B, 3, H, W) batches.
+    """Constants of the latents: measured on uint8 (B, 3, H, W) batches, and scaling and shift from `fixed`.
 
-    A latent norm that is not measured for these latents is measured, too.
+    A latent norm that is not measured for these latents is measured, too. A frozen encoder keeps `fixed` ones
+    or none, and its latent norm: diffusion models were trained with them.
     """
-    encoder_trained = not networks.autoencoder.encoder_frozen
-    latent_norm = model.bn if model.bn is not None and is_unmeasured(model.bn, encoder_trained) else None
-    if fixed is not None and latent_norm is None:
-        return fixed
+    if networks.autoencoder.encoder_frozen:
+        return fixed or LatentConstants()
+    latent_norm = model.bn if model.bn is not None and is_unmeasured(model.bn, encoder_trained=True) else None
     inputs = (network_input(to_float(images), networks, networks.eval_dtype) for images in batches)
     latents, patches = sums_of(map(model.encode, inputs), latent_norm)
     if latent_norm is not None and patches.count:
         set_latent_norm(model, patches.statistics())
-    if fixed is not None or not latents.count:
+    if not latents.count:
         return fixed or LatentConstants()
-    return latents.statistics().constants
+    measured = latents.statistics().constants
+    return measured._replace(scaling=fixed.scaling, shift=fixed.shift) if fixed else measured
 
 
 def is_exported(output_dir: Path, checkpoint: Path) -> bool:
@@ -118,7 +119,8 @@ class Export:
         config = diffusers_config(shape, size, constants.scaling, constants.shift, overflows_fp16)
         config |= latents_config(state.eval_model.bn)
         if state.eval_model.bn is None:
-            config |= channel_config(constants, were_in_config=state.latent_constants is not None)
+            in_file = state.latent_constants is not None and bool(state.latent_constants.mean)
+            config |= channel_config(constants, were_in_config=in_file)
         metadata |= modelspec(state.eval_model, self.folder.absolute().parent, size)
         save_diffusers_folder(self.folder, weights, config, metadata)
         note_exported(self.folder.parent, digest)

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from vae.config.latent_scaling import published_flags
 from vae.config.options import Config
 from vae.config.recipes import recipe_values
 from vae.config.resolve import (
@@ -86,10 +87,31 @@ def resolve_options(
     if content is None:
         check_encoder(config, given)
         config, source = _existing_vae(config, given, dist)
+        in_file = source is not None and source.scaling_factor is not None
+        _check_scaling(config, in_file, f"--init_from {config.model.init_from}")
     else:
         config = replace(config, model=replace(config.model, init_from=content["config"]["init_from"]))
+        _check_scaling(config, content["latent_scaling"] is not None, f"--resume_from {path}")
     check_decoder(config)
     return ResolvedOptions(config, path, content, source)
+
+
+def _check_scaling(config: Config, in_file: bool, where: str) -> None:
+    """Raise UserError if the constants of latents that do not change are not known, or cannot be changed.
+
+    They are those with which diffusion models were trained: images that a user has cannot show them.
+    """
+    model = config.model
+    if model.scaling_factor is not None and model.latent_norm:
+        raise UserError(
+            f"--scaling_factor {model.scaling_factor:g}: {where} has latent statistics instead: omit it"
+        )
+    is_known = in_file or model.latent_norm or model.scaling_factor is not None
+    if config.optim.train_part == "decoder" and not is_known:
+        raise UserError(
+            f"{where} does not contain the scaling of its latents, which --train_part decoder keeps: give "
+            f"that of its diffusion model ({published_flags()}), or the folder vae/ of that model"
+        )
 
 
 def _find_checkpoint(command: Command) -> tuple[Path, dict[str, Any]] | None:

@@ -194,6 +194,7 @@ def _continue(
         state.lineage = replace(state.lineage, start=hash_of_weights(state.autoencoder.state_dict()))
         return
     restore(state, content)
+    state.apply_given_scaling(config)
     state.lineage = saved_lineage(content).continued(position.step)
     if config.optim.learning_rate != content["config"]["learning_rate"]:
         state.rollbacks = {}

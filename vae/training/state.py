@@ -40,7 +40,7 @@ class TrainingState:
     activation_scale: float = 1.0  # with which they do not: vae/model/activation_scale.py
     position: Position = field(default_factory=Position)
     history: History = field(default_factory=History)
-    latent_constants: LatentConstants | None = None  # of a frozen encoder, from its file
+    latent_constants: LatentConstants | None = None  # of a frozen encoder from its file, or given ones
     lineage: Lineage = field(default_factory=Lineage.new)
     # By the first epoch of the stage: for each rollback, a limit of the learning rate (schedule.lowered).
     rollbacks: dict[int, list[float]] = field(default_factory=dict)
@@ -64,6 +64,15 @@ class TrainingState:
     def caps(self) -> list[float]:
         """The limits of the learning rate from the rollbacks of the stage."""
         return self.rollbacks.get(self.stage.first_epoch, [])
+
+    def apply_given_scaling(self, config: Config) -> None:
+        """Replace the scaling of the latents by that of --scaling_factor, if it is given."""
+        model = config.model
+        if model.scaling_factor is not None:
+            known = self.latent_constants or LatentConstants()
+            self.latent_constants = known._replace(
+                scaling=model.scaling_factor, shift=model.shift_factor or 0.0
+            )
 
     def advance(self, images: int) -> None:
         """Count an optimizer step of this many images, whose update is complete."""
@@ -128,18 +137,19 @@ def begin_state(
         stage=stages[0],
         fp16=fp16,
     )
+    if source is not None and config.optim.train_part == "decoder" and source.scaling_factor is not None:
+        state.latent_constants = LatentConstants(
+            source.scaling_factor, source.shift_factor or 0.0, source.latents_mean, source.latents_std
+        )
+    state.apply_given_scaling(config)
     if source is not None:
         load_weights(autoencoder, source.weights)
         if not source.has_decoder and config.model.decoder:
-            normalize_latents(autoencoder, source, f"--init_from {config.model.init_from}")
+            normalize_latents(autoencoder, state.latent_constants)
         elif not source.has_decoder:
             initialize_decoder(autoencoder)
         if state.ema is not None:
             state.ema.load_state_dict(autoencoder.state_dict())
-        if config.optim.train_part == "decoder" and source.scaling_factor is not None:
-            state.latent_constants = LatentConstants(
-                source.scaling_factor, source.shift_factor or 0.0, source.latents_mean, source.latents_std
-            )
     return state
 
 

@@ -4,7 +4,6 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from vae.interop.checkpoint_archive import read_archive
 from vae.interop.checkpoint_file import (
     DamagedCheckpointError,
     load_checkpoint,
@@ -12,6 +11,7 @@ from vae.interop.checkpoint_file import (
     save_checkpoint,
     verify_checkpoint,
 )
+from vae.interop.torch_file import read_torch_file
 from vae.system import console
 from vae.system.errors import UserError
 from vae.training.output.run_folder import checkpoint_paths, epoch_name, step_name
@@ -56,7 +56,7 @@ def _origin(path: Path) -> tuple[str, int]:
         version = _version(path)
         origin = _origins.get(path)
         if origin is None or origin[0] != version:
-            origin = version, _origin_of(read_archive(path, with_tensors=False))
+            origin = version, _origin_of(read_torch_file(path))
             _origins[path] = origin
         return origin[1]
     except (OSError, ValueError, KeyError, TypeError):  # load_checkpoint reports it

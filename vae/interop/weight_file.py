@@ -1,0 +1,274 @@
+"""Reading VAE tensors from files of weights, which may contain other networks: safetensors or torch.save."""
+
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from safetensors import SafetensorError, safe_open
+
+from vae.config.latent_scaling import PUBLISHED_SCALING
+from vae.interop.compvis_names import BLOCK, current_name, from_compvis, is_compvis
+from vae.interop.torch_file import DamagedFileError, NeedsCodeError, read_torch_file
+from vae.interop.vae_path import CONVERT, VaePath
+from vae.interop.wan_names import from_wan, is_wan
+from vae.system import console
+from vae.system.errors import UserError
+from vae.system.files import open_regular, regular_path
+
+_READABLE = {"F64", "F32", "F16", "BF16"}
+_NAMES_OF_DTYPES = {torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16"}
+# Parts of names that PyTorch's wrappers of a module add, anywhere in a name.
+_WRAPPERS = r"(?:(?:_orig_mod|module|_fsdp_wrapped_module|_checkpoint_wrapped_module)\.)"
+_WRAPPED = re.compile(rf"(?:^|(?<=\.)){_WRAPPERS}+")
+# A name of a VAE of this family, behind any prefix.
+_OF_VAE = re.compile(
+    rf"((?:[^.]+\.)*?)(?:encoder\.{_WRAPPERS}*(?:conv_in|down(?:_blocks)?|downsamples\.0\.residual)"
+    rf"|decoder\.{_WRAPPERS}*(?:conv_in|up(?:_blocks)?))\."
+)
+_OF_EMA = re.compile(r"(^|[._])ema([._]|$)")  # in a prefix
+# Discriminator and LPIPS; EMA weights with flattened names; what AsymmetricAutoencoderKL uses with masks only
+_DROPPED = re.compile(r"(loss|model_ema|decoder\.condition_encoder)\.")
+
+# Other networks by the name of a tensor: the first match is reported if a file contains no VAE.
+OTHER_NETWORKS = (
+    (r"lora_|.*\.lora_(A|B|up|down|te)", "a LoRA for another network"),
+    (r"quantize\.embedding|.*vector_quant", "a VQ model with a codebook"),
+    (r"(encoder|decoder)\.stages\.|(encoder|decoder)\.project_(in|out)", "a DC-AE"),
+    (r"((en|de)coder\.layers\.|taesd_)", "a tiny autoencoder (TAESD)"),
+    (r"(en|de)coder\.(down|up)samples\.\d+\.(down|up)samples\.", "the VAE of Wan 2.2"),
+    (r"model\.diffusion_model\.|double_blocks\.|joint_blocks\.|transformer_blocks\.|down_blocks\.0\.resnets",
+     "a diffusion model without its VAE"),
+    (r"text_model\.|cond_stage_model\.|conditioner\.", "a text encoder"),
+    (r"(encoder|model)\.layers?\.\d|blocks?\.\d", "a transformer"),
+)  # fmt: skip
+
+# In a file with several networks, a name of another network determines the latent scaling of the VAE.
+_SCALING_BY_OTHER_NETWORK = (
+    ("conditioner.embedders.", PUBLISHED_SCALING["sdxl"]),
+    ("cond_stage_model.", PUBLISHED_SCALING["sd"]),  # SD 1.x, 2.x
+    ("model.diffusion_model.joint_blocks.", PUBLISHED_SCALING["sd3"]),
+    ("model.diffusion_model.double_blocks.", PUBLISHED_SCALING["flux"]),
+)
+
+
+class _Stored(NamedTuple):
+    """A tensor of a file, which is read when it is needed."""
+
+    dtype: str
+    read: Callable[[], torch.Tensor]
+
+
+@dataclass
+class VaeTensors:
+    """Tensors of a VAE in fp32 under diffusers names, and other facts from the file."""
+
+    weights: dict[str, torch.Tensor]
+    kind: str  # of parameter names: diffusers, compvis (the original research code) or wan
+    dtype: torch.dtype  # of the weights in the file
+    metadata: dict[str, str]
+    published_scaling: tuple[float, float] | None  # scaling and shift, if other networks show the model
+
+
+def read_weights(located: VaePath, where: str, weights: str = "ema", content: Any = None) -> VaeTensors:
+    """Read the VAE from files of weights; a UserError starts with `where` (flag and path).
+
+    `weights` applies to files that contain it twice, once as EMA weights. `content` is that of a file of
+    torch.save that is read already.
+    """
+    tensors, others, metadata = _read(located, where, weights, content)
+    floats = (value.dtype for value in tensors.values() if value.is_floating_point())
+    dtype = next(floats, torch.float32)  # without any, its shapes do not fit either
+    scaling = next(
+        (s for start, s in _SCALING_BY_OTHER_NETWORK if any(f".{start}" in f".{n}" for n in others)), None
+    )
+    kind = "wan" if is_wan(tensors) else "compvis" if any(map(is_compvis, tensors)) else "diffusers"
+    named = from_wan(tensors) if kind == "wan" else _diffusers_names(tensors)
+    own = {n: value.float() if value.is_floating_point() else value for n, value in named.items()}
+    _check_values(own, where)
+    return VaeTensors(own, kind, dtype, metadata, scaling)
+
+
+def read_tensors(located: VaePath, where: str) -> tuple[dict[str, torch.Tensor], dict[str, str]]:
+    """The tensors of a VAE as they are in the file, without a prefix, and its metadata."""
+    tensors, _, metadata = _read(located, where)
+    return tensors, metadata
+
+
+def _read(
+    located: VaePath, where: str, weights: str = "ema", content: Any = None
+) -> tuple[dict[str, torch.Tensor], list[str], dict[str, str]]:
+    """Tensors of the VAE by their names without prefix, the names of other networks, the metadata."""
+    with ExitStack() as stack:
+        stored = dict[str, _Stored]()
+        metadata = dict[str, str]()
+        for path in located.weights:
+            if located.kind == "pickle":
+                part = content if content is not None else read_pickle(path, where)
+                stored |= _stored_in(part)
+                continue
+            try:
+                file = stack.enter_context(safe_open(regular_path(path), framework="pt"))
+                for name in file.keys():  # noqa: SIM118 - it is no dict
+                    dtype = file.get_slice(name).get_dtype()
+                    stored[name] = _Stored(dtype, partial(file.get_tensor, name))
+                metadata |= file.metadata() or {}
+            except (SafetensorError, OSError) as error:
+                cause = _cause_of_damage(path, error)
+                raise UserError(f"{where}: {path.name} cannot be read: {cause}") from None
+        prefix, chosen = _vae_names(stored, where, weights)
+        _check_dtypes({name: stored[name].dtype for name in chosen.values()}, where)
+        tensors = {ours: stored[name].read() for ours, name in chosen.items()}
+        others = [name for name in stored if not prefix or not name.startswith(prefix)]
+        return tensors, others, metadata
+
+
+def read_pickle(path: Path, where: str) -> Any:
+    """The content of a file of torch.save; UserError that starts with `where`."""
+    try:
+        return read_torch_file(path)
+    except NeedsCodeError as error:
+        raise UserError(f"{where} is a pickle with {error}, which only code can make: {CONVERT}") from None
+    except (DamagedFileError, OSError) as error:
+        raise UserError(
+            f"{where}: {path.name} is damaged, or only part of it was downloaded ({error}): download it again"
+        ) from None
+
+
+def _stored_in(content: Any) -> dict[str, _Stored]:
+    """The tensors in nested dicts, by the keys on the way to them."""
+    stored = dict[str, _Stored]()
+    seen = {id(content)}
+    parts = [("", content)]
+    while parts:
+        prefix, part = parts.pop()
+        for key, value in part.items() if isinstance(part, dict) else ():
+            if isinstance(value, torch.Tensor) and value.layout == torch.strided:
+                dtype = _NAMES_OF_DTYPES.get(value.dtype, str(value.dtype).removeprefix("torch."))
+                stored[f"{prefix}{key}"] = _Stored(dtype, value.detach)
+            elif isinstance(value, dict) and id(value) not in seen:
+                seen.add(id(value))
+                parts.append((f"{prefix}{key}.", value))
+    return stored
+
+
+def _diffusers_names(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """The tensors of an AutoencoderKL, with current or first names of diffusers or those of CompVis."""
+    levels = 1 + max(
+        (int(m[1]) for m in (re.match(rf"encoder\.down\.({BLOCK})\.", n) for n in tensors) if m), default=0
+    )
+    return {current_name(from_compvis(name, levels)): value for name, value in tensors.items()}
+
+
+def _vae_names(stored: Mapping[str, _Stored], where: str, weights: str) -> tuple[str, dict[str, str]]:
+    """The prefix of the VAE in the file, and its names in the file by those without prefix and wrappers."""
+    prefixes = sorted({match[1] for match in map(_OF_VAE.match, stored) if match})
+    if not prefixes:
+        raise _no_vae(stored, where)
+    found = {
+        prefix: _names_behind(prefix, stored, [other for other in prefixes if other != prefix])
+        for prefix in prefixes
+    }
+    prefix = prefixes[0] if len(prefixes) == 1 else _chosen(found, stored, where, weights)
+    return prefix, found[prefix]
+
+
+def _names_behind(prefix: str, names: Iterable[str], others: Sequence[str]) -> dict[str, str]:
+    inside = tuple(other for other in others if other.startswith(prefix))
+    own = (name for name in names if name.startswith(prefix) and not (inside and name.startswith(inside)))
+    renamed = {_WRAPPED.sub("", name.removeprefix(prefix)): name for name in own}
+    return {ours: name for ours, name in renamed.items() if not _DROPPED.match(ours)}
+
+
+def _chosen(
+    found: Mapping[str, Mapping[str, str]], stored: Mapping[str, _Stored], where: str, weights: str
+) -> str:
+    """The prefix of one of several VAEs: a copy, or EMA weights; UserError if they are different VAEs."""
+    raw = [prefix for prefix in found if not _OF_EMA.search(prefix)]
+    ema = [prefix for prefix in found if _OF_EMA.search(prefix)]
+    for group in (raw, ema):
+        while len(group) > 1 and _are_equal(found[group[0]], found[group[1]], stored):
+            group.pop(0)
+    if len(raw) > 1 or len(ema) > 1:
+        first, second = (raw if len(raw) > 1 else ema)[:2]
+        raise UserError(
+            f"{where} contains two VAEs, as {first or 'encoder.'}* and {second}*: write one of them to "
+            "a file of its own"
+        )
+    if not raw or not ema:
+        return (raw or ema)[0]
+    is_complete = found[ema[0]].keys() >= {name for name in found[raw[0]] if _OF_VAE.match(name)}
+    chosen = ema[0] if weights == "ema" and is_complete else raw[0]
+    console.info(f"{where}: weights of {chosen or 'encoder.'}* are read, of {', '.join(map(repr, found))}")
+    return chosen
+
+
+def _are_equal(one: Mapping[str, str], other: Mapping[str, str], stored: Mapping[str, _Stored]) -> bool:
+    return one.keys() == other.keys() and all(
+        torch.equal(stored[name].read(), stored[other[ours]].read()) for ours, name in one.items()
+    )
+
+
+def _no_vae(names: Iterable[str], where: str) -> UserError:
+    """The error for a file without a VAE of this family, with what it is if that is known."""
+    names = sorted(names)
+    if not names:
+        return UserError(f"{where} contains no weights: give the file of a VAE")
+    kind = next(
+        (network for pattern, network in OTHER_NETWORKS if any(re.match(pattern, n) for n in names)), None
+    )
+    remedy = ""
+    if kind and "TAESD" in kind:
+        remedy = ": give the VAE whose latents it reads, and --decoder tiny to train one like it"
+    some = ", ".join(names[:3])
+    return UserError(
+        f"{where} is not a VAE of this family: "
+        + (f"it looks like {kind}{remedy}" if kind else f"it has other parameter names (first names: {some})")
+    )
+
+
+def _check_dtypes(dtypes: Mapping[str, str], where: str) -> None:
+    """Raise UserError if weights are stored in a format with too little precision."""
+    bad = {n: dtype for n, dtype in dtypes.items() if dtype not in _READABLE and "num_batches" not in n}
+    if bad:
+        name, dtype = next(iter(bad.items()))
+        is_fp8 = dtype.startswith(("F8", "float8"))
+        raise UserError(
+            f"{where} contains {'fp8' if is_fp8 else dtype} weights ({len(bad)} tensors, for "
+            f"example {name} in {dtype}): use the file in fp16, bf16 or fp32"
+        )
+
+
+def _check_values(weights: Mapping[str, torch.Tensor], where: str) -> None:
+    """Raise UserError for values that are not finite, and norms of zeros, which no network has."""
+    bad = sorted(name for name, value in weights.items() if not torch.isfinite(value).all())
+    if bad:
+        raise UserError(
+            f"{where} contains values that are not finite ({len(bad)} tensors, for example {bad[0]}): use "
+            "another copy"
+        )
+    zero = sorted(n for n, v in weights.items() if re.search(r"norm\w*\.weight$", n) and not v.any())
+    if zero:
+        raise UserError(
+            f"{where} contains only zeros in {len(zero)} norms (for example {zero[0]}), so only part of it "
+            "was downloaded: download it again"
+        )
+
+
+def _cause_of_damage(path: Path, error: Exception) -> str:
+    text = str(error).splitlines()[0]
+    if any(
+        sign in text
+        for sign in ("Incomplete", "not fully covered", "TooSmall", "too small", "invalid header length")
+    ):
+        return f"it is truncated, for example by an interrupted download ({text}): download it again"
+    if isinstance(error, SafetensorError):
+        with open_regular(path) as file:
+            size = int.from_bytes(file.read(8), "little")
+            if b"\0" in file.read(min(size, 2**20)):
+                return f"only part of it was downloaded ({text}): download it again"
+    return text
