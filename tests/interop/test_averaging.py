@@ -223,7 +223,7 @@ def test_constants_of_differing_encoders_are_measured(folds, image_folder, tmp_p
     config = json.loads((changed / "config.json").read_text()) | {"scaling_factor": 0.7}
     (changed / "config.json").write_text(json.dumps(config))
     words = ["--vae", str(folds[0]), str(changed), "--output", str(tmp_path / "out"), "--device", "cpu"]
-    with pytest.raises(UserError, match="give --data_path"):
+    with pytest.raises(UserError, match="or --data_path to measure it"):
         export(parse_export_flags(words))
     export(parse_export_flags([*words, "--data_path", str(image_folder), "--image_size", "32"]))
     assert (tmp_path / "out" / WEIGHTS_NAME).exists()

@@ -195,14 +195,13 @@ def test_starts_from_half_precision_weights_as_fp32(published, tiny):
     assert (found - expected_forward(published)).abs().max() < 1e-4
 
 
-@pytest.mark.parametrize("only_pickle", [False, True])
-def test_folder_without_safetensors_is_an_error(published, only_pickle):
+def test_folder_without_weights_is_an_error_and_a_pickle_is_read(published):
     weights = load_file(published / WEIGHTS_NAME)
     (published / WEIGHTS_NAME).unlink()
-    if only_pickle:
-        torch.save(weights, published / "diffusion_pytorch_model.bin")
     with pytest.raises(UserError, match=WEIGHTS_NAME):
         read_model(published)
+    torch.save(weights, published / "diffusion_pytorch_model.bin")
+    read_model(published)
 
 
 @pytest.mark.parametrize(

@@ -121,7 +121,9 @@ def test_wrong_uses_are_one_line(image_folder, tmp_path):
     with pytest.raises(UserError, match=r"^--decoder tiny has 64 channels in each level: omit"):
         train_tiny(teacher, image_folder, tmp_path, decoder_channels=(8, 16))
     weights = (tmp_path / "teacher" / WEIGHTS_NAME).rename(tmp_path / "a.safetensors")
-    with pytest.raises(UserError, match=r"does not contain the scaling of its latents, which --decoder tiny"):
+    with pytest.raises(
+        UserError, match=r"does not contain the scaling of its latents, which --train_part decoder"
+    ):
         train_tiny(teacher, image_folder, tmp_path, init_from=str(weights))
     shape = ModelConfig(channels=(8, 8), norm_groups=4, layers_per_block=1, decoder="tiny")
     export_of = {"vae": (str(tmp_path / "tiny"),), "output": str(tmp_path / "out")}

@@ -246,3 +246,23 @@ def test_one_process_reads_the_checkpoint_and_all_end_together_if_it_is_damaged(
     lines = [line for line in log.read_text().splitlines() if "--resume_from latest" in line]
     assert len(lines) == 1
     assert "none of the 2 checkpoints in" in lines[0]
+
+
+@pytest.mark.parametrize("content", [b"a note", None])
+def test_a_file_of_others_at_the_name_of_a_checkpoint_is_kept(content, tiny, tmp_path, capsys):
+    assert train({**tiny, "max_steps": 1}) == 0
+    other = tmp_path / "run" / "checkpoint_epoch_2.pt"
+    if content is None:
+        assert train({**tiny, "output_dir": str(tmp_path / "two"), "max_steps": 1}) == 0
+        (theirs,) = (tmp_path / "two").glob("checkpoint_*.pt")
+        content = theirs.read_bytes()
+    other.write_bytes(content)
+    resume = {
+        "output_dir": str(tmp_path / "run"),
+        "resume_from": "latest",
+        "num_epochs": 2,
+        "new_stage": True,
+    }
+    assert train({**resume, "max_steps": 2}) == 0
+    assert (tmp_path / "run" / "other_1_checkpoint_epoch_2.pt").read_bytes() == content
+    assert "is not a checkpoint of this run" in capsys.readouterr().out

@@ -144,11 +144,11 @@ def test_constants_of_latents_that_do_not_change_are_never_measured(options, tmp
     old.parent.mkdir()
     content.pop("format")
     save_checkpoint(old, content)
-    resumed = {**options, "output_dir": str(old.parent), "resume_from": str(old)}
+    resumed = {**options, "output_dir": str(tmp_path / "go_on"), "resume_from": str(old)}
     with pytest.raises(UserError, match=f"--resume_from .*{unknown}"):
         train(resumed)
     assert train({**resumed, "scaling_factor": 0.5}) == 0
-    assert exported_config(old.parent)["scaling_factor"] == 0.5
+    assert exported_config(tmp_path / "go_on")["scaling_factor"] == 0.5
 
 
 @pytest.mark.slow
@@ -236,7 +236,9 @@ def test_run_starts_from_a_checkpoint(options, tmp_path, image_folder):
     assert train({**options, "init_from": str(tmp_path / "published")}) == 0
     first = Path(options["output_dir"])
     second = {**options, "output_dir": str(tmp_path / "second"), "train_part": "decoder"}
-    assert train({**second, "init_from": str(first / "checkpoint_epoch_1.pt")}) == 0
+    with pytest.raises(UserError, match="give the folder vae/ of that run"):
+        train({**second, "init_from": str(first / "checkpoint_epoch_1.pt")})
+    assert train({**second, "init_from": str(first / "vae")}) == 0
     before, after = (records(folder, "validation") for folder in (first, tmp_path / "second"))
     assert after[0]["psnr"] == before[-1]["psnr"]
 

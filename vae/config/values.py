@@ -12,6 +12,7 @@ from typing import Any
 from vae.config.other_names import name_here
 from vae.system.addresses import is_like_address
 from vae.system.errors import UserError
+from vae.system.files import is_utf8
 
 MAX_WHOLE = 2**63 - 1  # what a tensor's shape, a seed or an index can be
 _MAX_NAME = 100  # characters of a name that are compared and shown: one in a file from others may be huge
@@ -39,6 +40,10 @@ def check(item: Field[Any], value: Any) -> None:
     limits = item.metadata
     if limits["writes"] and isinstance(value, str) and is_like_address(value):
         raise UserError(f"--{item.name} {value} is an address: give a path on this machine")
+    if limits["writes"] and isinstance(value, str) and not is_utf8(value):
+        raise UserError(
+            f"--{item.name} {value} is not valid UTF-8, so PyTorch cannot open files there: give another name"
+        )
     if value == "" or (is_list(item) and value is not None and "" in value):
         raise UserError(f"--{item.name} has no value: give one or remove the flag")
     if limits["choices"] and value is not None and value not in limits["choices"]:

@@ -12,11 +12,11 @@ from pathlib import Path
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 
 from vae.inference.padding import padded_side
+from vae.interop.safetensors_file import write_safetensors
 from vae.model.autoencoder import AutoencoderKL, Posterior
-from vae.system.files import atomic_path, regular_path
+from vae.system.files import regular_path
 
 FORMAT = "vae-latents-1"
 _SHOWN_DIGITS = 12  # digits of a fingerprint in messages
@@ -87,11 +87,7 @@ def save_latents(path: Path, latents: Latents, source: LatentSource, image: str)
     for name in ("latents_mean", "latents_std"):
         if getattr(source, name):
             metadata[name] = json.dumps(getattr(source, name))
-    with atomic_path(path) as temporary:
-        try:
-            save_file({"latents": mean, "logvar": logvar}, temporary, metadata=metadata)
-        except SafetensorError as error:  # safetensors reports a full disk without an errno
-            raise OSError(f"cannot write {path}: {error}") from None
+    write_safetensors(path, {"latents": mean, "logvar": logvar}, metadata)
 
 
 def load_latents(path: Path, source: LatentSource, any_vae: bool = False) -> Latents:

@@ -10,7 +10,7 @@ from torch import nn
 
 from vae.device import DTYPES
 from vae.system.errors import UserError
-from vae.system.files import atomic_path, open_rewriting, parse_json, regular_path
+from vae.system.files import atomic_path, open_rewriting, parse_json, regular_path, utf8_text
 
 
 def stored_metadata(path: Path) -> dict[str, str]:
@@ -43,9 +43,10 @@ def stored_weights(model: nn.Module, dtype: str) -> dict[str, torch.Tensor]:
 def write_safetensors(path: Path, tensors: dict[str, torch.Tensor], metadata: dict[str, str]) -> None:
     """Write a safetensors file atomically; OSError if it cannot be written."""
     tensors = {name: value.contiguous() for name, value in tensors.items()}
+    metadata = {"format": "pt"} | {name: utf8_text(value) for name, value in metadata.items()}
     try:
         with atomic_path(path) as temporary:
-            save_file(tensors, temporary, metadata={"format": "pt", **metadata})
+            save_file(tensors, temporary, metadata=metadata)
             _sort_metadata(temporary)
     except SafetensorError as error:  # a full disk
         raise OSError(f"cannot write {path}: {error}") from error

@@ -128,7 +128,7 @@ def read_vae(path: Path, *, flag: str = "--init_from", weights: str = "ema") -> 
     located = locate_vae(path, flag)
     where = f"{flag} {path}"
     content = None
-    if located.kind == "pickle" and len(located.weights) == 1:
+    if len(located.weights) == 1 and located.format(where) == "pickle":
         (file,) = located.weights
         try:
             verify_checkpoint(file)

@@ -1,4 +1,4 @@
-"""What kind of VAE a path names, and its files, by their content. Reads no weights and needs no PyTorch."""
+"""The files of the VAE that a path names, and their format by their content. Needs no PyTorch."""
 
 import os
 import re
@@ -8,7 +8,7 @@ from typing import Literal
 
 from vae.interop.hub import download, hub_name
 from vae.system.errors import UserError
-from vae.system.files import open_regular, read_json
+from vae.system.files import is_utf8, open_regular, read_json
 
 _STEM = "diffusion_pytorch_model"
 WEIGHTS_NAME = f"{_STEM}.safetensors"
@@ -36,9 +36,15 @@ _OTHER_FILES = (
 class VaePath:
     """The files of a VAE; `config` is the config.json of a diffusers folder."""
 
-    kind: Literal["pickle", "safetensors"]
     weights: tuple[Path, ...]  # several: each has a part
     config: Path | None = None
+
+    def format(self, where: str) -> Literal["pickle", "safetensors"]:
+        """The format of the weights by their content; UserError, which starts with `where`, for others."""
+        kind, *others = {file_format(path, where) for path in self.weights}
+        if others:
+            raise UserError(f"{where}: the parts of its weights have different formats: use another copy")
+        return kind
 
 
 def locate_vae(path: Path, flag: str) -> VaePath:
@@ -50,6 +56,8 @@ def locate_vae(path: Path, flag: str) -> VaePath:
     where = f"{flag} {path.as_posix() if on_hub else path}"
     if on_hub:
         path = download(*on_hub, HUB_NAMES, where)
+    if not is_utf8(path):
+        raise UserError(f"{where}: PyTorch opens no file whose path is not valid UTF-8: rename it")
     if path.is_dir():
         return _in_folder(path, where)
     if not os.path.exists(path):
@@ -62,7 +70,7 @@ def locate_vae(path: Path, flag: str) -> VaePath:
         raise UserError(f"{where} is one of several parts: give its folder, which has an index of them")
     config = path.with_name("config.json")
     is_diffusers = path.name.startswith(_STEM) and config.is_file()
-    return VaePath(file_format(path, where), (path,), config if is_diffusers else None)
+    return VaePath((path,), config if is_diffusers else None)
 
 
 def file_format(path: Path, where: str) -> Literal["pickle", "safetensors"]:
@@ -93,6 +101,8 @@ def file_format(path: Path, where: str) -> Literal["pickle", "safetensors"]:
 def check_checkpoint_path(path: Path, flag: str) -> None:
     """Raise UserError, which starts with `flag` and the path, if the path cannot be that of a checkpoint."""
     latest = "or latest for the newest one in --output_dir"
+    if not is_utf8(path):
+        raise UserError(f"{flag} {path}: PyTorch opens no file whose path is not valid UTF-8: rename it")
     if path.is_dir() and _weights_in(path):
         raise UserError(
             f"{flag} {path} is a VAE, without the state of a run: begin a run from it with --init_from {path}"
@@ -120,10 +130,7 @@ def _in_folder(folder: Path, where: str) -> VaePath:
             f"{where} is not a diffusers folder, because it has no config.json: give {found.name} in it"
         )
     parts = _parts_of(found, where) if found.suffix == ".json" else (found,)
-    (kind, *others) = {file_format(path, where) for path in parts}
-    if others:
-        raise UserError(f"{where}: the parts in {found.name} have different formats: use another copy")
-    return VaePath(kind, parts, folder / "config.json")
+    return VaePath(parts, folder / "config.json")
 
 
 def _parts_of(index: Path, where: str) -> tuple[Path, ...]:

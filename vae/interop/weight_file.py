@@ -103,11 +103,12 @@ def _read(
     located: VaePath, where: str, weights: str = "ema", content: Any = None
 ) -> tuple[dict[str, torch.Tensor], list[str], dict[str, str]]:
     """Tensors of the VAE by their names without prefix, the names of other networks, the metadata."""
+    kind = located.format(where)
     with ExitStack() as stack:
         stored = dict[str, _Stored]()
         metadata = dict[str, str]()
         for path in located.weights:
-            if located.kind == "pickle":
+            if kind == "pickle":
                 part = content if content is not None else read_pickle(path, where)
                 stored |= _stored_in(part)
                 continue

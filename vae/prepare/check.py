@@ -16,6 +16,7 @@ from vae.prepare.blocks import Block, Item
 from vae.prepare.measures import measure_image
 from vae.prepare.near_duplicates import hash_pixels
 from vae.prepare.pool import Limits
+from vae.system.files import utf8_text
 from vae.system.host import GIB
 
 # Reading an image needs at most this many bytes per pixel: Pillow's four, a rotated copy, and two arrays.
@@ -159,11 +160,6 @@ def start_row(item: Item) -> Row:
 def rejected(row: Row, error: BadImageError) -> Row:
     """The row of an image that is not accepted."""
     return row | {"reason": error.reason, "detail": utf8_text(error.detail)[:1000]}
-
-
-def utf8_text(text: str) -> str:
-    """A text without characters that JSON readers refuse: names of files may have any bytes."""
-    return text.encode("utf-8", "backslashreplace").decode().replace("\0", "\\0")
 
 
 def _plain(metadata: dict[str, Any]) -> dict[str, Any]:

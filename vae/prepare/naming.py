@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from vae.prepare.blocks import Block, FileBlock, block_id
-from vae.prepare.check import utf8_text
 from vae.prepare.tar_source import TarBlock
+from vae.system.files import utf8_text
 
 # Devices of Windows, with any extension.
 _RESERVED = re.compile(r"(con|prn|aux|nul|conin\$|conout\$|com[0-9¹²³]|lpt[0-9¹²³]) *(\.|$)", re.IGNORECASE)

@@ -18,14 +18,14 @@ from typing import Any, NamedTuple
 from vae.config.prepare_flags import ReadingConfig
 from vae.images.formats import BadImageError
 from vae.prepare.blocks import Block, Source
-from vae.prepare.check import AnyCheck, Row, rejected, start_row, utf8_text
+from vae.prepare.check import AnyCheck, Row, rejected, start_row
 from vae.prepare.folders import FULL_DISK, HIDDEN, claim_settings, output_folder
 from vae.prepare.pool import Failure, count_workers, run_tasks, time_limit
 from vae.prepare.tar_source import BrokenTarError, TarBlock
 from vae.progress import Progress
 from vae.shards.store import StoreError
 from vae.system.errors import UserError
-from vae.system.files import flush_file, is_link, open_new_text, open_regular
+from vae.system.files import flush_file, is_link, open_new_text, open_regular, utf8_text
 from vae.system.lock_file import open_locked
 
 OF_BLOCK = -1  # the number of the row about the block itself

@@ -11,7 +11,6 @@ import numpy as np
 from vae.config.prepare_flags import SelectConfig
 from vae.data.exclude_list import KEY_DIGITS, read_exclude_list, refuse_unmatched
 from vae.images.formats import BadImageError
-from vae.prepare.check import utf8_text
 from vae.prepare.join import json_path, read_joined
 from vae.prepare.near_duplicates import group_names, near_between, phashes_of, words_of
 from vae.prepare.parquet_source import short
@@ -22,6 +21,7 @@ from vae.shards.store import TooLargeError
 from vae.system import console
 from vae.system.console import counted
 from vae.system.errors import DataError, UserError
+from vae.system.files import utf8_text
 
 EXACT, NEAR = "exact_duplicate", "near_duplicate"
 READABLE = f"reason IN ('', '{EXACT}')"  # images that have passed the check, copies included

@@ -13,11 +13,10 @@ from typing import Any
 import numpy as np
 
 from vae.prepare.blocks import Block, Source
-from vae.prepare.check import utf8_text
 from vae.prepare.parquet_source import OFFLINE, literal
 from vae.prepare.rows import OF_BLOCK, RowFolder
 from vae.system.errors import DataError
-from vae.system.files import open_new_text
+from vae.system.files import open_new_text, utf8_text
 from vae.system.host import GIB, free_memory
 
 STATS = (  # of vae/prepare/measures.py

@@ -12,7 +12,7 @@ from typing import Any
 from vae.config.prepare_flags import ValidateConfig
 from vae.data.manifest import MANIFEST_NAME
 from vae.prepare.blocks import FileBlock, Source, open_source
-from vae.prepare.check import Check, utf8_text
+from vae.prepare.check import Check
 from vae.prepare.folders import check_apart, check_output_file, output_folder, write_error
 from vae.prepare.quarantine import VERB as QUARANTINE
 from vae.prepare.quarantine import move_rejected, undo
@@ -25,7 +25,7 @@ from vae.shards.dataset_json import is_dataset
 from vae.system import console
 from vae.system.console import printable
 from vae.system.errors import EXIT_DATA, UserError
-from vae.system.files import replace_text
+from vae.system.files import replace_text, utf8_text
 from vae.system.folder_marker import check_folder
 
 EXAMPLES = 6  # files named per reason in the report

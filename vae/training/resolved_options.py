@@ -88,7 +88,8 @@ def resolve_options(
         check_encoder(config, given)
         config, source = _existing_vae(config, given, dist)
         in_file = source is not None and source.scaling_factor is not None
-        _check_scaling(config, in_file, f"--init_from {config.model.init_from}")
+        is_trained = source is not None and source.encoder_trained
+        _check_scaling(config, in_file, f"--init_from {config.model.init_from}", is_trained)
     else:
         config = replace(config, model=replace(config.model, init_from=content["config"]["init_from"]))
         _check_scaling(config, content["latent_scaling"] is not None, f"--resume_from {path}")
@@ -96,10 +97,11 @@ def resolve_options(
     return ResolvedOptions(config, path, content, source)
 
 
-def _check_scaling(config: Config, in_file: bool, where: str) -> None:
+def _check_scaling(config: Config, in_file: bool, where: str, encoder_trained: bool = False) -> None:
     """Raise UserError if the constants of latents that do not change are not known, or cannot be changed.
 
     They are those with which diffusion models were trained: images that a user has cannot show them.
+    `encoder_trained`: by the run of the checkpoint `where`, which measures them at its end.
     """
     model = config.model
     if model.scaling_factor is not None and model.latent_norm:
@@ -108,6 +110,11 @@ def _check_scaling(config: Config, in_file: bool, where: str) -> None:
         )
     is_known = in_file or model.latent_norm or model.scaling_factor is not None
     if config.optim.train_part == "decoder" and not is_known:
+        if encoder_trained:
+            raise UserError(
+                f"{where} was saved before its run measured the scaling of its latents, which --train_part "
+                "decoder keeps: give the folder vae/ of that run, or export it with --data_path first"
+            )
         raise UserError(
             f"{where} does not contain the scaling of its latents, which --train_part decoder keeps: give "
             f"that of its diffusion model ({published_flags()}), or the folder vae/ of that model"

@@ -19,7 +19,7 @@ from vae.system import console
 from vae.system.errors import EXIT_SAVED_RESUMABLE, NonFiniteError, UserError
 from vae.system.folder_marker import claim_folder
 from vae.training.checkpoints.saver import Saver
-from vae.training.checkpoints.store import position_name
+from vae.training.checkpoints.store import position_name, set_aside_others
 from vae.training.checkpoints.writer import CheckpointWriter, copy_fits
 from vae.training.command import Command, check_command
 from vae.training.distributed import Distributed
@@ -270,6 +270,7 @@ class _Run:
             else:
                 state.lineage = replace(lineage, id=marker.id)
         self.lock.acquire(self.prepared.output_dir)
+        set_aside_others(self.prepared.output_dir, marker.id)
 
     def _open_logbook(self, wandb: WandbRun | None = None) -> Logbook:
         step = self.state.position.step

@@ -1,5 +1,6 @@
 """The checkpoints in the folder of a run: saving, loading the newest, pruning."""
 
+import os
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -124,6 +125,32 @@ def load_named(path: Path) -> tuple[Path, dict[str, Any]]:
     if newer:
         console.info(f"note: {path.parent} contains newer checkpoints of this run: {', '.join(newer[:3])}")
     return path, content
+
+
+def set_aside_others(folder: Path, run_id: str) -> None:
+    """Rename files at names of checkpoints that are not of the run of the folder: it would replace them.
+
+    Raises UserError if one cannot be renamed.
+    """
+    for path in sorted(checkpoint_paths(folder)):
+        try:
+            is_ours = saved_lineage(read_torch_file(path)).is_of(run_id)
+        except (OSError, ValueError, KeyError, TypeError, AttributeError):
+            is_ours = False
+        if is_ours:
+            continue
+        number = 1
+        while os.path.lexists(kept := path.with_name(f"other_{number}_{path.name}")):
+            number += 1
+        try:
+            path.rename(kept)
+        except OSError as error:
+            raise UserError(
+                f"--output_dir {folder}: {path.name} is not of this run, and cannot be renamed "
+                f"({error.strerror}): move it away"
+            ) from None
+        record_path(path).unlink(missing_ok=True)
+        console.warning(f"{path} is not a checkpoint of this run, so it is kept as {kept.name}")
 
 
 def stage_ends(stages: list[Stage], position: Position) -> set[str]:
