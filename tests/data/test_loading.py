@@ -268,6 +268,7 @@ class FailingDataset(CropDataset):
         if self.failure is not signal.SIGKILL:
             signal.signal(self.failure, signal.SIG_DFL)  # DataLoader's handler prints a line of its own
         os.kill(os.getpid(), self.failure)
+        return None
 
 
 def failures():
@@ -381,10 +382,12 @@ def test_an_image_is_not_bad_because_too_many_files_are_open(image_folder):
 @pytest.mark.filterwarnings("ignore:.*pin_memory.*")
 def test_exit_handlers_of_dataloader_can_ask_processes_that_ended(image_folder):
     """Before torch 2.14 they ask those of pinned loaders whether they are alive: an error if it is closed."""
-    with TrainLoader(dataset(image_folder), local_batch=2, num_workers=1, pin_memory=True) as loader:
-        with closing(loader.batches(0)) as batches:
-            next(batches)
-            (process,) = multiprocessing.active_children()
+    with (
+        TrainLoader(dataset(image_folder), local_batch=2, num_workers=1, pin_memory=True) as loader,
+        closing(loader.batches(0)) as batches,
+    ):
+        next(batches)
+        (process,) = multiprocessing.active_children()
     assert not process.is_alive()
 
 
