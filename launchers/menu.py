@@ -3,8 +3,8 @@
 Needs only the standard library. Contains no settings: recipes are in vae/config.
 """
 
+import os
 import subprocess
-from pathlib import Path
 
 from vae.checks import nvidia_smi
 from vae.config.options import ModelConfig, all_options
@@ -20,10 +20,12 @@ CHOICES = (
 )
 MENU = {str(number): name for number, name in enumerate(CHOICES, 1)}
 JOBS = {
-    "d": "improve the decoder of the VAE that your model uses: LoRAs and checkpoints go on working",
-    "l": "train a new VAE with latents that diffusion models learn well",
-    "m": "measure and compare VAEs",
+    "a": "improve the decoder of the VAE that your model uses: LoRAs and checkpoints go on working",
+    "b": "train a new VAE, which no existing SDXL or FLUX model can read",
+    "c": "train a new VAE with latents that diffusion models learn well",
+    "d": "measure and compare VAEs",
 }
+PHOTOGRAPHS = "./data/train"
 MEASURE = "evaluate_vae.py --vae FIRST SECOND --data_path FOLDER --output_dir RESULTS"
 MIB_PER_GIB = 2**10
 
@@ -41,19 +43,17 @@ def ask_job(python: str) -> list[str] | None:
     console.info("Which job is yours? (docs/jobs.md)")
     for letter, job in JOBS.items():
         console.info(f"  {letter:>2}  {job}")
-    console.info("Or a new VAE, which no existing SDXL or FLUX model can read, with one of these profiles:")
+    console.info(f"Or a new VAE from the images in {PHOTOGRAPHS}, with one of these profiles:")
     for number, name in MENU.items():
         console.info(f"  {number:>2}  {lines.get(name, name)}")
     console.info(f"Enter: {suggested}, because {reason}")
     while (answer := input("Choice: ").strip().lower()) not in ("", *MENU, *JOBS):
         console.info(f"{answer!r} is not one of {', '.join((*JOBS, *MENU))}.")
-    if answer == "m":
+    if answer == "d":
         console.info(f"Nothing to train. To measure VAEs: {python} {MEASURE}")
         return None
-    if answer == "d":
-        return ["--profile", "decoder", "--init_from", ask_vae()]
-    if answer == "l":
-        return ["--profile", "diffusable"]
+    if answer in JOBS:
+        return [*arguments_of(answer), "--data_path", ask_path("Folder of the photographs", PHOTOGRAPHS)]
     name = MENU[answer] if answer else suggested
     if name == "demo":
         return ["--demo"]
@@ -62,13 +62,24 @@ def ask_job(python: str) -> list[str] | None:
     return ["--profile", name]
 
 
-def ask_vae() -> str:
-    """Ask for the file or folder of a VAE until it exists."""
+def arguments_of(job: str) -> list[str]:
+    """The trainer's arguments for a job, without those for the photographs."""
+    if job == "a":
+        return ["--profile", "decoder", "--init_from", ask_path("File or folder of the VAE")]
+    return ["--profile", "new" if job == "b" else "diffusable"]
+
+
+def ask_path(question: str, default: str = "") -> str:
+    """Ask for a file or folder until it exists; a path pasted in quotes or with ~ is understood."""
+    hint = f" (Enter: {default})" if default else ""
     while True:
-        answer = input("File or folder of the VAE: ").strip().strip("\"'")
-        if answer and Path(answer).exists():
-            return answer
-        console.info(f"{answer!r} does not exist.")
+        answer = input(f"{question}{hint}: ").strip()
+        if answer[:1] in ("'", '"') and answer[-1:] == answer[:1]:
+            answer = answer[1:-1]
+        path = os.path.expanduser(answer) or default
+        if path and os.path.exists(path):
+            return path
+        console.info(f"{path!r} does not exist.")
 
 
 def suggestion() -> tuple[str, str]:

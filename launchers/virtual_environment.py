@@ -30,11 +30,21 @@ from vae.checks.cuda_builds import BUILDS, triton_for_windows
 from vae.system import console
 from vae.system.files import read_text, replace_text, write_json
 from vae.system.folder_marker import claim_folder
-from vae.system.script import SETUP
+from vae.system.script import SETUP, missing_runtime
 
 WINDOWS = os.name == "nt"
 # What venv and pip write into an environment, in every version of Python and on every system.
 PARTS = {"bin", "etc", "include", "lib", "lib64", "share", "Include", "Lib", "Scripts", "pyvenv.cfg"}
+
+# Whether torch finds the DLLs: it searches this folder of the environment too, but not Scripts.
+LOADS_RUNTIME = r"""
+import ctypes, os, sys
+folder = sys.prefix + r"\Library\bin"
+if os.path.isdir(folder):
+    os.add_dll_directory(folder)
+for name in ("vcruntime140_threads.dll", "msvcp140.dll"):
+    ctypes.WinDLL(name)
+"""
 
 
 def python_of(venv: Path) -> Path:
@@ -52,7 +62,8 @@ def runs(venv: Path, code: str) -> bool:
 
 def is_complete(venv: Path, build: str | None, test: bool, locked: bool = False) -> bool:
     """Whether everything is installed; `build` None accepts any build."""
-    return has_requirements(venv, test, locked) and build in (None, build_of(venv)) and runs(venv, "")
+    code = LOADS_RUNTIME if WINDOWS else ""
+    return has_requirements(venv, test, locked) and build in (None, build_of(venv)) and runs(venv, code)
 
 
 def create(venv: Path) -> None:
@@ -95,6 +106,8 @@ def torch_version(venv: Path) -> str:
     answer = subprocess.run([python_of(venv), "-c", code], capture_output=True, text=True)
     if answer.returncode != 0:
         reason = (answer.stderr.strip().splitlines() or ["no message"])[-1]
+        if missing := missing_runtime(reason):
+            raise ValueError(missing)
         remedy = f"delete the folder {venv} and run {SETUP} --torch index"
         raise ValueError(f"torch and torchvision cannot be imported together ({reason}): {remedy}")
     return answer.stdout.split()[-1]
@@ -134,6 +147,8 @@ def install(venv: Path, build: str, test: bool, locked: bool = False) -> None:
         if test and runs(venv, "import sys, triton; sys.exit(triton.__version__ >= '3.7')"):
             console.info("Installing numpy before 2.4, which the interpreter of this Triton needs.")
             pip(venv, "install", "numpy<2.4")
+    if WINDOWS:
+        install_runtime(venv)
     version = torch_version(venv)
     if WINDOWS and build in BUILDS:
         install_triton_windows(venv, version)
@@ -151,6 +166,24 @@ def _locked_versions(venv: Path) -> Path:
     path = venv / "locked-versions.txt"
     replace_text(path, "\n".join(pinned) + "\n")
     return path
+
+
+def install_runtime(venv: Path) -> None:
+    """Install Microsoft's Visual C++ runtime in the environment, if Windows lacks it.
+
+    If that fails, the import of torch tells: not every version of torch needs all of it.
+    """
+    if runs(venv, LOADS_RUNTIME):
+        return
+    console.info("Installing Microsoft's Visual C++ runtime, which torch needs.")
+    try:
+        pip(venv, "install", "msvc-runtime")
+    except ValueError:
+        return
+    folder = venv / "Library" / "bin"
+    folder.mkdir(parents=True, exist_ok=True)
+    for path in python_of(venv).parent.glob("*.dll"):  # where the package puts them
+        shutil.copyfile(path, folder / path.name)
 
 
 def install_triton_windows(venv: Path, torch: str) -> None:

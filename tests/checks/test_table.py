@@ -189,6 +189,12 @@ def test_fault(check, status, changes, texts):
 
 
 WINDOWS_FAULTS = [
+    (
+        "torch.loads",
+        FAIL,
+        {"loaded": {"error": "OSError: [WinError 126] x. Error loading shm.dll or one of its dependencies."}},
+        "setup_windows.bat",
+    ),
     ("torch.triton", WARN, {"torch_files": {"triton_version": None}}, 'install "triton-windows==3.8.*"'),
     ("torch.triton", WARN, {"torch_files": {"version": "2.15.0+cu130"}}, "setup_windows.bat --torch cu130"),
     ("torch.compiler", SKIP, {"host": {"c_compiler": None}}),

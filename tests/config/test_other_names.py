@@ -43,7 +43,7 @@ def test_a_flag_without_a_counterpart_suggests_none(flag):
 
 
 def test_a_precision_that_does_not_exist_names_what_is_used():
-    with pytest.raises(UsageError, match="leave out fp8; bf16 is used where it is native, else fp16"):
+    with pytest.raises(UsageError, match="leave out fp8; it is fp16 on a GPU, and bf16 on a CPU with"):
         parse_flags(["--mixed_precision", "fp8"])
 
 

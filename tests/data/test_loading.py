@@ -1,5 +1,6 @@
 """Crops and batches from real files: independent of the number of workers; bad files are not replaced."""
 
+import errno
 import gc
 import multiprocessing
 import os
@@ -10,6 +11,8 @@ import subprocess
 import sys
 import textwrap
 import time
+from contextlib import closing
+from multiprocessing.reduction import ForkingPickler
 
 import numpy as np
 import pytest
@@ -20,7 +23,7 @@ from tests.harness.runs import ROOT, run_script
 from tests.harness.waiting import wait_until
 from tests.harness.workers import notice_deaths_at_once
 from vae.config.options import DataConfig
-from vae.data import decoding_processes, probing
+from vae.data import decoding_processes, loading, probing
 from vae.data.dataset import CropDataset, FolderImages, Rejection, collate
 from vae.data.loading import TrainLoader, load_validation
 from vae.data.probing import accepted_bad_images, probe
@@ -229,13 +232,13 @@ def test_killed_workers_are_started_again_and_no_batch_is_lost(image_folder, fas
         next(batches)
         (only,) = multiprocessing.active_children()
         only.kill()
-        with pytest.raises(DataError, match=r"died 3 times.*--num_workers"):
+        with pytest.raises(DataError, match=r"failed 3 times.*--num_workers"):
             list(batches)
     assert multiprocessing.active_children() == []
     assert signal.getsignal(signal.SIGCHLD) is before  # DataLoader's handler raises in the middle of a step
     lines = capfd.readouterr().err.splitlines()
     assert ["2 workers" in line for line in lines] == [True, False]
-    assert ["1 worker;" in line for line in lines] == [False, True]
+    assert ["with 1 worker;" in line for line in lines] == [False, True]
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="needs SIGKILL")
@@ -252,20 +255,140 @@ def test_killed_workers_of_a_validation_are_started_again(image_folder, fast_pol
     assert len(found) == 6
 
 
-class HungryDataset(CropDataset):
+class FailingDataset(CropDataset):
+    """Its decoding processes end by a signal, or raise an error."""
+
+    failure: signal.Signals | Exception
+
     def __getitem__(self, key):
-        if multiprocessing.parent_process() is not None:
-            raise MemoryError
-        return super().__getitem__(key)
+        if multiprocessing.parent_process() is None:
+            return super().__getitem__(key)
+        if isinstance(self.failure, Exception):
+            raise self.failure
+        if self.failure is not signal.SIGKILL:
+            signal.signal(self.failure, signal.SIG_DFL)  # DataLoader's handler prints a line of its own
+        os.kill(os.getpid(), self.failure)
+        return None
 
 
-def test_workers_without_memory_count_as_dead(image_folder, fast_poll):
-    crops = HungryDataset(FolderImages(image_folder, list_images(image_folder)), image_size=32)
+def failures():
+    yield MemoryError(), "memory ran out: lower --num_workers"
+    yield OSError(errno.EMFILE, "Too many open files"), "too many files.*ulimit -n 4096.*--num_workers 0"
+    if sys.platform != "win32":
+        yield signal.SIGKILL, r"SIGKILL.*memory ran out: lower --num_workers"
+        yield signal.SIGBUS, r"(/dev/shm .*|shared memory) is full.*--shm-size 8g.*--num_workers 0"
+        yield signal.SIGSEGV, r"SIGSEGV.*prepare_data.py --mode validate.*"
+
+
+@pytest.mark.parametrize(("failure", "line"), list(failures()), ids=repr)
+def test_the_cause_of_failing_workers_is_named(image_folder, fast_poll, failure, line):
+    crops = FailingDataset(FolderImages(image_folder, list_images(image_folder)), image_size=32)
+    crops.failure = failure
     with (
         TrainLoader(crops, local_batch=2, num_workers=2) as loader,
-        pytest.raises(DataError, match="3 times, usually because memory"),
+        pytest.raises(DataError, match=f"^decoding processes failed 3 times: .*({line})$"),
     ):
         list(loader.batches(0))
+    assert multiprocessing.active_children() == []
+
+
+class UnsendableDataset(CropDataset):
+    """Its decoding processes cannot pass on their batches, as with Docker's small /dev/shm."""
+
+    error: Exception
+
+    def __getitem__(self, key):
+        if multiprocessing.parent_process() is not None:
+            ForkingPickler.dumps = self.dumps
+        return super().__getitem__(key)
+
+    def dumps(self, _batch):
+        raise self.error
+
+
+@pytest.mark.parametrize("validates", [False, True])
+@pytest.mark.parametrize(
+    ("error", "line"),
+    [
+        (
+            RuntimeError("shared memory(shm) </x>: No space left on device (28)"),
+            "--shm-size.*--num_workers 0",
+        ),
+        (RuntimeError("shared memory(shm) </x>: Cannot allocate memory (12)"), "memory ran out"),
+        pytest.param(
+            RuntimeError("open shared file mapping: </x>, error code: <1455>"),
+            "paging file",
+            marks=pytest.mark.skipif(sys.platform != "win32", reason="exit codes above 255"),
+        ),
+        (OSError(errno.EMFILE, "Too many open files"), "ulimit -n"),
+        (ValueError("any"), "code 1"),
+    ],
+)
+def test_batches_that_cannot_be_passed_on_end_the_wait(
+    image_folder, fast_poll, capfd, monkeypatch, validates, error, line
+):
+    monkeypatch.setattr(UnsendableDataset, "error", error, raising=False)
+    monkeypatch.setattr(loading, "CropDataset", UnsendableDataset)
+    images = FolderImages(image_folder, list_images(image_folder))
+    if validates:
+        batches = load_validation(images, range(12), image_size=32, batch_size=2, num_workers=2)
+    else:
+        crops = UnsendableDataset(images, image_size=32)
+        batches = TrainLoader(crops, local_batch=2, num_workers=2).batches(0)
+    with pytest.raises(DataError, match=line):
+        list(batches)
+    assert multiprocessing.active_children() == []
+    assert len(capfd.readouterr().err.splitlines()) == 2  # it went on with fewer
+
+
+FEW_FILES = """
+    import resource, sys
+    from tests.data.test_loading import TrainLoader, dataset
+    from vae.system.errors import DataError
+    crops = dataset(sys.argv[1])
+    resource.setrlimit(resource.RLIMIT_NOFILE, (int(sys.argv[2]),) * 2)
+    try:
+        with TrainLoader(crops, local_batch=2, num_workers=8) as loader:
+            print(len(list(loader.batches(0))))
+    except DataError as error:
+        print(error)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform == "win32", reason="needs limits of a process")
+@pytest.mark.parametrize(("limit", "end"), [(24, "ulimit -n"), (64, "6"), (1024, "6")])
+def test_a_limit_of_open_files_is_named_or_kept(image_folder, limit, end):
+    done = run_script("-c", textwrap.dedent(FEW_FILES), str(image_folder), str(limit))
+    assert end in done.stdout
+    assert done.stdout.count("\n") == 1
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="needs limits of a process")
+def test_an_image_is_not_bad_because_too_many_files_are_open(image_folder):
+    import resource
+
+    crops = dataset(image_folder)
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (3, before[1]))
+    try:
+        with pytest.raises(OSError, match="Too many open files"):
+            crops[0, 0]
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+
+
+@pytest.mark.filterwarnings("ignore:.*pin_memory.*")
+def test_exit_handlers_of_dataloader_can_ask_processes_that_ended(image_folder):
+    """Before torch 2.14 they ask those of pinned loaders whether they are alive: an error if it is closed."""
+    with (
+        TrainLoader(dataset(image_folder), local_batch=2, num_workers=1, pin_memory=True) as loader,
+        closing(loader.batches(0)) as batches,
+    ):
+        next(batches)
+        (process,) = multiprocessing.active_children()
+    assert not process.is_alive()
 
 
 class HangingDataset(CropDataset):

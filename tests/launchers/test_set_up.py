@@ -165,7 +165,25 @@ def test_wrong_argument_prints_one_line_without_traceback(project, arguments, to
     assert not (project.folder / ".venv").exists()
 
 
-# --- Triton for Windows --------------------------------------------------------------------------
+# --- Windows: the Visual C++ runtime, Triton ------------------------------------------------------
+
+
+@pytest.mark.parametrize("has_runtime", [False, True])
+def test_a_missing_runtime_is_copied_to_where_torch_finds_it(monkeypatch, tmp_path, has_runtime):
+    """The package puts its DLLs into Scripts, which torch does not search."""
+    scripts = tmp_path / "Scripts"
+    scripts.mkdir()
+
+    def pip(venv, *arguments):
+        assert arguments == ("install", "msvc-runtime")
+        (scripts / "vcruntime140_threads.dll").write_bytes(b"a DLL")
+
+    monkeypatch.setattr(virtual_environment, "WINDOWS", True)
+    monkeypatch.setattr(virtual_environment, "runs", lambda venv, code: has_runtime)
+    monkeypatch.setattr(virtual_environment, "pip", pip)
+    virtual_environment.install_runtime(tmp_path)
+    copied = [path.read_bytes() for path in tmp_path.glob("Library/bin/*")]
+    assert copied == ([] if has_runtime else [b"a DLL"])
 
 
 def test_triton_for_windows_matches_torch(monkeypatch, capsys, tmp_path):

@@ -145,8 +145,12 @@ def test_signal_reaches_the_trainer(project, sent, code):
     [
         ("1\n", ["--profile", "ultra"]),
         ("99\nx\n4\n", ["--profile", "fast"]),
-        ("D\nmissing.safetensors\nlaunchers\n", ["--profile", "decoder", "--init_from", "launchers"]),
-        ("l\n", ["--profile", "diffusable"]),
+        (
+            "A\nmissing.safetensors\n'launchers'\n \"vae\" \n",
+            ["--profile", "decoder", "--init_from", "launchers", "--data_path", "vae"],
+        ),
+        ("b\n\nvae\n", ["--profile", "new", "--data_path", "vae"]),  # there is no ./data/train yet
+        ("c\n~\n", ["--profile", "diffusable", "--data_path", os.path.expanduser("~")]),
         ("5\nbig\n640\n0\n3\n", ["--profile", "standard", "--image_size", "640", "--batch_size", "3"]),
     ],
 )
@@ -157,8 +161,14 @@ def test_menu_in_a_terminal(project, typed, expected):
     assert "1  ultra  2048 px  batch 4  the largest crops" in screen  # printed by the trainer
 
 
+def test_letters_of_the_menu_are_those_of_the_documentation():
+    text = (ROOT / "docs/jobs.md").read_text(encoding="utf-8")
+    for pattern in (r"^\| \((\w)\)", r"^## \((\w)\)"):
+        assert re.findall(pattern, text, re.MULTILINE) == list(menu.JOBS)
+
+
 def test_measuring_starts_no_training(project):
-    code, screen = project.type_into("train_rtx5090.sh", "m\n")
+    code, screen = project.type_into("train_rtx5090.sh", "d\n")
     assert code == 0
     assert "evaluate_vae.py --vae" in screen
     assert project.calls() == []

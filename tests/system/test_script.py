@@ -6,9 +6,12 @@ import pytest
 
 from tests.harness.runs import run_script
 from vae.system.errors import DataError, UsageError
-from vae.system.script import ROOT, SETUP, activation_hint, exit_code
+from vae.system.script import MISSING_RUNTIME, ROOT, SETUP, activation_hint, exit_code
 
 TOO_LITTLE = f"too little memory (ulimit -v), or a damaged package: run {SETUP}"
+NO_DLL = OSError(
+    '[WinError 126] Modul nicht gefunden. Error loading "C:\\v\\shm.dll" or one of its dependencies.'
+)
 FULL_DISK = ": free some space, or give an output folder on another disk"
 HINT = activation_hint(ROOT)  # empty if the tests run in the environment of the set-up
 
@@ -37,6 +40,8 @@ def raises(error: BaseException):
             f"some.py: torch is not installed: run {SETUP}{HINT}",
         ),
         (ImportError("failed to map segment"), 1, f"some.py: failed to map segment: {TOO_LITTLE}"),
+        (NO_DLL, 1, f"some.py: {MISSING_RUNTIME}"),
+        (ImportError("DLL load failed while importing _C: x"), 1, f"some.py: {MISSING_RUNTIME}"),
         (MemoryError(), 1, f"some.py: out of memory: {TOO_LITTLE}"),
         (KeyboardInterrupt(), 130, "stopped: nothing was written"),
     ],

@@ -20,6 +20,7 @@ from vae.config.recipes import RECIPES
 from vae.system.addresses import is_remote
 from vae.system.console import fetch_command
 from vae.system.host import GIB, MIB, decoding_processes
+from vae.system.script import missing_runtime
 
 PASS = "pass"
 WARN = "warn"
@@ -106,6 +107,8 @@ def _loads(facts: Facts) -> Cases:
     loaded, own = facts.loaded, facts.project_python
     hint = f"; to use the project's environment: {own} check_compatibility.py" if own else ""
     yield not loaded.installed, FAIL, f"not installed in this Python{hint}", remedies.setup(facts)
+    missing = missing_runtime(loaded.error or "")
+    yield missing, FAIL, missing, remedies.setup(facts)
     yield loaded.error, FAIL, loaded.error, remedies.same_pair(facts)
     crashed = loaded.unfinished in ("starting Python", "loading torch")
     yield crashed, FAIL, f"{loaded.unfinished}: {loaded.ended}", remedies.same_pair(facts)

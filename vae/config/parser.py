@@ -77,7 +77,9 @@ def _needless_value(flag: str, value: str) -> str:
     opposite = flag.replace("--no-", "--") if flag.startswith("--no-") else flag.replace("--", "--no-", 1)
     remedy = f"write {opposite}" if value.lower() in _NO else f"leave out {value}"
     if flag == "--mixed_precision" and value.lower() not in _NO:
-        remedy += "; bf16 is used where it is native, else fp16 (--use_bf16: bf16 or an error)"
+        remedy += (
+            "; it is fp16 on a GPU, and bf16 on a CPU with instructions for it (--use_bf16: bf16 or an error)"
+        )
     return f"{flag} {value}: this flag has no value: {remedy}"
 
 

@@ -1,7 +1,11 @@
 """The processes that decode images: their batches, and a new start with fewer of them if one dies."""
 
+import errno
 import multiprocessing
+import os
 import queue
+import shutil
+import signal
 import threading
 import traceback
 from collections.abc import Callable, Generator
@@ -18,11 +22,15 @@ from vae.system.errors import DataError
 
 POLL_SECONDS = 1.0  # a wait for a batch notices this often that the run has to stop
 END_SECONDS = 5.0  # a process in a read that no signal interrupts is left behind
-MAX_DEATHS = 3  # of decoding processes of one loader: at this one, training stops
+MAX_FAILURES = 3  # of the decoding processes of one loader: at this one, training stops
+SHARED_MEMORY = "/dev/shm"
+NO_FILES = ("Too many open files", "ancdata")  # of the system, and of Python if a file could not be passed on
+FILES_PER_PROCESS, OTHER_FILES = 6, 16  # that are open here: pipes to it and its end; everything else
+NO_PAGING_FILE = 1455  # Windows' ERROR_COMMITMENT_LIMIT
 
 
-class _DeadWorkerError(Exception):
-    """A decoding process has died."""
+class WorkerError(Exception):
+    """A decoding process has died, or lacks memory or files: the cause and its remedy."""
 
 
 class DecodingProcesses:
@@ -40,13 +48,13 @@ class DecodingProcesses:
         self._num_workers = num_workers
         self._while_waiting = while_waiting
         self._persistent = persistent
-        self._deaths = 0
+        self._failures = 0
         self._batches: _Batches | None = None
 
     def batches(self, start_at: Callable[[int], None]) -> Generator[Batch, None, None]:
         """All batches; `start_at(n)` is called before they are made from the nth on.
 
-        Raises DataError with a remedy if processes die repeatedly.
+        Raises DataError with cause and remedy if processes fail repeatedly.
         """
         done, finished = 0, False
         try:
@@ -61,8 +69,8 @@ class DecodingProcesses:
                         done += 1
                         yield batch
                     finished = True
-                except _DeadWorkerError:
-                    self._restart()
+                except WorkerError as error:
+                    self._restart(error)
         except GeneratorExit:  # the caller stops within the epoch, and may start another one
             finished = True
             raise
@@ -87,15 +95,14 @@ class DecodingProcesses:
             except TimeoutError:
                 self._while_waiting()
 
-    def _restart(self) -> None:
-        self._deaths += 1
+    def _restart(self, why: WorkerError) -> None:
+        self._failures += 1
         self.end(kill=True)
-        why = "usually because memory or /dev/shm ran out"
-        if self._deaths == MAX_DEATHS:
-            raise DataError(f"a decoding process died {MAX_DEATHS} times, {why}: lower --num_workers")
+        if self._failures == MAX_FAILURES:
+            raise DataError(f"decoding processes failed {MAX_FAILURES} times: {why}")
         self._num_workers = max(1, self._num_workers // 2)
         workers = console.counted(self._num_workers, "worker")
-        line = f"a decoding process died, {why}: continuing with {workers}; the batches are the same"
+        line = f"a decoding process failed: {why}. Continuing with {workers}; the batches are the same"
         console.error_from_signal_handler(line)
 
 
@@ -113,9 +120,19 @@ class _Batches:
         self._again = self._is_waiting = False
         context = loader.multiprocessing_context
         before = multiprocessing.active_children()
-        with blocked_signals(context.get_start_method() if context else None):
-            iterator = iter(loader)
+        failure, iterator = None, None
+        try:
+            _check_open_files(loader.num_workers)
+            with blocked_signals(context.get_start_method() if context else None):
+                iterator = iter(loader)
+        except OSError as error:
+            failure = error
         self._processes = [child for child in multiprocessing.active_children() if child not in before]
+        if failure is not None:
+            self._kill()
+            raise WorkerError(_cause(failure, []))
+        # DataLoader of torch before 2.14 asks at exit whether the processes of such a loader are alive.
+        self._closes = not (loader.pin_memory and loader.persistent_workers)
         self._thread = threading.Thread(target=self._run, args=(loader, iterator), daemon=True)
         self._thread.start()
 
@@ -146,7 +163,7 @@ class _Batches:
             self._thread.join(END_SECONDS)
         self._kill()  # what hangs
         for process in self._processes:
-            if process.exitcode is not None and not self._thread.is_alive():
+            if self._closes and process.exitcode is not None and not self._thread.is_alive():
                 process.close()  # its pipes: Python collects them as garbage only much later
 
     def _kill(self) -> None:
@@ -164,13 +181,52 @@ class _Batches:
                 self._made.put(next(iterator, None))
             except Exception as error:  # `next` raises it
                 traceback.clear_frames(error.__traceback__)  # they keep the iterator
-                self._made.put(_DeadWorkerError() if self._means_death(error) else error)
+                self._made.put(self._meaning(error))
+        del iterator  # an error that somebody keeps also keeps this frame
 
-    def _means_death(self, error: Exception) -> bool:
-        """Whether a decoding process has died, also while it passed on a batch, or has no memory."""
+    def _meaning(self, error: Exception) -> Exception:
+        """WorkerError if a process has died, also while it passed on a batch, or has no memory or files."""
         if not self._processes:
-            return False
-        if isinstance(error, ConnectionError | EOFError | FileNotFoundError) or is_out_of_memory(error):
-            return True
-        ended = wait([process.sentinel for process in self._processes], timeout=0)
-        return isinstance(error, RuntimeError) and bool(ended)
+            return error
+        is_lost = isinstance(error, ConnectionError | EOFError | FileNotFoundError)
+        # The system may take a moment to end the process.
+        wait([process.sentinel for process in self._processes], timeout=1.0 if is_lost else 0.0)
+        codes = [process.exitcode for process in self._processes if process.exitcode is not None]
+        is_dead = isinstance(error, RuntimeError) and codes
+        lacks = is_out_of_memory(error) or any(text in str(error) for text in NO_FILES)
+        return WorkerError(_cause(error, codes)) if is_lost or is_dead or lacks else error
+
+
+def _check_open_files(num_workers: int) -> None:
+    """Raises OSError if too few files can be opened: DataLoader would stop with half of its processes."""
+    count = FILES_PER_PROCESS * num_workers + OTHER_FILES if num_workers else 0
+    opened: list[int] = []
+    try:
+        opened.extend(os.open(os.devnull, os.O_RDONLY) for _ in range(count))
+    finally:
+        for number in opened:
+            os.close(number)
+
+
+def _cause(error: Exception, exit_codes: list[int]) -> str:
+    """Why processes failed, by an error and the exit codes of those that ended, and the remedy."""
+    text = (str(error).strip().splitlines() or ["no message"])[-1]  # the others are a process's traceback
+    signals = {signal.Signals(-code).name for code in exit_codes if -code in set(signal.Signals)}
+    if errno.ENOSPC in exit_codes or "SIGBUS" in signals or os.strerror(errno.ENOSPC) in text:
+        return f"{_shared_memory()} is full: give a container more with --shm-size 8g, or use --num_workers 0"
+    if errno.EMFILE in exit_codes or any(part in text for part in NO_FILES):
+        return "too many files are open: raise the limit with ulimit -n 4096, or use --num_workers 0"
+    if NO_PAGING_FILE in exit_codes or f"WinError {NO_PAGING_FILE}" in text:
+        return "the paging file of Windows is too small (error 1455): enlarge it, or use --num_workers 0"
+    if errno.ENOMEM in exit_codes or is_out_of_memory(error):
+        return "memory ran out: lower --num_workers"
+    if "SIGKILL" in signals:
+        return "it was killed (SIGKILL), usually by the system because memory ran out: lower --num_workers"
+    how = ", ".join(sorted(signals)) or ", ".join(f"code {code}" for code in exit_codes) or text
+    return f"it ended ({how}): prepare_data.py --mode validate finds images that crash a decoder"
+
+
+def _shared_memory() -> str:
+    if not os.path.isdir(SHARED_MEMORY):
+        return "shared memory"
+    return f"{SHARED_MEMORY} ({shutil.disk_usage(SHARED_MEMORY).total / 2**20:,.1f} MiB)"

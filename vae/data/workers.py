@@ -2,11 +2,14 @@
 
 import ctypes
 import multiprocessing
+import os
+import re
 import signal
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from multiprocessing import resource_tracker
+from multiprocessing.queues import Queue
 
 from PIL import AvifImagePlugin
 
@@ -83,6 +86,16 @@ def start_worker(_worker_id: int) -> None:
     # DataLoader has already set PyTorch to one thread.
     AvifImagePlugin.DEFAULT_MAX_THREADS = 1  # the default is one thread per core in each process
     _keep_freed_memory()
+    Queue._on_queue_feeder_error = staticmethod(_end_process)  # type: ignore[attr-defined]
+
+
+def _end_process(error: BaseException, _batch: object) -> None:
+    """End this process if it cannot pass on a batch; its exit code is the number of the system's error.
+
+    The queue's thread would print the error and lose the batch, and the trainer would wait for it.
+    """
+    number = re.search(r"[(<](\d+)[)>]", str(error))  # PyTorch: "... No space left on device (28)"
+    os._exit(getattr(error, "errno", None) or (int(number[1]) if number else 1))
 
 
 def _keep_freed_memory() -> None:

@@ -38,7 +38,7 @@ def ssim(
 
     Gaussian window, mean over channels, population covariance. Only windows that are completely inside the
     image count, so its outer 5 px are never a window's centre. scikit-image computes the same with
-    `gaussian_weights=True, use_sample_covariance=False`. No side is below 11 px.
+    `gaussian_weights=True, use_sample_covariance=False`; torchmetrics does not. No side is below 11 px.
 
     For published protocols: without `rounded`, values are only clamped. The window "uniform" is that of
     scikit-image's defaults, 7 x 7 px with sample covariance. With `reflect`, borders are mirrored and every

@@ -4,6 +4,7 @@ The content determines the format, never the file name. Only formats of the allo
 decodes them; libvips what Pillow cannot decode.
 """
 
+import errno
 import io
 import os
 import threading
@@ -106,6 +107,8 @@ def read_content(path: str | os.PathLike[str]) -> bytes:
     except PermissionError as error:
         raise BadImageError("no_permission", "permission denied: fix its permissions") from error
     except OSError as error:
+        if error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOMEM):  # of this process or machine
+            raise
         if os.path.islink(path) and not os.path.exists(path):
             raise BadImageError(
                 "broken_link", f"links to {os.readlink(path)}, which does not exist"

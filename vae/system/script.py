@@ -18,6 +18,11 @@ from vae.system.gpu_memory import set_gpu_memory_variables
 
 ROOT = Path(__file__).resolve().parents[2]
 SETUP = "setup_windows.bat" if os.name == "nt" else "./setup.sh"
+MISSING_RUNTIME = (
+    "a DLL that PyTorch needs is missing, usually one of Microsoft's Visual C++ runtime "
+    "(VCRUNTIME140_THREADS.dll, MSVCP140.dll): run setup_windows.bat, which installs it, or install "
+    "https://aka.ms/vs/17/release/vc_redist.x64.exe"
+)
 
 
 def run_script(name: str, main: Callable[[list[str]], int], stopped: str = "stopped") -> NoReturn:
@@ -101,7 +106,7 @@ def exit_code(name: str, main: Callable[[list[str]], int], argv: list[str], stop
         if "vae." in str(error):
             raise  # our own bug
         cause = f"too little memory (ulimit -v), or a damaged package: run {SETUP}"
-        line = f"{str(error) or 'out of memory'}: {cause}"
+        line = missing_runtime(str(error)) or f"{str(error) or 'out of memory'}: {cause}"
         code = EXIT_FAILED
     except BrokenPipeError:
         raise  # console.flushed_output handles it
@@ -117,11 +122,19 @@ def exit_code(name: str, main: Callable[[list[str]], int], argv: list[str], stop
 
 def system_error_line(error: OSError) -> str:
     """The message of an error of the system, with the file; for a full disk with the remedy."""
+    if missing := missing_runtime(str(error)):
+        return missing
     if error.strerror is None:  # raised by us or by a library, with its own message
         return str(error)
     where = f"{error.filename}: " if error.filename else ""
     remedy = ": free some space, or give an output folder on another disk"
     return f"{where}{error.strerror}{remedy if error.errno in (errno.ENOSPC, errno.EDQUOT) else ''}"
+
+
+def missing_runtime(error: str) -> str | None:
+    """The cause and the remedy, if `error` says that Windows did not find a DLL of a package."""
+    is_torch = "[WinError 126]" in error and "Error loading" in error  # its own words after those of Windows
+    return MISSING_RUNTIME if is_torch or "DLL load failed" in error else None
 
 
 def activation_hint(root: Path, windows: bool = os.name == "nt") -> str:
