@@ -9,6 +9,7 @@ something on another machine. GiB are the peak of the allocator above what is al
 """
 
 import argparse
+import contextlib
 import json
 import sys
 import time
@@ -156,7 +157,8 @@ def main() -> None:
     )
     given = parser.parse_args()
     set_backends(SpeedConfig())
-    choose_kernels("auto", DEVICE, [torch.bfloat16])  # as every command: warns if one fails
+    with contextlib.redirect_stdout(sys.stderr):
+        choose_kernels("auto", DEVICE, [torch.bfloat16])  # as every command: warns if one fails
     ours.initialize = lambda *_arguments: None  # type: ignore[assignment]  # nothing reads the weights
     if not given.json:
         columns = ("launches", "library calls", "CUDA graphs", "synchronizations", "host, ms")

@@ -22,8 +22,9 @@ def test_held_out_crops_share_no_pixel_with_those_for_training():
 
 
 def test_the_bootstrap_draws_whole_families():
-    names = ["KL 1e-6", "KL 1e-4", "masks", "decoder noise", "decoder noise, finished"]
-    assert [family(name) for name in names] == ["KL", "KL", "masks", "decoder noise", "decoder noise"]
+    names = ["KL 1e-6", "KL 1e-4", "variance", "scale equivariance", "scale equivariance, longer"]
+    expected = ["KL", "KL", "variance", "scale equivariance", "scale equivariance"]
+    assert [family(name) for name in names] == expected
     for draw in draws_of(names):
         assert (draw == 0).sum() == (draw == 1).sum()
         assert (draw == 3).sum() == (draw == 4).sum()

@@ -185,6 +185,7 @@ def main(cases: list[Case]) -> None:
         if built is None or built[0] != key:
             built = None
             gc.collect()
+            torch.cuda.empty_cache()  # or the new networks lie in pieces of large segments
             built = key, build(config, getattr(torch, case.dtype))
         with contextlib.redirect_stdout(sys.stderr):  # lines of the trainer
             found = run_case(case, config, built[1])

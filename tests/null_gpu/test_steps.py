@@ -28,7 +28,30 @@ PLANS = {
     "high": (1, "none"),
     "ultra": (1, "activations"),
 }
+# `ultra` is first: networks leave pieces of segments behind, 44 MiB that a plan for a full card misses.
 CASES: dict[str, Found] = {
+    profile: {
+        "profile": profile,
+        "micro_batch": str(micro_batch),
+        "recompute": level,
+        "may_recompute_more": True,
+        "steps": 2,
+    }
+    for profile, (micro_batch, level) in reversed(PLANS.items())
+}
+REGULARISERS = {
+    "equivariance_weight": 0.1,
+    "variance_weight": 0.1,
+    "ssim_weight": 0.3,
+}
+AUTO = {"micro_batch": "auto", "recompute": "auto", "steps": 2}
+CLOSE = {
+    "card-8gb": {"profile": "card-8gb", "gib": 6.9, **AUTO},
+    "card-12gb": {"profile": "card-12gb", "gib": 10.9, **AUTO},
+    "regularisers": {"profile": "ultra", "options": REGULARISERS, **AUTO},
+    "recompute all": {"options": {"image_size": 2048, "batch_size": 2}, "recompute": "all"},
+}
+CASES |= {
     **{level: {"options": SMALL, "recompute": level, "steps": 2} for level in RECOMPUTE[2:]},
     "bf16": {"options": ADVERSARIAL},
     "graph": {"options": ADVERSARIAL, "graph": True, "disc_start": 5, "steps": 11},
@@ -46,27 +69,6 @@ CASES: dict[str, Found] = {
         "micro_batch": "2",
     },
 }
-for _profile, (_micro_batch, _level) in PLANS.items():
-    CASES[_profile] = {
-        "profile": _profile,
-        "micro_batch": str(_micro_batch),
-        "recompute": _level,
-        "may_recompute_more": True,
-        "steps": 2,
-    }
-REGULARISERS = {
-    "equivariance_weight": 0.1,
-    "variance_weight": 0.1,
-    "ssim_weight": 0.3,
-}
-AUTO = {"micro_batch": "auto", "recompute": "auto", "steps": 2}
-CLOSE = {
-    "card-8gb": {"profile": "card-8gb", "gib": 6.9, **AUTO},
-    "card-12gb": {"profile": "card-12gb", "gib": 10.9, **AUTO},
-    "regularisers": {"profile": "ultra", "options": REGULARISERS, **AUTO},
-    "recompute all": {"options": {"image_size": 2048, "batch_size": 2}, "recompute": "all"},
-}
-CASES |= CLOSE
 for _gib in (4.0, 2.5):
     CASES[f"{_gib} GiB"] = {
         "options": {**SMALL, "batch_size": 4},
@@ -78,9 +80,12 @@ for _gib in (4.0, 2.5):
 
 @pytest.fixture(scope="module")
 def found() -> dict[str, Found]:
-    """Results of all cases, which share one process."""
-    done = run_on_null_gpu("-m", "tests.null_gpu.steps", json.dumps(list(CASES.values())))
-    return dict(zip(CASES, map(json.loads, done.stdout.splitlines()), strict=True))
+    """Results of all cases; those whose memory is compared closely have a process of their own."""
+    results: dict[str, Found] = {}
+    for cases in (CASES, CLOSE):
+        done = run_on_null_gpu("-m", "tests.null_gpu.steps", json.dumps(list(cases.values())))
+        results |= zip(cases, map(json.loads, done.stdout.splitlines()), strict=True)
+    return results
 
 
 def test_no_step_synchronizes(found: dict[str, Found]):
@@ -105,8 +110,7 @@ def test_profiles_reserve_what_the_plan_predicts(found: dict[str, Found], profil
 
 @pytest.mark.parametrize("name", CLOSE)
 def test_small_cards_and_regularisers_reserve_what_the_plan_predicts(found: dict[str, Found], name: str):
-    # 3 % with PyTorch 2.14.1; other versions, and other cases before, leave other segments
-    assert found[name]["reserved_gib"] == pytest.approx(found[name]["predicted_gib"], rel=0.055)
+    assert found[name]["reserved_gib"] == pytest.approx(found[name]["predicted_gib"], rel=0.03)
 
 
 @pytest.mark.parametrize(("card", "settings"), [("4.0 GiB", (2, "none")), ("2.5 GiB", (1, "activations"))])

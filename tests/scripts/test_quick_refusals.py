@@ -14,12 +14,11 @@ from vae.system.script import SETUP, activation_hint
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory) -> Path:
-    """One image, two VAE files without content, folders without images, and earlier outputs in `used`."""
+    """One image, a VAE file without content, folders without images, and earlier outputs in `used`."""
     tmp_path = tmp_path_factory.mktemp("refusals")
     (tmp_path / "data").mkdir()
     Image.new("RGB", (16, 16)).save(tmp_path / "data" / "a.png")
-    for name in ("a.safetensors", "a.ckpt"):
-        (tmp_path / name).touch()
+    (tmp_path / "a.safetensors").touch()
     (tmp_path / "manifest.jsonl").touch()
     (tmp_path / "empty").mkdir()
     (tmp_path / "phone").mkdir()
@@ -61,7 +60,13 @@ REFUSALS = [
         78,
         ["--output_dir F/used", "(a.png)", "empty folder"],
     ),
-    ("train_vae.py", TRAIN, {"--output_dir": "F/a.ckpt"}, 78, ["--output_dir F/a.ckpt", "another folder"]),
+    (
+        "train_vae.py",
+        TRAIN,
+        {"--output_dir": "F/a.safetensors"},
+        78,
+        ["--output_dir F/a.safetensors", "another folder"],
+    ),
     ("train_vae.py", TRAIN, {"--data_path": "F/dta"}, 77, ["--data_path F/dta", "does not exist"]),
     ("train_vae.py", TRAIN, {"--init_from": "F/none.pt"}, 78, ["--init_from F/none.pt"]),
     ("train_vae.py", TRAIN, {"--sample_images": "F/none"}, 77, ["--sample_images F/none", "does not exist"]),
@@ -81,7 +86,6 @@ REFUSALS = [
     ("train_vae.py", TRAIN, {"--profile": "decoder"}, 78, ["--profile decoder", "--init_from"]),
     ("infer_vae.py", INFER, {"--mode": "improve"}, 2, ["--mode improve is unknown", "reconstruct"]),
     ("infer_vae.py", INFER, {"--vae": "F/none"}, 78, ["--vae F/none"]),
-    ("infer_vae.py", INFER, {"--vae": "F/a.ckpt"}, 78, ["--vae F/a.ckpt", "pickle"]),
     ("infer_vae.py", INFER, {"--output_dir": "F/used"}, 78, ["--output_dir F/used", "empty folder"]),
     ("infer_vae.py", INFER, {"--input": "F/none.png"}, 77, ["--input F/none.png does not exist"]),
     ("evaluate_vae.py", EVALUATE, {"--crop": "left"}, 2, ["--crop", "left", "center"]),

@@ -61,9 +61,9 @@ def test_workers_killed_three_times_save_and_exit_with_77(given, undisturbed, tm
     printed = (tmp_path / "log").read_text()
     assert "Traceback" not in printed
     (line,) = [line for line in printed.splitlines() if line.startswith("train_vae.py:")]
-    for token in ("died 3 times", "--num_workers", "--resume_from latest"):
+    for token in ("failed 3 times", "--num_workers", "--resume_from latest"):
         assert token in line
-    assert printed.count("a decoding process died, ") == 2  # and were started again
+    assert printed.count("a decoding process failed: ") == 2  # and were started again
     assert 8 <= last_checkpoint(tmp_path / "run")["position"]["step"] < 16
     assert train({**given, "resume_from": "latest"}) == 0
     assert_same_result(tmp_path / "run", undisturbed)
