@@ -69,6 +69,8 @@ def test_diffusers_decodes_the_exported_folder_to_our_images(family, image_folde
         "flux2": "(z - latents_mean) / latents_std",
     }
     printed = capsys.readouterr()
+    command = f"python export_vae.py --vae {tmp_path / 'run' / 'vae'} --output exported/run"
+    assert f"for other programs: {command}\n" in printed.out
     assert f"as diffusion models have them: {said[family]}" in printed.out
     assert ("taef2" in printed.out + printed.err) == (family == "flux2")
 

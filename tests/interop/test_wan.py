@@ -107,10 +107,16 @@ def test_a_trained_network_goes_back_into_the_video_vae(train_part, image_folder
     assert back.keys() == official.keys()
     assert all(torch.equal(back[name], value) for name, value in official.items())
     printed = capsys.readouterr().out
+    command = f"python export_vae.py --vae {tmp_path / 'run' / 'vae'} --into {tmp_path / 'theirs'}"
+    assert f"for other programs: {command} --output exported/run\n" in printed
     assert "videos are not" in printed
     assert ("its latents are unchanged" in printed) == (train_part == "decoder")
     statistics = json.loads((tmp_path / "folder" / "config.json").read_text())["latents_std"]
     assert (statistics == list(WAN_STD)) == (train_part == "decoder")
+    write(tmp_path / "run" / "vae", tmp_path / "bf16", into=str(tmp_path / "theirs"), dtype="bf16")
+    write(tmp_path / "bf16", tmp_path / "again", into=str(tmp_path / "theirs"))
+    words = "rounding of the encoder" if train_part == "decoder" else "its latents are new"
+    assert capsys.readouterr().out.count(words) == 2
     if train_part == "decoder":
         assert torch.equal(one_frame(after, image())[0], one_frame(theirs, image())[0])
 

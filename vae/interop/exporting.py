@@ -1,7 +1,7 @@
 """One export: load, average, measure, fold, convert, write."""
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -271,12 +271,24 @@ def _write_into(video: Path, output: Path, model: AutoencoderKL, dtype: str) -> 
     else:
         config = read_config(located.config, where) | latents_config(model.bn)
         save_diffusers_folder(output, stored, config, metadata)
-    new = model.state_dict()
-    of_encoder = [name for name in file.weights if name.startswith(("encoder.", "quant_conv."))]
-    same = all(torch.equal(new[n].flatten().cpu(), file.weights[n].flatten()) for n in of_encoder)
-    latents = "unchanged" if same else "new: models that were trained on the old ones do not fit"
+    latents = _latents_beside(file.weights, stored_weights(model, dtype))
     console.info(f"written: {output} ({dtype}); its latents are {latents}")
     console.warning(
         "single images are exactly those of the trained network, but videos are not: keep the original for "
         "them"
     )
+
+
+def _latents_beside(old: Mapping[str, torch.Tensor], new: Mapping[str, torch.Tensor]) -> str:
+    """The latents of the `new` weights of an encoder beside those of the `old` ones, in words."""
+    pairs = [
+        (value.flatten(), new[name].flatten())
+        for name, value in old.items()
+        if name.startswith(("encoder.", "quant_conv."))
+    ]
+    if all(torch.equal(before.to(torch.float64), after.to(torch.float64)) for before, after in pairs):
+        return "unchanged"
+    for dtype in DTYPES.values():  # of `new`, or of the file that it comes from
+        if all(torch.equal(before.to(dtype).to(after.dtype), after) for before, after in pairs):
+            return "those of before but for the rounding of the encoder's weights"
+    return "new: models that were trained on the old ones do not fit"

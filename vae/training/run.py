@@ -232,7 +232,7 @@ class _Run:
         cost = recorded_cost(run.output_dir / METRICS_NAME) if run.config.run.hourly_cost else 0.0
         lines = [
             progress_line(state, schedule.steps) + cost_text(cost, state.position.images),
-            *result_lines(run.output_dir, run.config, state, baselines, constants, schedule.remedy),
+            *result_lines(run.output_dir, run.config, state, baselines, constants, schedule),
             f"next    {next_command(run.output_dir, run.provenance.resumed_from, state)}",
         ]
         console.info("\n".join(lines))

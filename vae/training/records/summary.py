@@ -10,10 +10,12 @@ from vae.system.console import command_line, counted
 from vae.training.checkpoints.store import position_name
 from vae.training.output.logbook import REJECTED_NAME
 from vae.training.output.results_image import RESULTS_NAME
+from vae.training.schedule import TRAINED, StageSchedule
 from vae.training.stages import StageSteps, current_stage
 from vae.training.state import TrainingState
 from vae.training.validation.measure import Metrics
 
+NOTED_SHARE = 0.2  # of a trained start in the exported weights, from which on it is said
 PROBLEMS_PAGE = "docs/monitoring.md#problems-and-remedies"
 
 
@@ -33,11 +35,11 @@ def result_lines(
     state: TrainingState,
     baselines: dict[str, Metrics],
     constants: LatentConstants,
-    remedy: str,
+    schedule: StageSchedule,
 ) -> list[str]:
     """Best and last metrics beside the baselines, and the files that were written.
 
-    `remedy`: what helps if PSNR has fallen in the last stage.
+    `schedule`: that of the last stage.
     """
     factor = state.autoencoder.downsampling
     lines = _metrics_lines(config, state, baselines, factor)
@@ -47,19 +49,47 @@ def result_lines(
         adversarial = config.loss.adversarial_weight > 0 and begun
         psnr = state.last_validation["psnr"]
         start = state.history.start_psnr
-        lines.append(verdict_line(psnr, bicubic, start, remedy, adversarial))
+        lines.append(verdict_line(psnr, bicubic, start, schedule.remedy, adversarial))
+    lines += _share_of_start(schedule, state)
     if state.most_rejected:
         lines.append(f"skipped {counted(state.most_rejected, 'image')}: {folder / REJECTED_NAME}")
     shown = f"scaling {constants.scaling:.4f}, shift {constants.shift:.4f}"
     if config.model.latent_norm:
         shown = "latent statistics in the file"
     lines.append(f"VAE     {folder / 'vae'} ({shown})")
+    if command := command_for_other_programs(folder, config):
+        lines.append(f"        for other programs: {command}")
     if any((folder / "samples").glob("*.png")):
         columns = f"input, reconstruction, error x8, {factor}x bicubic"
         lines.append(f"samples {folder / 'samples'} ({columns})")
     if (folder / RESULTS_NAME).is_file():
         lines.append(f"curves  {folder / RESULTS_NAME}")
     return lines
+
+
+def _share_of_start(schedule: StageSchedule, state: TrainingState) -> list[str]:
+    """A line if the EMA weights, which are exported, still have much of a trained start: decay ** steps."""
+    decay = schedule.ema_decay(state.position)
+    share = decay ** schedule.steps.done(state.position)
+    if state.ema is None or schedule.start != TRAINED or share < NOTED_SHARE:
+        return []
+    return [
+        f"note    {share:.0%} of the exported weights is still the start, by --ema_decay {decay:g}: train "
+        "for more steps, lower it, or export the last weights of a checkpoint with --weights raw"
+    ]
+
+
+def command_for_other_programs(folder: Path, config: Config) -> str:
+    """The command that writes a file which other programs read, if they do not read FOLDER/vae; else ""."""
+    command = ["python", "export_vae.py", "--vae", str(folder / "vae")]
+    output = f"exported/{folder.absolute().name}"
+    if config.model.decoder:
+        return command_line(*command, "--output", output)
+    if config.model.family == "wan":
+        start = config.model.init_from or "VIDEO_VAE"
+        ending = ".safetensors" if start.lower().endswith((".safetensors", ".sft")) else ""
+        return command_line(*command, "--into", start, "--output", output + ending)
+    return ""
 
 
 def _metrics_lines(
