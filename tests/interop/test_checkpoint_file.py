@@ -8,12 +8,14 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.harness.checkpoints import checkpoint
+from tests.harness.checkpoints import WITH_DISCRIMINATOR, checkpoint
 from tests.harness.damaged_files import flip_bit
 from tests.harness.training_runs import assert_same
 from vae.interop.checkpoint_file import (
     CHECKPOINT_FORMAT,
     DamagedCheckpointError,
+    NotFiniteError,
+    check_finite,
     load_checkpoint,
     record_path,
     save_checkpoint,
@@ -183,10 +185,34 @@ def test_other_checkpoint_format_is_refused_with_remedy(tmp_path, other):
         load_checkpoint(path, flag="--vae")
     message = str(caught.value)
     assert message.startswith(f"--vae {path} ")
-    assert f"format {other!r}" in message
-    assert f"reads format {CHECKPOINT_FORMAT}" in message
+    assert f"(format {other!r}, not {CHECKPOINT_FORMAT})" in message
     assert "train again" in message
     assert "\n" not in message
+
+
+def test_checkpoint_with_other_fields_or_options_is_of_another_version(tmp_path):
+    whole = checkpoint(**WITH_DISCRIMINATOR)
+    path = tmp_path / "checkpoint_epoch_1.pt"
+    lacking = {name: value for name, value in whole.items() if name != "ema"}
+    unknown = {**whole, "config": {**whole["config"], "shell": "rm"}}
+    for changed, difference in ((lacking, "it lacks ema"), (unknown, "it has --shell")):
+        save_checkpoint(path, changed)
+        with pytest.raises(UserError, match=rf"another version of this toolkit \({difference}\)"):
+            load_checkpoint(path)
+    save_checkpoint(path, {**whole, "more": 1})  # a later version may save more
+    load_checkpoint(path)
+
+
+def test_the_first_tensor_that_is_not_finite_is_named():
+    whole = checkpoint(**WITH_DISCRIMINATOR)
+    check_finite(whole)
+    moment = whole["optimizers"][0]["state"][3]["exp_avg_sq"]
+    moment[(0,) * moment.dim()] = float("inf")
+    with pytest.raises(NotFiniteError, match=r"^optimizers: 0: state: 3: exp_avg_sq contains"):
+        check_finite(whole)
+    whole["ema"]["decoder.conv_out.weight"][0] = float("nan")
+    with pytest.raises(NotFiniteError, match=r"^ema: decoder\.conv_out\.weight contains"):
+        check_finite(whole)
 
 
 def test_missing_file_and_folder_are_errors(tmp_path):

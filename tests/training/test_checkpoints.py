@@ -10,7 +10,7 @@ import torch
 
 from tests.harness.checkpoints import checkpoint
 from tests.harness.faults import Fault, run_forked
-from tests.harness.training_runs import assert_same
+from tests.harness.training_runs import assert_same, train_short
 from tests.training.test_gradient_sum import CPU, on_processes
 from vae.interop.checkpoint_file import DamagedCheckpointError, load_checkpoint, record_path, save_checkpoint
 from vae.system.errors import UserError
@@ -266,3 +266,13 @@ def test_a_file_of_others_at_the_name_of_a_checkpoint_is_kept(content, tiny, tmp
     assert train({**resume, "max_steps": 2}) == 0
     assert (tmp_path / "run" / "other_1_checkpoint_epoch_2.pt").read_bytes() == content
     assert "is not a checkpoint of this run" in capsys.readouterr().out
+
+
+def test_a_checkpoint_whose_weights_do_not_fit_is_one_line(tiny, tmp_path):
+    train_short(tiny, tmp_path / "run")
+    path = list_checkpoints(tmp_path / "run")[0]
+    content = load_checkpoint(path)
+    content["model"]["decoder.conv_out.weight"] = torch.zeros(3)
+    save_checkpoint(path, content)
+    with pytest.raises(UserError, match=r"^--resume_from: .* does not fit .*decoder\.conv_out\.weight"):
+        train({"resume_from": str(path), "num_epochs": 9})

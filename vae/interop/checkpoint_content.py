@@ -1,20 +1,13 @@
-"""What a checkpoint contains, as dataclasses. The check of a file follows from their types.
-
-In the file each dataclass is a dict with exactly the keys of its fields, and a tuple may be a list.
-"""
+"""What a checkpoint contains, as dataclasses: in the file each is a dict with the keys of its fields."""
 
 import secrets
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields, is_dataclass, replace
-from types import NoneType, UnionType
-from typing import Any, Literal, get_args, get_origin, get_type_hints
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
 
 import torch
 
 from vae.update import UpdateState
-
-MAX_COUNT = 2**53
-MAX_SHOWN = 40  # characters of a value in a message
 
 RANDOM, WARM, TRAINED = "random weights", "warm start", "trained VAE"  # what a stage begins with
 
@@ -24,9 +17,9 @@ class Stage:
     """Epochs [first_epoch, end_epoch) at one image size (px) and batch size (images per device)."""
 
     first_epoch: int
-    num_epochs: int = field(metadata={"at_least": 1})
-    image_size: int = field(metadata={"at_least": 1})
-    batch_size: int = field(metadata={"at_least": 1})
+    num_epochs: int
+    image_size: int
+    batch_size: int
 
     @property
     def end_epoch(self) -> int:
@@ -91,8 +84,7 @@ class Lineage:
 
     @classmethod
     def from_plain(cls, plain: Mapping[str, Any]) -> "Lineage":
-        """The inverse of `asdict`, also from JSON; ContentError for anything else."""
-        check_type("run", dict(plain), cls)
+        """The inverse of `asdict`, also from JSON; KeyError, TypeError or ValueError for anything else."""
         return cls(plain["id"], tuple((one, left) for one, left in plain["ancestors"]), plain["start"])
 
 
@@ -148,77 +140,3 @@ class CheckpointContent:
     contract: Samples
     begun_from: Literal["random weights", "warm start", "trained VAE"]
     torch_version: str
-
-
-# ---- the check -------------------------------------------------------------------------------------------
-
-
-class ContentError(ValueError):
-    """The content is not what train_vae.py saves; the message names the part."""
-
-
-def check_type(what: str, value: Any, kind: Any, at_least: int = 0) -> None:
-    """Raise ContentError if the plain form of `kind`, a dataclass or a type of its fields, is not `value`.
-
-    Whole numbers are at least `at_least`. Floats may be NaN, because metrics may.
-    """
-    parts = get_args(kind)
-    if get_origin(kind) is UnionType:
-        if value is None and NoneType in parts:
-            return
-        (kind,) = (part for part in parts if part is not NoneType)
-        parts = get_args(kind)
-    origin = get_origin(kind) or kind
-    is_right = True
-    if is_dataclass(kind):
-        _check_fields(what, value, kind)
-    elif origin is Literal:
-        is_right = isinstance(value, str) and value in parts
-    elif origin in (list, tuple):
-        is_right = isinstance(value, list | tuple)
-        kinds = parts if origin is tuple and ... not in parts else parts[:1] * len(value) if is_right else ()
-        if is_right and len(kinds) != len(value):
-            is_right = False
-        for index, (part, wanted) in enumerate(zip(value, kinds, strict=True) if is_right else ()):
-            check_type(f"{what}[{index}]", part, wanted)
-    elif origin is dict:
-        is_right = isinstance(value, dict)
-        for name, part in value.items() if is_right else ():
-            check_type(f"a key of {what}", name, parts[0])
-            check_type(f"{what}.{shown(name)}", part, parts[1])
-    elif origin is int:
-        is_right = type(value) is int and at_least <= value <= MAX_COUNT
-    elif origin is float:
-        is_right = type(value) is float or (type(value) is int and abs(value) <= MAX_COUNT)
-    elif origin is not Any:
-        is_right = type(value) is origin
-    if not is_right:
-        raise ContentError(f"{what} is {shown(value)}")
-
-
-def _check_fields(what: str, value: Any, kind: Any) -> None:
-    if not isinstance(value, dict):
-        raise ContentError(f"{what} is {shown(value)}")
-    names = [item.name for item in fields(kind)]
-    for name in value:
-        if name not in names:
-            raise ContentError(f"{what} has the unknown {shown(name)}")
-    check_keys(what, value, kind)
-
-
-def check_keys(what: str, values: Mapping[str, Any], kind: Any) -> None:
-    """Raise ContentError if a field of the dataclass `kind` is missing in `values` or has another type."""
-    hints = get_type_hints(kind)
-    for item in fields(kind):
-        if item.name not in values:
-            raise ContentError(f"{what} lacks {item.name}")
-        at_least = item.metadata.get("at_least", 0)
-        check_type(f"{what}.{item.name}".removeprefix("it."), values[item.name], hints[item.name], at_least)
-
-
-def shown(value: Any) -> str:
-    """A value on one line, or the kind of a large one."""
-    if isinstance(value, dict | list | tuple | torch.Tensor):
-        return f"a {type(value).__name__}"
-    text = repr(value) if not isinstance(value, int) or abs(value) < 10**MAX_SHOWN else "a huge number"
-    return text if len(text) <= MAX_SHOWN else f"{text[:MAX_SHOWN]}..."

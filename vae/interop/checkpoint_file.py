@@ -1,4 +1,4 @@
-"""One checkpoint file: a crash at any moment leaves a valid one, and every load verifies and checks it.
+"""One checkpoint file: a crash at any moment leaves a valid one, and every load verifies it.
 
 NAME.pt.sha256 beside NAME.pt contains its SHA-256 in the format of `sha256sum`. The checksums inside the
 checkpoint, which is a zip archive, are verified in any case.
@@ -6,14 +6,14 @@ checkpoint, which is a zip archive, are verified in any case.
 
 import hashlib
 import os
+from dataclasses import fields
 from pathlib import Path
 from typing import IO, Any, BinaryIO, cast
 
 import torch
 
-from vae.config.options import Config, flatten
-from vae.interop.checkpoint_content import ContentError, shown
-from vae.interop.checkpoint_schema import check_content
+from vae.config.options import Config, all_options, flatten
+from vae.interop.checkpoint_content import CheckpointContent
 from vae.interop.torch_file import DamagedFileError, NeedsCodeError, check_sums, read_torch_file
 from vae.interop.vae_path import check_checkpoint_path
 from vae.system.errors import UserError
@@ -127,11 +127,10 @@ def _verify(path: Path) -> None:
 
 
 def load_checkpoint(path: Path, *, flag: str = "--resume_from") -> dict[str, Any]:
-    """Verify and load a checkpoint onto the CPU; its content has all keys, shapes and finite weights.
+    """Verify and load a checkpoint onto the CPU; its content has all keys.
 
     Raises DamagedCheckpointError for a damaged file, ForeignFileError for a file that this toolkit did not
-    write, and UserError for a missing file, another checkpoint format or content that cannot be used. `flag`
-    is the flag in the messages.
+    write, and UserError for a missing file or one of another version. `flag` is the flag in the messages.
     """
     check_checkpoint_path(path, flag)
     verify_checkpoint(path)
@@ -157,18 +156,39 @@ def is_checkpoint(content: Any) -> bool:
 
 def checked(content: dict[str, Any], path: Path, flag: str) -> dict[str, Any]:
     """The content of the checkpoint at `path` after its checks; raises the errors of `load_checkpoint`."""
-    if type(content["format"]) is not int or content["format"] != CHECKPOINT_FORMAT:
+    if difference := _difference(content):
         raise UserError(
-            f"{flag} {path} has checkpoint format {shown(content['format'])}, but this version reads format "
-            f"{CHECKPOINT_FORMAT}: use the version that wrote it, or train again"
+            f"{flag} {path} is a checkpoint of another version of this toolkit ({difference}): use the "
+            "version that wrote it, or train again"
         )
     if not record_path(path).exists():
         try:
             check_sums(path)
         except DamagedFileError as error:
             raise DamagedCheckpointError(f"{path} is damaged: {error}") from None
-    try:
-        check_content(content)
-    except ContentError as error:
-        raise UserError(f"{flag} {path} cannot be used: {error}; use another checkpoint") from None
     return {**content, "config": {**flatten(Config()), **content["config"]}}
+
+
+def _difference(content: dict[str, Any]) -> str:
+    """How the content differs from that of this version; "" if it does not."""
+    if content["format"] != CHECKPOINT_FORMAT:
+        return f"format {content['format']!r:.40}, not {CHECKPOINT_FORMAT}"
+    for item in fields(CheckpointContent):
+        if item.name not in content:
+            return f"it lacks {item.name}"
+    unknown = sorted(map(str, content["config"].keys() - all_options().keys()))
+    return f"it has --{unknown[0]}" if unknown else ""
+
+
+class NotFiniteError(ValueError):
+    """A tensor of a checkpoint has NaN or infinite values; the message names it."""
+
+
+def check_finite(value: Any, name: str = "") -> None:
+    """Raise NotFiniteError for the first tensor in `value`, dicts and lists included, that is not finite."""
+    if isinstance(value, torch.Tensor):
+        if not torch.isfinite(value).all():
+            raise NotFiniteError(f"{name} contains values that are not finite")
+    elif isinstance(value, dict | list | tuple):
+        for key, part in value.items() if isinstance(value, dict) else enumerate(value):
+            check_finite(part, f"{name}: {key}" if name else str(key))

@@ -16,6 +16,7 @@ from vae.config.resolve import (
 )
 from vae.data.probing import probe
 from vae.data.workers import resolve_num_workers
+from vae.device import is_out_of_memory
 from vae.interop.averaging import hash_of_weights
 from vae.interop.half_precision import LargestActivation
 from vae.losses.terms import LossTerms, build_terms
@@ -193,7 +194,15 @@ def _continue(
     if content is None:
         state.lineage = replace(state.lineage, start=hash_of_weights(state.autoencoder.state_dict()))
         return
-    restore(state, content)
+    try:
+        restore(state, content)
+    except (RuntimeError, ValueError) as error:  # of load_state_dict
+        if is_out_of_memory(error):
+            raise
+        reason = " ".join(str(error).split())
+        raise UserError(
+            f"--resume_from: the checkpoint does not fit its configuration: {reason:.200}"
+        ) from None
     state.apply_given_scaling(config)
     state.lineage = saved_lineage(content).continued(position.step)
     if config.optim.learning_rate != content["config"]["learning_rate"]:

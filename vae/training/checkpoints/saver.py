@@ -7,8 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from vae.config.options import CHECKPOINT_MINUTES, Config, flatten
-from vae.interop.checkpoint_content import ContentError
-from vae.interop.checkpoint_schema import check_content
+from vae.interop.checkpoint_file import NotFiniteError, check_finite
 from vae.interop.run_files import read_promoted
 from vae.system import console
 from vae.system.errors import UserError
@@ -98,8 +97,8 @@ class Saver:
         content = self.content()
         failure = None
         try:
-            check_content(content)
-        except ContentError as error:
+            check_finite(content)
+        except NotFiniteError as error:
             failure = str(error)
         failure = failure or save_verified(self.folder / name, content)
         if failure is not None:

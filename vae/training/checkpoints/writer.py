@@ -10,8 +10,7 @@ import torch
 
 from vae.config.options import Config
 from vae.device import is_out_of_memory
-from vae.interop.checkpoint_content import ContentError
-from vae.interop.checkpoint_schema import check_content
+from vae.interop.checkpoint_file import NotFiniteError, check_finite
 from vae.memory.available import available_bytes
 from vae.memory.plan import checkpoint_bytes
 from vae.system import console
@@ -146,8 +145,8 @@ class CheckpointWriter:
         """Write and verify the file; returns whether another attempt could succeed."""
         before = self._failure
         try:
-            check_content(content)
-        except ContentError as error:  # it could not be loaded: older checkpoints are worth more
+            check_finite(content)
+        except NotFiniteError as error:  # it could not be loaded: older checkpoints are worth more
             self._failure = str(error)
             self._notify(console.warning, f"{path} is not saved: {error}; older checkpoints are unchanged")
             return False
