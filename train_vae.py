@@ -14,12 +14,10 @@ def main(argv: list[str]) -> int:
         console.info(profile_table())
         return 0
     plan = given.pop("plan", False)
-    folds = given.pop("folds", None)
     path = given.pop("save_config", None)
     card = {name: given.pop(name) for name in ("gpu", "vram_gib") if name in given}
-    for name, value in {"folds": folds, "save_config": path}.items():
-        if plan and value is not None:
-            raise UsageError(f"--plan and --{name} exclude each other: remove one of them")
+    if plan and path is not None:
+        raise UsageError("--plan and --save_config exclude each other: remove one of them")
     for name, value in card.items():
         if not plan:
             raise UsageError(f"--{name} {value} is only used by --plan: add --plan")
@@ -35,10 +33,6 @@ def main(argv: list[str]) -> int:
 
         save_config(Command.of(given), path)
         return 0
-    if folds:
-        from vae.training.folds import train_folds
-
-        return train_folds(Command.of(given), folds)
     command = check_command(given)  # finds mistakes before PyTorch is imported, which takes seconds
     from vae.training.run import train_checked
 

@@ -1,4 +1,4 @@
-"""Averages: exact means, only from one start, with scores of the same images, and with members that help."""
+"""Averages: exact means, only from one start, and with scores of the same images."""
 
 import json
 import math
@@ -12,9 +12,7 @@ from safetensors.torch import load_file
 
 from tests.harness.small_vae import SMALL, write_vae
 from vae.config.export_flags import parse_export_flags
-from vae.images.psnr import psnr
-from vae.interop.averaging import ENCODER, average, combine, greedy_soup, hash_of_weights
-from vae.interop.crops import Crops
+from vae.interop.averaging import ENCODER, average, combine, hash_of_weights
 from vae.interop.exporting import export
 from vae.interop.safetensors_file import write_safetensors
 from vae.interop.vae_files import START_KEY, load_vae
@@ -75,18 +73,6 @@ def test_weights_of_scores_are_a_softmax_of_recorded_values(tmp_path, capsys):
     vaes[1].file.step = None
     with pytest.raises(UserError, match=r"is not a checkpoint of a run.*--scores"):
         combine(vaes, config)
-
-
-def test_soup_keeps_only_members_that_raise_the_score():
-    scores = {(2,): 30.0, (0,): 29.0, (1,): 29.5, (2, 1): 30.2, (2, 1, 0): 30.2, (2, 0): 99.0}
-    asked = []
-
-    def score_of(members):
-        asked.append(tuple(members))
-        return scores[tuple(members)]
-
-    assert greedy_soup([29.0, 29.5, 30.0], score_of) == [2, 1]  # an equal score is no gain
-    assert asked == [(2, 1), (2, 1, 0)]
 
 
 def test_hash_depends_on_values_and_names_and_not_on_layout():
@@ -155,43 +141,6 @@ def test_exports_and_averages_keep_their_start(tmp_path, image_folder, capsys, o
     assert load_vae(exported("folded", written)).file.start == ""  # its channels have scales of their own
 
 
-@pytest.mark.slow
-def test_soup_on_held_out_images_is_at_least_as_good_as_the_best(folds, image_folder, capsys):
-    options = f"--average_by soup --held_out {image_folder} --image_size 32 --device cpu"
-    combined(*folds, options=options)
-    out = capsys.readouterr().out
-    lines = [line for line in out.splitlines() if line.startswith("soup of")]
-    alone = {line.split()[2]: float(line.split("PSNR ")[1].split()[0]) for line in lines[:3]}
-    best = max(alone, key=alone.get)
-    first = load_vae(folds[0])
-    crops = Crops.of(str(image_folder), config_of(*folds, options=options), first)
-    values = [psnr(first.autoencoder(images)[0], images) for images in crops.batches()]
-    assert alone["1"] == pytest.approx(torch.cat(values).mean().item(), abs=1e-3)  # as validations measure it
-    assert lines[3].startswith(f"soup of {best} ")
-    kept = [line for line in out.splitlines() if line.startswith("averaged:") and " 0.0%" not in line]
-    assert str(folds[int(best) - 1]) in "".join(kept)
-
-
-def test_soup_of_one_is_that_vae(folds, image_folder, capsys, monkeypatch):
-    """It says nothing of other encoders, which differ, and keeps the constants of the VAE."""
-    monkeypatch.setattr("vae.interop.averaging.greedy_soup", lambda scores, score_of: [1])
-    options = f"--average_by soup --held_out {image_folder} --image_size 32 --device cpu"
-    found = combined(*folds, options=options)
-    out = capsys.readouterr().out
-    assert f"{folds[1]} alone" in out
-    assert "equal" not in out
-    for name, value in load_vae(folds[1]).autoencoder.state_dict().items():
-        assert torch.equal(value, found.autoencoder.state_dict()[name])
-
-
-def test_scores_are_measured_on_the_same_images(folds, image_folder, capsys):
-    options = (
-        f"--average_by score --temperature 1000000 --held_out {image_folder} --image_size 32 --device cpu"
-    )
-    combined(*folds, options=options)
-    assert capsys.readouterr().out.count("averaged: 33.3%") == 3
-
-
 def test_scores_of_different_validation_images_are_refused(tmp_path):
     paths = []
     for number, start in enumerate((ONE, ONE)):
@@ -200,7 +149,7 @@ def test_scores_of_different_validation_images_are_refused(tmp_path):
         paths.append(write_vae(folder / "vae", number, shape, start=start, init="default"))
         record = {"contract": {"validation": {"version": str(number)}}}
         (folder / "config.json").write_text(json.dumps(record))
-    with pytest.raises(UserError, match=r"different images.*--held_out.*--scores"):
+    with pytest.raises(UserError, match=r"different images.*evaluate_vae\.py.*--scores"):
         combined(*paths, options="--average_by score")
 
 
@@ -227,17 +176,3 @@ def test_constants_of_differing_encoders_are_measured(folds, image_folder, tmp_p
         export(parse_export_flags(words))
     export(parse_export_flags([*words, "--data_path", str(image_folder), "--image_size", "32"]))
     assert (tmp_path / "out" / WEIGHTS_NAME).exists()
-
-
-@pytest.mark.parametrize(
-    ("options", "tokens"),
-    [
-        ("--average_by soup", ("--average_by soup", "--held_out")),
-        ("--held_out images", ("--held_out", "--average_by")),
-        ("--average_by score --scores 1 2 --held_out images", ("--held_out", "--scores")),
-    ],
-)
-def test_options_that_contradict_each_other(options, tokens):
-    with pytest.raises(UserError) as caught:
-        config_of("a", "b", options=options)
-    assert all(token in str(caught.value) for token in tokens)

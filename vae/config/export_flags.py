@@ -39,15 +39,8 @@ class ExportConfig:
     overwrite: bool = option(False, "replace an existing --output")
     average_by: str = option(
         "uniform",
-        "weights of the average of several --vae: equal, a softmax of their validation PSNR, or equal for "
-        "those of a greedy soup, which keeps a VAE only if it raises the PSNR on --held_out",
-        choices=("uniform", "score", "soup"),
-    )
-    held_out: str | None = option(
-        None,
-        "images that none of several --vae was trained on, to measure their scores: a folder, or a manifest "
-        "with a validation set",
-        metavar="PATH",
+        "weights of the average of several --vae: equal, or a softmax of their validation PSNR",
+        choices=("uniform", "score"),
     )
     scores: tuple[float, ...] | None = option(
         None,
@@ -137,12 +130,6 @@ def _check_together(config: ExportConfig) -> None:
     several = len(config.vae) > 1
     if config.average_by == "score" and not several:
         raise UserError("--average_by score needs several VAEs: list them all after one --vae")
-    if config.average_by == "soup" and not (several and config.held_out):
-        raise UserError(
-            "--average_by soup needs several --vae, and --held_out with images new to all: give both"
-        )
-    if config.held_out is not None and (config.average_by == "uniform" or config.scores is not None):
-        raise UserError("--held_out belongs to --average_by score or soup without --scores: leave it out")
     if config.scores is not None and config.average_by != "score":
         raise UserError("--scores needs --average_by score: add it, or omit --scores")
     if config.scores is not None and len(config.scores) != len(config.vae):

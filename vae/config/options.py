@@ -591,11 +591,6 @@ class ActionConfig:
     )
     gpu: str | None = option(None, "--plan for this card; default: the card of this machine", metavar="NAME")
     vram_gib: float | None = option(None, "--plan for a card with this memory", metavar="GIB")
-    folds: tuple[str, ...] | None = option(
-        None,
-        "train these folds of the manifest, such as 0 2 4, or all, each in OUTPUT_DIR/fold_N",
-        metavar="N|all",
-    )
     save_config: str | None = option(
         None,
         "write all options of this command to FILE, as JSON for --config, and exit",

@@ -7,19 +7,15 @@ order: their mean is noise.
 """
 
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from vae.config.export_flags import ExportConfig
-from vae.device import pick_device
-from vae.images.psnr import MAX_PSNR_DB, psnr
-from vae.interop.crops import Crops
 from vae.interop.run_files import METRICS_NAME
 from vae.interop.vae_files import LoadedVae
-from vae.model.autoencoder import AutoencoderKL
 from vae.system import console
 from vae.system.errors import UserError
 from vae.system.files import read_json, read_json_lines
@@ -35,19 +31,12 @@ def combine(vaes: Sequence[LoadedVae], config: ExportConfig) -> LoadedVae:
     if config.average_by == "score":
         scores = torch.tensor(_scores(vaes, config), dtype=torch.float64)
         weights = torch.softmax(scores / config.temperature, 0).tolist()
-    elif config.average_by == "soup":
-        weights = _soup(vaes, parts, config)
     for path, weight in zip(config.vae, weights, strict=True):
         console.info(f"averaged: {weight:.1%} of {path}")
-    used = [number for number, weight in enumerate(weights) if weight]
-    first = vaes[used[0]]
-    if len(used) == 1:
-        console.info(f"no other VAE raises the score, so the result is {config.vae[used[0]]} alone")
-        return first
-    _report_latents(first, [vaes[number] for number in used])
-    mean = average([parts[number] for number in used], [weights[number] for number in used])
-    first.autoencoder.load_state_dict(mean)
-    if not all(vaes[number].file.start for number in used):
+    first = vaes[0]
+    _report_latents(first, vaes)
+    first.autoencoder.load_state_dict(average(parts, weights))
+    if not all(vae.file.start for vae in vaes):
         first.file.start = ""  # one of them may have another start
     return first
 
@@ -95,17 +84,14 @@ def _report_latents(first: LoadedVae, used: Sequence[LoadedVae]) -> None:
 
 
 def _scores(vaes: Sequence[LoadedVae], config: ExportConfig) -> Sequence[float]:
-    """The PSNR of each VAE in dB: given, measured on --held_out, or recorded by its run."""
+    """The PSNR of each VAE in dB: given, or recorded by its run."""
     if config.scores is not None:
         return config.scores
-    if config.held_out is not None:
-        measure = _held_out_psnr(vaes[0], config)
-        return [measure(vae.autoencoder) for vae in vaes]
     sets = {_validation_set(path) for path in config.vae} - {None}
     if len(sets) > 1:
         raise UserError(
             "--average_by score: the VAEs were validated on different images, so their PSNR cannot be "
-            "compared: give images that none of them was trained on with --held_out, or give --scores"
+            "compared: measure them on the same images with evaluate_vae.py, and give --scores"
         )
     return [_recorded(path, vae) for path, vae in zip(config.vae, vaes, strict=True)]
 
@@ -116,8 +102,7 @@ def _recorded(path: str, vae: LoadedVae) -> float:
     metrics = Path(path).parent / METRICS_NAME
     if step is None:
         raise UserError(
-            f"--average_by score: {path} is not a checkpoint of a run: give --scores, one for each --vae, or "
-            "--held_out"
+            f"--average_by score: {path} is not a checkpoint of a run: give --scores, one for each --vae"
         )
     records = read_json_lines(metrics) if metrics.is_file() else ()
     scores = [
@@ -140,41 +125,6 @@ def _validation_set(path: str) -> str | None:
         return None
 
 
-def _soup(
-    vaes: Sequence[LoadedVae], parts: Sequence[dict[str, torch.Tensor]], config: ExportConfig
-) -> list[float]:
-    """Equal weights of the members of a greedy soup, and 0 for the others."""
-    measure = _held_out_psnr(vaes[0], config)
-    model = AutoencoderKL(vaes[0].autoencoder.config).eval().requires_grad_(False)
-
-    def score_of(members: Sequence[int]) -> float:
-        model.load_state_dict(average([parts[one] for one in members], [1 / len(members)] * len(members)))
-        score = measure(model)
-        shown = " ".join(str(one + 1) for one in members)
-        console.info(f"soup of {shown} (of {len(vaes)} VAEs): PSNR {score:.3f} dB on --held_out")
-        return score
-
-    members = greedy_soup([score_of([one]) for one in range(len(vaes))], score_of)
-    return [1 / len(members) if one in members else 0.0 for one in range(len(vaes))]
-
-
-def _held_out_psnr(first: LoadedVae, config: ExportConfig) -> Callable[[AutoencoderKL], float]:
-    """A function that measures the mean PSNR of a VAE on --held_out."""
-    assert config.held_out is not None
-    crops = Crops.of(config.held_out, config, first, "--held_out", held_out=True)
-    device = pick_device(config.device)
-
-    @torch.no_grad()
-    def measure(model: AutoencoderKL) -> float:
-        model.to(device)
-        batches = (images.to(device) for images in crops.batches())
-        values = [psnr(model(images)[0], images).clamp(max=MAX_PSNR_DB) for images in batches]
-        model.cpu()
-        return torch.cat(values).mean().item()
-
-    return measure
-
-
 def hash_of_weights(state_dict: dict[str, torch.Tensor]) -> str:
     """SHA-256 of names and values: runs with the same one before their first step began from one VAE."""
     digest = hashlib.sha256()
@@ -182,22 +132,6 @@ def hash_of_weights(state_dict: dict[str, torch.Tensor]) -> str:
         digest.update(name.encode())
         digest.update(tensor.detach().cpu().contiguous().numpy().tobytes())
     return digest.hexdigest()
-
-
-def greedy_soup(scores: Sequence[float], score_of: Callable[[Sequence[int]], float]) -> list[int]:
-    """The members of a greedy soup (Wortsman et al. 2022, recipe 1), the best one first.
-
-    `scores` are those of each alone. In this order, a member is kept only if `score_of` the members with it
-    is above the score without it.
-    """
-    order = sorted(range(len(scores)), key=lambda one: -scores[one])
-    members = order[:1]
-    best = scores[order[0]]
-    for one in order[1:]:
-        score = score_of([*members, one])
-        if score > best:
-            members, best = [*members, one], score
-    return members
 
 
 def average(

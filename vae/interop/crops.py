@@ -26,28 +26,14 @@ class Crops:
 
     images: Images
     image_size: int
-    flag: str  # that names the images
 
     @classmethod
-    def of(
-        cls,
-        path: str,
-        config: ExportConfig,
-        loaded: LoadedVae,
-        flag: str = "--data_path",
-        held_out: bool = False,
-    ) -> "Crops":
-        """The images at `path`; of a manifest its training images, or with `held_out` its validation set."""
+    def of(cls, path: str, config: ExportConfig, loaded: LoadedVae) -> "Crops":
+        """The images at `path`, of a manifest its training images."""
         if is_manifest(path):
-            sides = train_and_val(path, fold=None, val_split=0.0, seed=0)
-            names = sides[1 if held_out else 0]
+            names, _ = train_and_val(path, fold=None, val_split=0.0, seed=0)
         else:
-            names = list_images(path, flag=flag)
-        if not names:
-            raise UserError(
-                f"{flag} {path} has no validation set: create one with prepare_data.py --mode split "
-                "--val_split 0.2, or give a folder of other images"
-            )
+            names = list_images(path)
         stride = max(1, len(names) // config.num_images) if config.num_images else 1
         names = names[::stride][: config.num_images or None]
         factor = loaded.autoencoder.downsampling
@@ -56,7 +42,7 @@ class Crops:
             raise UserError(
                 f"--image_size {size} is not a multiple of {factor}: try {-(-size // factor) * factor}"
             )
-        return cls(FolderImages(image_root(path), names), size, flag)
+        return cls(FolderImages(image_root(path), names), size)
 
     def batches(self, limit: int | None = None) -> Iterator[torch.Tensor]:
         """Yield fp32 (1, 3, S, S) in [-1, 1]; DataError if no image can be used."""
@@ -73,6 +59,6 @@ class Crops:
         if not num_yielded:
             reason = f": {rejected[0]}" if rejected else ""
             raise DataError(
-                f"{self.flag} {self.images.location}: none of {len(self.images)} images gives a crop of "
+                f"--data_path {self.images.location}: none of {len(self.images)} images gives a crop of "
                 f"{self.image_size} px{reason}; lower --image_size or give other images"
             )

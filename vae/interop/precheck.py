@@ -25,9 +25,8 @@ def check_command(config: ExportConfig) -> None:
         if config.is_single != (located.config is None):
             kind = "a folder" if located.config else "a .safetensors file"
             raise UserError(f"--into {config.into} gives {kind}: name one with --output, not {config.output}")
-    for flag, images in (("--data_path", config.data_path), ("--held_out", config.held_out)):
-        if images is not None and not is_manifest(images):
-            check_images(images, flag=flag)
+    if config.data_path is not None and not is_manifest(config.data_path):
+        check_images(config.data_path)
 
 
 def _check_output(output: Path, config: ExportConfig) -> None:
