@@ -2,6 +2,7 @@
 
 import io
 import json
+import os
 import tarfile
 import zlib
 
@@ -73,6 +74,13 @@ def test_shards_have_the_original_bytes_and_the_metadata(source, tmp_path):
     assert (dataset.samples, dataset.validation) == (27, "validation.json")
     validate(dataset.path, tmp_path / "report.json", code=0)
     assert json.loads((tmp_path / "report.json").read_text())["problems"] == []
+
+
+def test_printed_command_quotes_a_folder_with_a_space(source, tmp_path):
+    output = tmp_path / "my set"
+    quote = '"' if os.name == "nt" else "'"
+    shown = f"train_vae.py --data_path {quote}{output / 'dataset.json'}{quote}"
+    shard(source, output, "--val_split", "0", code=0, says=shown)
 
 
 def test_shards_are_the_same_from_every_folder_and_after_a_stop(source, tmp_path):

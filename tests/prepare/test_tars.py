@@ -67,6 +67,14 @@ def test_images_have_the_bytes_of_the_members_and_the_tars_do_not_change(write, 
     validate(path, tmp_path, "--overwrite", code=77, says=f"{tar.name}: checksum")
 
 
+def test_printed_command_quotes_a_folder_with_a_space(tmp_path):
+    tar = write_tar(tmp_path / "a.tar", [("a.png", picture(0))])
+    output = tmp_path / "my set"
+    quote = '"' if os.name == "nt" else "'"
+    shown = f"train_vae.py --data_path {quote}{output / 'dataset.json'}{quote}"
+    index(tar, output, code=0, says=shown)
+
+
 def test_texts_before_and_after_an_image_are_its_metadata(tmp_path):
     members = [*webdataset_sample(7), *webdataset_sample(8), *img2dataset_sample(9)]
     write_tar(tmp_path / "tars" / "a.tar", members)

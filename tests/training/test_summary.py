@@ -80,6 +80,13 @@ def test_run_without_validation_images_is_not_validated(tiny, capsys):
     assert not any("PSNR" in line for line in lines if not line.startswith("step "))
 
 
+def test_printed_tensorboard_command_quotes_a_folder_with_a_space(tiny, tmp_path, capsys):
+    folder = tmp_path / "first run"
+    lines = printed_lines({**tiny, "output_dir": str(folder), "val_split": 0.0, "max_steps": 1}, capsys)
+    quote = '"' if os.name == "nt" else "'"
+    assert f"output  {folder}   (tensorboard --logdir {quote}{folder / 'logs'}{quote})" in lines
+
+
 def test_good_result_is_one_sentence_without_a_remedy():
     line = verdict_line(30.82, BICUBIC, 25.32, REMEDY)
     assert line == (

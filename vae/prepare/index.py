@@ -218,7 +218,8 @@ def _print_summary(
     if broken or any(reason not in COUNTED for reason, _ in counts):
         lines.append(f"  all of them: {printable(str(root / REJECTED_NAME))}")
     if written:
-        lines.append(f"  train: python train_vae.py --data_path {root / TRAINING}")
+        command = console.command_line("python", "train_vae.py", "--data_path", root / TRAINING)
+        lines.append(f"  train: {command}")
     elif broken and not config.skip_broken_tars:
         lines.append(
             f"  {len(broken)} of {len(table.blocks)} tar files are broken: copy them again and repeat the "

@@ -100,7 +100,7 @@ def run_shard(config: ShardConfig) -> int:
             f"{images[VALIDATION]} for validation in {len(shards)} shards "
             f"({sum(shard.bytes for shard in shards) / 1e6:.1f} MB, {time.monotonic() - began:.1f} s), "
             f"{count_rejected(table)} rejected, {duplicates_text(table)}",
-            f"  train: python train_vae.py --data_path {root / TRAINING}"
+            f"  train: {console.command_line('python', 'train_vae.py', '--data_path', root / TRAINING)}"
             if written
             else "  no image is left for training: fix the problems listed above",
         )

@@ -86,7 +86,8 @@ def print_stage(run: PreparedRun, schedule: StageSchedule, plan: StagePlan) -> N
         f"plan    {plan_line(plan, size, steps.local_images, config.speed.micro_batch_size)}",
         f"steps   {steps_line(steps, config.optim, schedule.peak)}",
         _time_line(plan, steps, run),
-        f"output  {run.output_dir}   (tensorboard --logdir {run.output_dir / 'logs'})",
+        f"output  {run.output_dir}   "
+        f"({console.command_line('tensorboard', '--logdir', run.output_dir / 'logs')})",
         _rate_note(schedule),
         late_discriminator_note(schedule.loss, state.position.step, _last_step(run, steps)),
     ]
