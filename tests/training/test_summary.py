@@ -66,7 +66,11 @@ def test_run_that_max_steps_ends_is_validated_at_its_last_step(tiny, capsys):
     assert [record["step"] for record in (start, epoch, end)] == [0, 3, 5]
     assert any(line.startswith(f"start: VAE PSNR {start['psnr']:.2f} ") for line in lines)
     result = lines[lines.index("done: 1.6 of 2 epochs, 5 steps, 20 images") :]
-    assert any(line.startswith("epoch 1 (best)") and f"{epoch['psnr']:.2f} dB" in line for line in result)
+    best = "epoch 1 " if end["psnr"] > epoch["psnr"] else "epoch 1 (best) "
+    (line,) = [line for line in result if line.startswith("epoch 1")]
+    assert line.startswith(best)
+    assert ("(best)" in line) == ("(best)" in best)
+    assert f"{epoch['psnr']:.2f} dB" in line
     assert any(line.startswith("step 5 ") and f"{end['psnr']:.2f} dB" in line for line in result)
     lines = printed_lines({**tiny, "resume_from": "latest"}, capsys)
     assert "done: 2 epochs, 6 steps, 24 images" in lines

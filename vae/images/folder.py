@@ -131,7 +131,7 @@ def no_images(root: str | os.PathLike[str], flag: str, skips: Skips) -> DataErro
 def _way_on(name: str, path: str, known: dict[tuple[str, ...], str]) -> str:
     """What to do with a file, or with the folder of many; empty if unknown."""
     found = (text for ends, text in known.items() if name.lower().endswith(ends))
-    return next(found, "").format(path=path)
+    return next(found, "").format(path=console.command_line(path))
 
 
 def walk_images(

@@ -38,7 +38,7 @@ def read_torch_file(path: Path) -> Any:
             raise NeedsCodeError(found[1]) from None
         if "TorchScript" in text:
             raise NeedsCodeError("a program for TorchScript") from None
-        reason = (text.strip() or type(error).__name__).splitlines()[0]
+        reason = (text.strip() or type(error).__name__).splitlines()[0].partition(". ")[0]
         raise DamagedFileError(f"its parts cannot be read: {reason}") from None
 
 

@@ -53,7 +53,7 @@ def result_lines(
     lines += _share_of_start(schedule, state)
     if state.most_rejected:
         lines.append(f"skipped {counted(state.most_rejected, 'image')}: {folder / REJECTED_NAME}")
-    shown = f"scaling {constants.scaling:.4f}, shift {constants.shift:.4f}"
+    shown = f"scaling {constants.scaling:.5g}, shift {constants.shift:.5g}"
     if config.model.latent_norm:
         shown = "latent statistics in the file"
     lines.append(f"VAE     {folder / 'vae'} ({shown})")
@@ -100,7 +100,8 @@ def _metrics_lines(
     measured = {}
     if best.get("image_size") == last.get("image_size", best.get("image_size")) and "psnr" in best:
         name = "start" if state.history.best_is_start else f"epoch {int(best['epoch'])}"
-        measured[f"{name} (best)"] = best
+        is_passed = "psnr" in last and last["psnr"] > best["psnr"]  # by the last steps of --max_steps
+        measured[name if is_passed else f"{name} (best)"] = best
     if "psnr" in last and last != best:
         measured[f"step {state.validated_step}"] = last
     if not measured:
