@@ -38,7 +38,6 @@ FILES = ("results.json", "summary.txt", "logs.txt", "samples.jpg", "trace.json.g
 ENDINGS = (".png", ".jpg", ".jpeg", ".webp")
 KILL_SECONDS = 3.0  # from SIGTERM to SIGKILL
 LOG_BYTES = 40_000  # of each case
-TRACE_BYTES = 15 * 2**20
 SUMMARY_CHARACTERS = 9_400
 RTX_5090_GIB = 30.1  # that a run may use: docs/results.md
 DRAWINGS, IMAGES = 24, 320  # an epoch of more than nine steps of 32, the largest batch of a profile here
@@ -218,9 +217,8 @@ def keep(case: Case, folder: Path, out: Path) -> None:
 
         with Image.open(grids[-1]) as image:
             image.convert("RGB").save(out / "samples.jpg", quality=88)
-    trace = folder / "trace.json.gz"
-    if trace.exists() and trace.stat().st_size < TRACE_BYTES:
-        shutil.copy(trace, out)
+    if (folder / "trace.json.gz").exists():
+        shutil.copy(folder / "trace.json.gz", out)
     shutil.rmtree(folder, ignore_errors=True)
 
 

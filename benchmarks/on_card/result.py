@@ -3,6 +3,7 @@
 import argparse
 import json
 import time
+import traceback
 from pathlib import Path
 from typing import Any
 
@@ -44,5 +45,6 @@ class Result:
 
 
 def first_line(error: BaseException) -> str:
-    """Type and first line of an error, at most 200 characters."""
-    return f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"[:200]
+    """Type and first line of an error, or the line of code that raised it; at most 200 characters."""
+    text = str(error) or traceback.extract_tb(error.__traceback__)[-1].line or ""
+    return f"{type(error).__name__}: {text.partition(chr(10))[0]}"[:200]

@@ -71,8 +71,7 @@ def read_learning(folder: Path, printed: str) -> Found:
 def read_comparison(folder: Path, printed: str) -> Found:
     """Seconds and GiB of a step beside diffusers', of what benchmarks/run.py has measured so far."""
     found = read_result(folder, printed)["cases"]["2"]
-    rows = found["contestants"]
-    if not rows:
+    if not (rows := found["contestants"]):
         raise ValueError("nothing was measured")
     peak = found.get("share_of_bf16_rate")
     line = f"diffusers' best / our best {found.get('speed')}, share of the peak {peak}"
@@ -86,6 +85,8 @@ def read_comparison(folder: Path, printed: str) -> Found:
 def read_tests(folder: Path, printed: str) -> Found:
     """Whether pytest passed, and the tests that failed."""
     last = printed.strip().rpartition("\n")[2]
+    if not re.search("passed|failed|error|no tests", last):
+        raise ValueError("pytest has not ended")
     failed = re.findall(r"^(?:FAILED|ERROR) (\S+)", printed, re.M)
     is_right = "passed" in last and not failed and not re.search("failed|error", last)
     return {"line": " ".join([last, *failed]), "verdict": "ok" if is_right else "WRONG"}

@@ -12,6 +12,7 @@ import torch
 from benchmarks import card
 from benchmarks.card import SUMMARY_CHARACTERS, Case
 from benchmarks.on_card import kernels, steps, verdicts, where
+from benchmarks.on_card.result import first_line
 from tests.harness.runs import ROOT
 from tests.null_gpu.child import NEEDS_NULL_GPU, run_on_null_gpu
 from vae.config.options import ActionConfig, all_options
@@ -78,11 +79,16 @@ def test_verdict_on_learning(tmp_path, losses, psnr, verdict):
         ("FAILED tests/test_x.py::test_y - assert\n1 failed, 3 passed in 0.5s\n", "WRONG"),
         ("ERROR tests/test_x.py - ImportError\n1 error in 0.5s\n", "WRONG"),
         ("no tests ran in 0.01s\n", "WRONG"),
-        ("", "WRONG"),
     ],
 )
 def test_verdict_on_tests(tmp_path, printed, verdict):
     assert verdicts.read_tests(tmp_path, printed)["verdict"] == verdict
+
+
+@pytest.mark.parametrize("printed", ["", "..F.."])
+def test_tests_that_have_not_ended_have_no_verdict(tmp_path, printed):
+    with pytest.raises(ValueError, match="has not ended"):
+        verdicts.read_tests(tmp_path, printed)
 
 
 def test_verdict_on_the_comparison_is_about_our_side(tmp_path):
@@ -107,6 +113,13 @@ def test_verdict_on_kernels():
     line, verdict = kernels.summarize([row, {**row, "problem": "the error of a second run is 1e-2"}], [])
     assert verdict == "WRONG"
     assert "second run" in line
+
+
+def test_an_error_without_a_message_is_named_by_its_line():
+    assert first_line(ValueError("above 1e-3\nof norm")) == "ValueError: above 1e-3"
+    with pytest.raises(AssertionError) as caught:
+        raise AssertionError
+    assert first_line(caught.value) == "AssertionError: raise AssertionError"
 
 
 def test_every_kernel_has_checks_at_odd_sizes():
