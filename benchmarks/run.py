@@ -18,9 +18,11 @@ if TYPE_CHECKING:
     import torch
 
     from benchmarks.comparison.cases import Bench
+    from benchmarks.comparison.measuring import Measured
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
+from vae.system.files import write_json  # noqa: E402
 from vae.system.gpu_memory import set_gpu_memory_variables  # noqa: E402
 from vae.system.script import end_process  # noqa: E402
 
@@ -118,17 +120,26 @@ def run_cases(bench: "Bench", options: argparse.Namespace, found: dict, start: f
     print("same work on both sides:", json.dumps(found["same_work"]))
     found["cases"] = {}
     for number in options.cases or CASES:
-        title, result = CASES[number].__doc__, report.run_case(bench, number)
+        title = CASES[number].__doc__
+        contestants: dict[str, dict] = {}
+        found["cases"][str(number)] = {"title": title, "contestants": contestants}
+
+        def keep(measured: "Measured", contestants: dict[str, dict] = contestants) -> None:
+            contestants[measured.name] = measured.as_dict()
+            write(options.out, found, start)  # a run that is stopped early keeps what it has measured
+
+        bench.stopwatch.report = keep
+        result = report.run_case(bench, number)
         found["cases"][str(number)] = {"title": title, **result}
         print("", *report.tables({f"{number}. {title}": result}), sep="\n")
-        write(options.out, found, start)  # a run that is stopped early keeps its finished cases
+        write(options.out, found, start)
 
 
 def write(path: Path | None, found: dict, start: float) -> None:
     """Write all results so far, if a file was requested."""
     found["minutes"] = round((time.monotonic() - start) / 60, 2)
     if path is not None:
-        path.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+        write_json(path, found, indent=1)
 
 
 def choose_device(options: argparse.Namespace) -> "torch.device":

@@ -95,11 +95,13 @@ def network_case(
     """Measure whole steps (`whole`) or only gradients, for all given configurations of both sides."""
     builds = {k.name: partial(Ours, work, recompute=k.recompute, compiled=k.compiled) for k in ours}
     builds |= {f"diffusers {v.name}": partial(Theirs, work, variant=v) for v in theirs}
-    contestants, facts = [], {}
+    contestants: list[Contestant] = []
+    facts: dict[str, dict[str, int]] = {}
     for kind, (name, build) in zip((*ours, *theirs), builds.items(), strict=True):
         contestants.append(Contestant(name, _runs(partial(build, device=bench.device), whole), kind.compiled))
-        facts[name] = {} if kind.compiled else counted(build(device=META).gradients)
     measured = bench.stopwatch.compare(contestants)
+    for kind, (name, build) in zip((*ours, *theirs), builds.items(), strict=True):  # times are worth more
+        facts[name] = {} if kind.compiled else counted(build(device=META).gradients)
     return {
         "image_size": work.image_size,
         "batch": work.batch,

@@ -51,9 +51,11 @@ def _differences(work: Work, device: torch.device) -> dict[str, float]:
     my_grads = dict(ours.networks.autoencoder.named_parameters())
     pairs = [(my_grads[name].grad, p.grad / work.values) for name, p in theirs.vae.named_parameters()]
     difference = torch.stack([(a - b).norm() for a, b in pairs]).norm()
-    found["gradients"] = (difference / torch.stack([b.norm() for _, b in pairs]).norm()).item()
+    length = torch.stack([b.norm() for _, b in pairs]).norm()
+    found["gradients"] = (difference / length).item() if difference != 0 else 0.0
     return found
 
 
 def _relative(value: torch.Tensor, other: torch.Tensor) -> float:
-    return ((value - other).norm() / other.norm()).item()
+    difference = (value - other).norm()
+    return (difference / other.norm()).item() if difference != 0 else 0.0

@@ -70,6 +70,9 @@ class Stopwatch:
     device: torch.device
     rounds: int
     deadline: float  # of time.monotonic()
+    report: Callable[[Measured], None] = lambda measured: (
+        None
+    )  # called with each result, as soon as it exists
 
     @property
     def clock(self) -> str:
@@ -91,6 +94,8 @@ class Stopwatch:
         for _ in range(self._rounds(min(warmup))):
             for name, run in runs.items():
                 found[name].seconds.append(self._seconds(run))
+            for measured in found.values():
+                self.report(measured)
         return found
 
     def _one_by_one(self, contestants: list[Contestant]) -> dict[str, Measured]:
@@ -99,6 +104,7 @@ class Stopwatch:
             if contestant.optional and time.monotonic() >= self.deadline:
                 continue
             found[contestant.name] = self._alone(contestant)
+            self.report(found[contestant.name])
             gc.collect()
             torch.cuda.empty_cache()
         return found

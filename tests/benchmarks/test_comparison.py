@@ -1,5 +1,7 @@
 """Both sides of the comparison do the same work, counts follow CUDA's rules, and reports are correct."""
 
+import argparse
+import json
 import sys
 import time
 
@@ -8,10 +10,12 @@ import torch
 import torch.nn.functional as F
 
 import benchmarks.run
-from benchmarks.comparison import operations
+from benchmarks.comparison import cases as comparison_cases
+from benchmarks.comparison import equality, operations, report
 from benchmarks.comparison import theirs as other_side
+from benchmarks.comparison.cases import Bench
 from benchmarks.comparison.cuda_rules import CudaRules, backward_scratch_bytes
-from benchmarks.comparison.equality import DifferentWorkError, check_same_work
+from benchmarks.comparison.equality import DifferentWorkError, _relative, check_same_work
 from benchmarks.comparison.goals import judge
 from benchmarks.comparison.measuring import Contestant, Stopwatch, counted, saved_bytes
 from benchmarks.comparison.ours import Ours
@@ -157,3 +161,32 @@ def test_user_mistakes_are_one_line(monkeypatch, capsys, words, tokens):
         benchmarks.run.main()
     printed = f"{capsys.readouterr().err}{caught.value}"
     assert all(token in printed for token in tokens), printed
+
+
+def test_a_run_that_is_ended_within_a_case_keeps_what_it_has_measured(tmp_path, monkeypatch):
+    def case(bench):
+        """A case"""
+        bench.stopwatch.compare([Contestant("ours", lambda: int), Contestant("theirs", lambda: int)])
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(comparison_cases, "CASES", {1: case})
+    monkeypatch.setattr(report, "CASES", {1: case})
+    monkeypatch.setattr(equality, "check_same_work", lambda device: {})
+    file = tmp_path / "found.json"
+    options = argparse.Namespace(cases=[1], out=file)
+    bench = Bench(Stopwatch(CPU, rounds=2, deadline=time.monotonic() + 60), "small", compile=False)
+    with pytest.raises(KeyboardInterrupt):
+        benchmarks.run.run_cases(bench, options, {}, time.monotonic())
+    found = json.loads(file.read_text())["cases"]["1"]
+    assert found["title"] == "A case"
+    assert {name: row["side"] for name, row in found["contestants"].items()} == {
+        "ours": "ours",
+        "theirs": "theirs",
+    }
+    assert found["contestants"]["ours"]["repeats"] >= 2
+
+
+def test_equal_results_are_the_same_work_even_if_they_are_zero():
+    zero = torch.zeros(3)
+    assert _relative(zero, zero) == 0.0
+    assert not _relative(torch.full((3,), float("nan")), zero) <= 1e-6

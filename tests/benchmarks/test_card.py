@@ -1,0 +1,312 @@
+"""The program for a card: verdicts that fail on wrong records, cases that fail or hang, and its summary."""
+
+import json
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from benchmarks import card
+from benchmarks.card import SUMMARY_CHARACTERS, Case
+from benchmarks.on_card import kernels, steps, verdicts, where
+from benchmarks.on_card.result import first_line
+from tests.harness.runs import ROOT
+from tests.null_gpu.child import NEEDS_NULL_GPU, run_on_null_gpu
+from vae.config.options import ActionConfig, all_options
+from vae.system.gpu_memory import ALLOCATOR_VARIABLES
+
+OK = {"line": "figures", "verdict": "ok"}
+PLAN = "plan    1024 px, batch 16 as 8 x 2: predicted peak 25.80 GiB of 30.10\n"
+
+
+def write_run(folder: Path, train: list[dict], psnr: tuple = ()) -> None:
+    (folder / "run").mkdir()
+    base = {"kind": "train", "images_per_second": 5.0, "memory_reserved_gib": 25.9, "memory_retries": 1}
+    records = [{**base, "step": step, **record} for step, record in enumerate(train, start=1)]
+    records += [{"kind": "validation", "psnr": value} for value in psnr]
+    lines = [json.dumps(record) + "\n" for record in records]
+    (folder / "run" / "metrics.jsonl").write_text("".join(lines))
+
+
+@pytest.mark.parametrize(
+    ("change", "printed", "verdict"),
+    [
+        ({}, "", "ok"),
+        ({"memory_reserved_gib": 27.2}, "", "WRONG"),
+        ({"memory_reserved_gib": 24.4}, "", "ok"),  # the peak is in another record
+        ({"memory_retries": 2}, "", "WRONG"),
+        ({"loss": None}, "", "WRONG"),
+        ({}, "the Triton kernels of norm fail. PyTorch operations replace it: slower\n", "WRONG"),
+        ({}, "out of memory: this step is repeated with 1 image\n", "WRONG"),
+    ],
+)
+def test_verdict_on_a_profile(tmp_path, change, printed, verdict):
+    write_run(tmp_path, [{"loss": 1.0}] * 5 + [{"loss": 1.0, **change}])
+    found = verdicts.read_profile(tmp_path, PLAN + printed)
+    assert (found["verdict"], found["predicted_gib"]) == (verdict, 25.8)
+
+
+def test_a_profile_without_a_plan_or_a_step_has_no_figures(tmp_path):
+    with pytest.raises(ValueError, match="no plan"):
+        verdicts.read_profile(tmp_path, PLAN)
+    write_run(tmp_path, [{"loss": 1.0}])
+    with pytest.raises(ValueError, match="no plan"):
+        verdicts.read_profile(tmp_path, "UserError")
+
+
+@pytest.mark.parametrize(
+    ("losses", "psnr", "verdict"),
+    [
+        ([4.0, 3.0, 2.0, 1.0], (20.0, 19.95), "ok"),
+        ([4.0, 3.0, 2.0, 4.0], (20.0, 21.0), "WRONG"),
+        ([4.0, 3.0, 2.0, 1.0], (20.0, 19.8), "WRONG"),
+        ([4.0, 3.0, 2.0, 1.0], (20.0,), "WRONG"),
+        ([4.0, None, 2.0, 1.0], (20.0, 21.0), "WRONG"),
+    ],
+)
+def test_verdict_on_learning(tmp_path, losses, psnr, verdict):
+    write_run(tmp_path, [{"loss": loss} for loss in losses], psnr)
+    assert verdicts.read_learning(tmp_path, "")["verdict"] == verdict
+
+
+@pytest.mark.parametrize(
+    ("printed", "verdict"),
+    [
+        ("...\n3 passed, 4 deselected in 0.5s\n", "ok"),
+        ("FAILED tests/test_x.py::test_y - assert\n1 failed, 3 passed in 0.5s\n", "WRONG"),
+        ("ERROR tests/test_x.py - ImportError\n1 error in 0.5s\n", "WRONG"),
+        ("no tests ran in 0.01s\n", "WRONG"),
+    ],
+)
+def test_verdict_on_tests(tmp_path, printed, verdict):
+    assert verdicts.read_tests(tmp_path, printed)["verdict"] == verdict
+
+
+@pytest.mark.parametrize("printed", ["", "..F.."])
+def test_tests_that_have_not_ended_have_no_verdict(tmp_path, printed):
+    with pytest.raises(ValueError, match="has not ended"):
+        verdicts.read_tests(tmp_path, printed)
+
+
+def test_verdict_on_the_comparison_is_about_our_side(tmp_path):
+    rows = {"ours none": {"side": "ours", "seconds": 0.3}, "diffusers bf16": {"side": "theirs"}}
+    rows["diffusers bf16"]["failure"] = "out of memory"
+    path = tmp_path / "result.json"
+    path.write_text(json.dumps({"cases": {"2": {"contestants": rows}}}))
+    found = verdicts.read_comparison(tmp_path, "")
+    assert found["verdict"] == "-"
+    assert "ours none 0.3 s" in found["line"]
+    rows["ours none"] = {"side": "ours", "failure": "out of memory"}
+    path.write_text(json.dumps({"cases": {"2": {"contestants": rows}}}))
+    assert verdicts.read_comparison(tmp_path, "")["verdict"] == "WRONG"
+
+
+def test_verdict_on_kernels():
+    row = {"of": "norm:bf16", "case": "normalize (1, 8)", "problem": None, "error": 1e-3}
+    assert kernels.summarize([row], [])[1] == "ok"
+    assert kernels.summarize([row], ["norm:fp16 was not reached"])[1] == "ok, ended at its limit"
+    assert kernels.summarize([row], ["norm:fp16 FAILED, exit code 1"])[1] == "WRONG"
+    assert kernels.summarize([], [])[1] == "WRONG"
+    line, verdict = kernels.summarize([row, {**row, "problem": "the error of a second run is 1e-2"}], [])
+    assert verdict == "WRONG"
+    assert "second run" in line
+
+
+def test_an_error_without_a_message_is_named_by_its_line():
+    assert first_line(ValueError("above 1e-3\nof norm")) == "ValueError: above 1e-3"
+    with pytest.raises(AssertionError) as caught:
+        raise AssertionError
+    assert first_line(caught.value) == "AssertionError: raise AssertionError"
+
+
+def test_every_kernel_has_checks_at_odd_sizes():
+    for name in kernels.NAMES:
+        operation, dtype = name.split(":")
+        assert len(kernels.odd_sizes(operation, kernels.DTYPES[dtype], thorough=True)) >= 4, name
+
+
+def steps_with(loss: float = 1.0, gradient: float = 1.0, small: float = 1e-9) -> steps.Steps:
+    gradients = {"weight": torch.full((4,), gradient), "bias": torch.tensor([0.1 * gradient])}
+    return [{"reconstruction": loss}], {**gradients, "tiny": torch.tensor([small])}
+
+
+@pytest.mark.parametrize(
+    ("found", "is_right"),
+    [
+        (steps_with(), True),
+        (steps_with(small=1e-6), True),  # it repeats the rounding of others
+        (steps_with(loss=1.001), False),
+        (steps_with(loss=float("nan")), False),
+        (steps_with(gradient=1.02), False),
+        (steps_with(gradient=float("nan")), False),
+        (steps_with(small=1.0), False),
+    ],
+)
+def test_steps_are_compared_with_those_of_the_cpu(found, is_right):
+    *numbers, _ = steps.differences(found, steps_with())
+    pairs = zip(numbers, steps.TOLERANCE["fp32"], strict=True)
+    assert all(number < most for number, most in pairs) == is_right
+
+
+def test_a_wrong_gradient_is_found_in_real_steps(monkeypatch):
+    """2 % more in the gradients of biases; the same steps are right without it."""
+    cpu = torch.device("cpu")
+    work = steps.Work(16, 1, perceptual=False, model=steps.ModelConfig(init="default", channels=(8, 16),
+                      layers_per_block=1, norm_groups=4))  # fmt: skip
+    expected = steps.run_steps(steps.Ours(work, cpu, torch.float64), 2)
+    assert steps.measure("fp32", work, cpu, expected, {})["verdict"] == "ok"
+    compute = steps.compute_gradients
+
+    def wrong(networks, *arguments):
+        sums = compute(networks, *arguments)
+        for name, parameter in networks.autoencoder.named_parameters():
+            parameter.grad.mul_(1.02 if name.endswith("bias") else 1.0)
+        return sums
+
+    monkeypatch.setattr(steps, "compute_gradients", wrong)
+    row = steps.measure("fp32", work, cpu, expected, {})
+    assert row["verdict"] == "WRONG"
+    assert "bias" in row["shown"]
+    assert steps.summarize([row])[1] == "WRONG"
+
+
+def test_time_of_kernels_by_kind():
+    events = [
+        {"cat": "kernel", "name": "sm90_xmma_fprop", "ts": 1000.0, "dur": 3000.0},
+        {"cat": "kernel", "name": "moments_kernel", "ts": 5000.0, "dur": 1000.0},
+        {"cat": "cuda_runtime", "name": "cudaLaunchKernel", "ts": 0.0, "dur": 9000.0},
+    ]
+    line = where.describe(events, 2)
+    assert "2.5 ms a step, 1 kernels, idle 20.0%" in line
+    assert "convolutions 1.50 ms 75%, our norms 0.50 ms 25%" in line
+    assert where.describe(events[2:], 2) == where.NO_KERNELS
+
+
+def python_case(name: str, program: str, read=lambda folder, printed: dict(OK), **options) -> Case:
+    return Case(name, "Does it work?", [sys.executable, "-c", program], 1.5, 0.1, read, **options)
+
+
+def test_a_case_that_fails_is_named_with_its_last_line(tmp_path):
+    found = card.run(python_case("bad", "raise RuntimeError('CUDA error')"), tmp_path / "bad", 60.0)
+    assert found["verdict"] == "FAILED"
+    assert found["line"].startswith("exit code 1: RuntimeError: CUDA error")
+    unread = python_case("unread", "print('no figures')", verdicts.read_result)
+    found = card.run(unread, tmp_path / "unread", 60.0)
+    assert found["verdict"] == "FAILED"
+    assert found["line"] == "exit code 0: no figures | ValueError: no result was written"
+    with_results = python_case("tests", "raise SystemExit(1)", codes=(0, 1))
+    assert card.run(with_results, tmp_path / "tests", 60.0)["verdict"] == "ok"
+
+
+IGNORES_SIGTERM = """
+import pathlib, signal, subprocess, sys, time
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+program = "import pathlib, time\\nwhile True: pathlib.Path(%r).touch(); time.sleep(0.1)" % sys.argv[1]
+subprocess.Popen([sys.executable, "-c", program])
+time.sleep(600)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform == "win32", reason="signals of POSIX")
+def test_a_case_is_ended_at_its_limit_with_its_children(tmp_path):
+    alive = tmp_path / "alive"
+    case = python_case("endless", IGNORES_SIGTERM)
+    case.words.append(str(alive))
+    found = card.run(case, tmp_path / "endless", 2.0)
+    assert found["verdict"] == "ok, ended at its limit"  # it has left figures
+    assert 2.0 <= found["seconds"] < 2.0 + 2 * card.KILL_SECONDS
+    assert alive.exists()
+    alive.unlink()
+    time.sleep(0.5)
+    assert not alive.exists()  # the child has ended too
+
+
+def test_the_summary_is_short_and_has_every_case():
+    found = {"verdict": "WRONG", "seconds": 12.3, "line": "wrong " * 2_000}
+    results = {f"case {number}": found for number in range(15)}
+    text = card.summary(results, "a card")
+    assert len(text) <= SUMMARY_CHARACTERS < 9_500
+    assert all(f"{name} [WRONG] 12 s: wrong" in text for name in results)
+
+
+MACHINE = {"card": "H100", "free_gib": 79.0, "computes": True}
+
+
+@pytest.mark.parametrize(("computes", "verdict"), [(True, "WRONG"), (False, "no arithmetic")])
+def test_cases_run_until_the_budget_is_used(tmp_path, monkeypatch, capsys, computes, verdict):
+    cases = [
+        python_case("wrong", "print(3)", lambda folder, printed: {"line": printed, "verdict": "WRONG"}),
+        python_case("bad", "raise SystemExit('no card')"),
+        replace(python_case("slow", "pass"), least=600.0),
+    ]
+    machine = json.dumps({**MACHINE, "computes": computes})
+    monkeypatch.setattr(card, "PROBE", f"print({json.dumps(machine)})")
+    monkeypatch.setattr(card, "build_cases", lambda *given: cases)
+    monkeypatch.setattr(card, "prepare_images", lambda *given: None)
+    monkeypatch.setenv(ALLOCATOR_VARIABLES[0], "")  # main() sets variables of this process
+    monkeypatch.setenv("PYTHONUNBUFFERED", "1")
+    monkeypatch.setattr(card.signal, "signal", lambda *given: None)
+    monkeypatch.setattr(sys, "argv", ["card.py", "--seconds", "60", "--out", str(tmp_path)])
+    (tmp_path / "trace.json.gz").touch()  # of an earlier run
+    assert card.main() == 1
+    found = json.loads((tmp_path / "results.json").read_text())
+    states = [case["verdict"] for case in found["cases"].values()]
+    assert states == [verdict, "FAILED", "not reached"]
+    assert (found["card"], found["cases"]["bad"]["line"]) == ("H100", "exit code 1: no card | figures")
+    assert (tmp_path / "logs.txt").read_text() == "\n######## wrong\n3\n\n######## bad\nno card\n"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["logs.txt", "results.json", "summary.txt"]
+    printed = capsys.readouterr().out
+    assert printed.endswith((tmp_path / "summary.txt").read_text())
+    assert f"wrong [{verdict}] 0 s: 3" in printed
+
+
+def test_flags_of_all_cases_exist():
+    actions = {f"--{name}" for name in (*all_options(), *ActionConfig.__dataclass_fields__)}
+    cases = card.build_cases(MACHINE, ROOT, small=True)
+    trained = [case for case in cases if "train_vae.py" in case.words]
+    assert len(trained) == 5
+    for case in trained:
+        flags = {word.replace("--no-", "--") for word in case.words if word.startswith("--")}
+        assert flags <= actions, case.name
+    assert "0.3810" in trained[0].words  # of an H100's memory: as much as an RTX 5090 has
+    names = [case.name for case in card.build_cases({**MACHINE, "free_gib": 31.0}, ROOT, small=False)]
+    assert "whole-card" not in names
+    assert [case.name for case in card.choose(cases, ["tests", "facts"])] == ["tests", "facts"]
+    with pytest.raises(SystemExit, match="--only nine: the cases here are facts, kernels"):
+        card.choose(cases, ["nine"])
+
+
+@pytest.mark.parametrize(
+    ("words", "tokens"),
+    [
+        (["--images", "no_such_folder"], ["--images no_such_folder", "not a folder"]),
+        (["--out", "README.md"], ["--out README.md", "give a folder"]),
+    ],
+)
+def test_user_mistakes_are_one_line(monkeypatch, capsys, words, tokens):
+    monkeypatch.chdir(ROOT)
+    monkeypatch.setattr(sys, "argv", ["card.py", *words])
+    with pytest.raises(SystemExit):
+        card.main()
+    printed = capsys.readouterr().err
+    assert all(token in printed for token in tokens), printed
+
+
+@pytest.mark.slow
+@NEEDS_NULL_GPU[1]
+def test_cases_run_on_the_null_gpu(tmp_path):
+    """A program of benchmarks/on_card, the trainer, and a trace."""
+    words = ("--small", "--seconds", "300", "--only", "facts", "learns", "where")
+    done = run_on_null_gpu("benchmarks/card.py", "--out", str(tmp_path), *words, gib=80, sm=90)
+    found = json.loads((tmp_path / "results.json").read_text())["cases"]
+    states = {name: case["verdict"] for name, case in found.items()}
+    expected = {"facts": "-", "learns": "no arithmetic", "where": "no arithmetic"}
+    assert states == expected, done.stdout
+    assert found["learns"]["line"].startswith("32 steps, ")
+    assert {path.name for path in tmp_path.iterdir()} == set(card.FILES)
+    assert done.stdout.endswith((tmp_path / "summary.txt").read_text())
+    assert "THIS DEVICE COMPUTES NOTHING" in done.stdout
