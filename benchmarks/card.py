@@ -79,7 +79,9 @@ def read_options() -> argparse.Namespace:
     parser.add_argument("--seconds", type=float, default=540.0, help="for everything; default: 540")
     parser.add_argument("--out", type=Path, default=Path("card-results"), metavar="FOLDER")
     parser.add_argument("--images", type=Path, metavar="FOLDER", help="photographs; default: drawn images")
-    parser.add_argument("--only", nargs="+", metavar="CASE", help="only these cases, in this order")
+    parser.add_argument(
+        "--only", nargs="+", metavar="CASE", help="only these cases, in this order; they share all the time"
+    )
     parser.add_argument("--small", action="store_true", help="small networks and images, to try the program")
     options = parser.parse_args()
     if options.out.is_file():
@@ -258,7 +260,11 @@ def run_all(options: argparse.Namespace, scratch: Path) -> int:
         if left < case.least:
             results[case.name] = {"line": case.question, "verdict": "not reached", "seconds": 0.0}
         else:
-            found = run(case, scratch / case.name, min(case.limit, left))
+            later = sum(one.least for one in cases[cases.index(case) + 1 :])
+            limit = (
+                max(case.limit, left - later) if options.only else case.limit
+            )  # chosen cases share the time
+            found = run(case, scratch / case.name, min(limit, left))
             if not machine["computes"]:
                 found["verdict"] = re.sub("^(ok|WRONG)", "no arithmetic", found["verdict"])
             results[case.name] = found

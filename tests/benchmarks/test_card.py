@@ -300,7 +300,7 @@ def test_user_mistakes_are_one_line(monkeypatch, capsys, words, tokens):
 @NEEDS_NULL_GPU[1]
 def test_cases_run_on_the_null_gpu(tmp_path):
     """A program of benchmarks/on_card, the trainer, and a trace."""
-    words = ("--small", "--seconds", "300", "--only", "facts", "learns", "where")
+    words = ("--small", "--seconds", "560", "--only", "facts", "learns", "where")
     done = run_on_null_gpu("benchmarks/card.py", "--out", str(tmp_path), *words, gib=80, sm=90)
     found = json.loads((tmp_path / "results.json").read_text())["cases"]
     states = {name: case["verdict"] for name, case in found.items()}
