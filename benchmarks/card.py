@@ -24,18 +24,22 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+
+from PIL import Image
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 from benchmarks.on_card import verdicts  # noqa: E402
+from benchmarks.on_card.verdicts import Found  # noqa: E402
+from vae.images.folder import list_images  # noqa: E402
+from vae.system.errors import UserError  # noqa: E402
 from vae.system.files import replace_text, write_json  # noqa: E402
+from vae.system.folder_marker import claim_folder  # noqa: E402
 from vae.system.gpu_memory import set_gpu_memory_variables  # noqa: E402
 
 PYTHON = sys.executable
 FILES = ("results.json", "summary.txt", "logs.txt", "samples.jpg", "trace.json.gz")
-ENDINGS = (".png", ".jpg", ".jpeg", ".webp")
 KILL_SECONDS = 3.0  # from SIGTERM to SIGKILL
 LOG_BYTES = 40_000  # of each case
 SUMMARY_CHARACTERS = 9_400
@@ -54,8 +58,6 @@ computes = torch.arange(5.0, device="cuda").square().sum().item() == 30
 free_gib = torch.cuda.mem_get_info()[0] / 2**30
 print(json.dumps({"card": torch.cuda.get_device_name(), "free_gib": free_gib, "computes": computes}))
 """
-
-Found = dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -99,8 +101,8 @@ def build_cases(machine: Found, images: Path, small: bool) -> list[Case]:
     learn = "--val_split 0.2 --save_samples_freq 100 "
     learn += "--max_steps 32 --log_freq 2" if small else "--max_steps 200 --image_size 256 --batch_size 8"
 
-    def own(name: str, question: str, limit: float, least: float, *words: str) -> Case:
-        command = [PYTHON, "-m", f"benchmarks.on_card.{words[0]}", *words[1:], *["--small"] * small]
+    def own(name: str, question: str, limit: float, least: float) -> Case:
+        command = [PYTHON, "-m", f"benchmarks.on_card.{name}", *["--small"] * small]
         command += ["--out", "{folder}/result.json", "--seconds", "{seconds}"]
         return Case(name, question, command, limit, least)
 
@@ -117,13 +119,13 @@ def build_cases(machine: Found, images: Path, small: bool) -> list[Case]:
     fits = "Does the profile reserve the predicted memory, and how fast is it?"
     tests = [PYTHON, "-m", "pytest", "-q", "-m", "gpu", "--tb=line", "-p", "no:cacheprovider", *card_tests()]
     found = [
-        own("facts", "Which card and versions, and what does the card reach?", 40, 5, "facts"),
-        own("kernels", "Is each Triton kernel right, in each dtype?", 90, 20, "kernels"),
-        own("steps", "Are losses and gradients those of a CPU in fp64?", 90, 20, "steps"),
+        own("facts", "Which card and versions, and what does the card reach?", 40, 5),
+        own("kernels", "Is each Triton kernel right, in each dtype?", 90, 20),
+        own("steps", "Are losses and gradients those of a CPU in fp64?", 90, 20),
         train("standard", fits, 75, 30, f"--profile standard {steps} {margin}"),
         train("learns", "Do 200 steps learn?", 75, 30, learn),
         compare("speed", "How fast beside diffusers?", 90, 30, "--no-compile"),
-        own("where", "Where does the time of a step go?", 45, 20, "where"),
+        own("where", "Where does the time of a step go?", 45, 20),
         compare("compiled", "How fast, both compiled?", 130, 60, "--compile --minutes 1.5"),
         train("ultra", fits, 75, 40, f"--profile ultra {steps} {margin}"),
         train("small", fits, 60, 30, f"--profile small {steps} {margin}"),
@@ -147,9 +149,7 @@ def prepare_images(options: argparse.Namespace, folder: Path) -> None:
         words = [PYTHON, "prepare_data.py", "--mode", "demo", "--output_dir", str(source), "--count"]
         words += [str(DRAWINGS), "--target_size", "96" if options.small else "512"]
         subprocess.run(words, cwd=ROOT, check=True)
-    paths = [path for path in sorted(source.iterdir()) if path.suffix.lower() in ENDINGS]
-    if not paths:
-        sys.exit(f"--images {source} has no {', '.join(ENDINGS)} files: give a folder with photographs")
+    paths = [source / name for name in list_images(source, flag="--images")]
     folder.mkdir()
     for number in range(IMAGES):
         path = paths[number % len(paths)]
@@ -170,9 +170,8 @@ def run(case: Case, folder: Path, seconds: float) -> Found:
             code = None
         finally:
             end_group(process)
-    found = judge(case, folder, code)
-    found |= {"question": case.question, "seconds": time.monotonic() - began, "command": shlex.join(words)}
-    return found
+    facts = {"question": case.question, "seconds": time.monotonic() - began, "command": shlex.join(words)}
+    return judge(case, folder, code) | facts
 
 
 def end_group(process: subprocess.Popen[bytes]) -> None:
@@ -215,8 +214,6 @@ def keep(case: Case, folder: Path, out: Path) -> None:
     with (out / "logs.txt").open("ab") as logs:
         logs.write(f"\n######## {case.name}\n".encode() + (folder / "log.txt").read_bytes()[-LOG_BYTES:])
     if grids := sorted(folder.glob("run/samples/*.png"), key=lambda path: path.stat().st_mtime):
-        from PIL import Image
-
         with Image.open(grids[-1]) as image:
             image.convert("RGB").save(out / "samples.jpg", quality=88)
     if (folder / "trace.json.gz").exists():
@@ -261,10 +258,8 @@ def run_all(options: argparse.Namespace, scratch: Path) -> int:
             results[case.name] = {"line": case.question, "verdict": "not reached", "seconds": 0.0}
         else:
             later = sum(one.least for one in cases[cases.index(case) + 1 :])
-            limit = (
-                max(case.limit, left - later) if options.only else case.limit
-            )  # chosen cases share the time
-            found = run(case, scratch / case.name, min(limit, left))
+            most = max(case.limit, left - later) if options.only else case.limit
+            found = run(case, scratch / case.name, min(most, left))
             if not machine["computes"]:
                 found["verdict"] = re.sub("^(ok|WRONG)", "no arithmetic", found["verdict"])
             results[case.name] = found
@@ -283,11 +278,14 @@ def main() -> int:
     set_gpu_memory_variables()  # for the cases
     os.environ["PYTHONUNBUFFERED"] = "1"
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that it also ends the case that runs
-    options.out.mkdir(parents=True, exist_ok=True)
-    for name in FILES:
-        (options.out / name).unlink(missing_ok=True)
     with tempfile.TemporaryDirectory(prefix="card-", ignore_cleanup_errors=True) as scratch:
-        return run_all(options, Path(scratch))
+        try:
+            claim_folder(options.out, "card", "--out")
+            for name in FILES:
+                (options.out / name).unlink(missing_ok=True)
+            return run_all(options, Path(scratch))
+        except UserError as error:
+            sys.exit(str(error))
 
 
 if __name__ == "__main__":

@@ -30,7 +30,7 @@ from diffusers import AutoencoderKLWan  # noqa: E402
 
 from benchmarks.comparison import operations, ours  # noqa: E402
 from benchmarks.comparison.theirs import BF16_BEST_COMPILED, BF16_CHANNELS_LAST, Theirs  # noqa: E402
-from benchmarks.comparison.work import Work  # noqa: E402
+from benchmarks.comparison.work import WAN_OPTIONS, Work  # noqa: E402
 from tests.null_gpu.counters import Counters  # noqa: E402
 from vae.config.options import ModelConfig, SpeedConfig  # noqa: E402
 from vae.model.autoencoder import AutoencoderKL  # noqa: E402
@@ -45,7 +45,7 @@ THEIRS, COMPILED = "diffusers", "diffusers, compiled"
 # Not max-autotune: it times hundreds of kernels, and on this device all take the same time.
 COMPILED_VARIANT = replace(BF16_BEST_COMPILED, mode="default")
 DEVICE = torch.device("cuda", 0)
-WAN = ModelConfig(family="wan", channels=(96, 192, 384, 384), z_channels=16, use_quant_conv=True)
+WAN = ModelConfig(**WAN_OPTIONS, z_channels=16)
 Ways = dict[str, Callable[[], Any]]
 
 

@@ -15,6 +15,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     import torch
 
     from benchmarks.comparison.cases import Bench
@@ -124,8 +126,8 @@ def run_cases(bench: "Bench", options: argparse.Namespace, found: dict, start: f
         contestants: dict[str, dict] = {}
         found["cases"][str(number)] = {"title": title, "contestants": contestants}
 
-        def keep(measured: "Measured", contestants: dict[str, dict] = contestants) -> None:
-            contestants[measured.name] = measured.as_dict()
+        def keep(results: "Iterable[Measured]", contestants: dict[str, dict] = contestants) -> None:
+            contestants |= {measured.name: measured.as_dict() for measured in results}
             write(options.out, found, start)  # a run that is stopped early keeps what it has measured
 
         bench.stopwatch.report = keep

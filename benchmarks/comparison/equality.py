@@ -52,10 +52,14 @@ def _differences(work: Work, device: torch.device) -> dict[str, float]:
     pairs = [(my_grads[name].grad, p.grad / work.values) for name, p in theirs.vae.named_parameters()]
     difference = torch.stack([(a - b).norm() for a, b in pairs]).norm()
     length = torch.stack([b.norm() for _, b in pairs]).norm()
-    found["gradients"] = (difference / length).item() if difference != 0 else 0.0
+    found["gradients"] = _share(difference, length)
     return found
 
 
 def _relative(value: torch.Tensor, other: torch.Tensor) -> float:
-    difference = (value - other).norm()
-    return (difference / other.norm()).item() if difference != 0 else 0.0
+    return _share((value - other).norm(), other.norm())
+
+
+def _share(difference: torch.Tensor, length: torch.Tensor) -> float:
+    """A difference in relation to a length; 0 if there is none, also for a length of 0."""
+    return (difference / length).item() if difference != 0 else 0.0

@@ -7,7 +7,7 @@ each contestant is measured alone, so that the memory peak is its own.
 
 import gc
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from statistics import median
@@ -70,9 +70,8 @@ class Stopwatch:
     device: torch.device
     rounds: int
     deadline: float  # of time.monotonic()
-    report: Callable[[Measured], None] = lambda measured: (
-        None
-    )  # called with each result, as soon as it exists
+    # Called with what has been measured, after each contestant or each round of all of them
+    report: Callable[[Iterable[Measured]], None] = list
 
     @property
     def clock(self) -> str:
@@ -94,8 +93,7 @@ class Stopwatch:
         for _ in range(self._rounds(min(warmup))):
             for name, run in runs.items():
                 found[name].seconds.append(self._seconds(run))
-            for measured in found.values():
-                self.report(measured)
+            self.report(found.values())
         return found
 
     def _one_by_one(self, contestants: list[Contestant]) -> dict[str, Measured]:
@@ -104,7 +102,7 @@ class Stopwatch:
             if contestant.optional and time.monotonic() >= self.deadline:
                 continue
             found[contestant.name] = self._alone(contestant)
-            self.report(found[contestant.name])
+            self.report([found[contestant.name]])
             gc.collect()
             torch.cuda.empty_cache()
         return found

@@ -4,6 +4,7 @@ Shapes: B images, H x W pixels (square), Z latent channels.
 """
 
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 
@@ -12,6 +13,7 @@ from vae.model.autoencoder import downsampling
 
 SEED = 0
 PERCEPTUAL_SCALE = 0.5  # default of diffusers' script
+WAN_OPTIONS: dict[str, Any] = {"family": "wan", "channels": (96, 192, 384, 384), "use_quant_conv": True}
 
 
 @dataclass(frozen=True)

@@ -14,25 +14,25 @@ from typing import Any
 
 import torch
 
+from benchmarks.comparison.work import WAN_OPTIONS
 from benchmarks.on_card.result import LATE, Result, first_line, flags
 from tests.harness import kernel_checks as checks
 from vae.config.resolve import resolve
+from vae.device import DTYPES
 from vae.memory.plan import reserve_bytes, stage_spec
 from vae.ops import kernel_check
 from vae.system.host import usable_cores
 from vae.system.script import end_process
 from vae.training.kernel_shapes import kernel_shapes
 
-DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 KINDS = {  # the slowest to compile first
     "norm": kernel_check.NormShape,
     "rms_norm": kernel_check.RmsShape,
     "attention": kernel_check.AttentionShape,
     "feature_distance": kernel_check.FeatureShape,
 }
-NAMES = [f"{operation}:{dtype}" for operation in KINDS for dtype in DTYPES]
+NAMES = [f"{operation}:{dtype}" for operation in KINDS for dtype in ("bf16", "fp16", "fp32")]
 MAX_JOBS = 12  # a process needs about 1 GiB of the card
-WAN = {"family": "wan", "channels": [96, 192, 384, 384], "use_quant_conv": True}
 Row = dict[str, Any]
 
 
@@ -52,7 +52,7 @@ def step_sizes(operation: str, dtype: torch.dtype, small: bool) -> list[kernel_c
     shapes = dict.fromkeys(kernel_check.SHAPES)
     for size in (64,) if small else (512, 1024, 1000):
         options = {"image_size": size, "batch_size": 1, "perceptual_net": "random"}
-        config = resolve(options | (WAN if operation == "rms_norm" else {}), None, None, {})
+        config = resolve(options | (WAN_OPTIONS if operation == "rms_norm" else {}), None, None, {})
         spec = stage_spec(config, size, 1, dtype, reserve_bytes(config, is_gpu=True))
         shapes |= dict.fromkeys(kernel_shapes([spec]))
     return [shape for shape in shapes if isinstance(shape, KINDS[operation])]

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from benchmarks.comparison.ours import Ours
-from benchmarks.comparison.work import Work
+from benchmarks.comparison.work import WAN_OPTIONS, Work
 from benchmarks.on_card.result import LATE, Result, first_line, flags
 from vae.config.options import ModelConfig, SpeedConfig
 from vae.ops.library import KERNEL_KEYS, REPLACED
@@ -50,9 +50,7 @@ Steps = tuple[list[dict[str, float]], dict[str, torch.Tensor]]  # losses of each
 
 
 def build_work(small: bool, adversarial: bool = False, wan: bool = False) -> Work:
-    model: dict[str, Any] = {"init": "default"}
-    if wan:
-        model |= {"family": "wan", "channels": (96, 192, 384, 384), "use_quant_conv": True}
+    model: dict[str, Any] = {"init": "default"} | (WAN_OPTIONS if wan else {})
     if small:
         model |= {"channels": (32, 64), "layers_per_block": 1} | ({} if wan else {"norm_groups": 8})
     return Work(32 if small else 64, 2, adversarial=adversarial, model=ModelConfig(**model))

@@ -3,12 +3,13 @@
 Each returns a line for the summary, a verdict, "ok" or "WRONG", and figures. ValueError: it left no figures.
 """
 
-import json
 import math
 import re
 from pathlib import Path
 from statistics import fmean, median
 from typing import Any
+
+from vae.system.files import read_json, read_json_lines
 
 Found = dict[str, Any]
 MEMORY_SHARE = 0.05  # of the predicted peak: docs/memory.md, "How reliable the plan is"
@@ -23,7 +24,7 @@ def read_result(folder: Path, printed: str) -> Found:
     path = folder / "result.json"
     if not path.exists():
         raise ValueError("no result was written")
-    return json.loads(path.read_text(encoding="utf-8"))
+    return read_json(path)
 
 
 def read_profile(folder: Path, printed: str) -> Found:
@@ -60,9 +61,8 @@ def read_learning(folder: Path, printed: str) -> Found:
     first = fmean(losses[:quarter]) if is_finite else math.nan
     last = fmean(losses[-quarter:]) if is_finite else math.nan
     learned = last < first and len(psnr) > 1 and psnr[-1] > psnr[0] - PSNR_DB
-    line = (
-        f"{train[-1]['step']} steps, mean loss of the first and the last quarter {first:.4g} -> {last:.4g}, "
-    )
+    line = f"{train[-1]['step']} steps, "
+    line += f"mean loss of the first and the last quarter {first:.4g} -> {last:.4g}, "
     line += f"PSNR {' -> '.join(f'{value:.2f}' for value in psnr[:1] + psnr[1:][-1:])} dB, "
     line += f"{median(record['images_per_second'] for record in train):.1f} images/s"
     return {"line": line, "verdict": "ok" if learned else "WRONG", "losses": losses, "psnr": psnr}
@@ -94,8 +94,8 @@ def read_tests(folder: Path, printed: str) -> Found:
 
 def _records(folder: Path, kind: str) -> list[Found]:
     path = folder / "run" / "metrics.jsonl"
-    lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
-    return [record for record in map(json.loads, lines) if record["kind"] == kind]
+    records = read_json_lines(path) if path.exists() else ()
+    return [record for record in records if record["kind"] == kind]
 
 
 def _are_finite(losses: list[float | None]) -> bool:

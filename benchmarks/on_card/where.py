@@ -51,10 +51,8 @@ def describe(events: list[dict[str, Any]], steps: int) -> str:
         until = max(until, end)
     span = max(until - min(event["ts"] for event in found), 1e-9)
     line = f"{span / steps / 1e3:.1f} ms a step, {len(found) // steps} kernels, idle {1 - busy / span:.1%}; "
-    line += ", ".join(
-        f"{kind} {ms / steps:.2f} ms {ms / max(sum(kinds.values()), 1e-9):.0%}"
-        for kind, ms in kinds.most_common()
-    )
+    total = max(sum(kinds.values()), 1e-9)
+    line += ", ".join(f"{kind} {ms / steps:.2f} ms {ms / total:.0%}" for kind, ms in kinds.most_common())
     return line + "".join(f"\n   {ms / steps:7.2f} ms {name}" for name, ms in names.most_common(10))
 
 

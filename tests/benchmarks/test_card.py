@@ -16,6 +16,7 @@ from benchmarks.on_card.result import first_line
 from tests.harness.runs import ROOT
 from tests.null_gpu.child import NEEDS_NULL_GPU, run_on_null_gpu
 from vae.config.options import ActionConfig, all_options
+from vae.system.folder_marker import MARKER_NAME, claim_folder
 from vae.system.gpu_memory import ALLOCATOR_VARIABLES
 
 OK = {"line": "figures", "verdict": "ok"}
@@ -251,6 +252,7 @@ def test_cases_run_until_the_budget_is_used(tmp_path, monkeypatch, capsys, compu
     monkeypatch.setenv("PYTHONUNBUFFERED", "1")
     monkeypatch.setattr(card.signal, "signal", lambda *given: None)
     monkeypatch.setattr(sys, "argv", ["card.py", "--seconds", "60", "--out", str(tmp_path)])
+    claim_folder(tmp_path, "card")
     (tmp_path / "trace.json.gz").touch()  # of an earlier run
     assert card.main() == 1
     found = json.loads((tmp_path / "results.json").read_text())
@@ -258,7 +260,8 @@ def test_cases_run_until_the_budget_is_used(tmp_path, monkeypatch, capsys, compu
     assert states == [verdict, "FAILED", "not reached"]
     assert (found["card"], found["cases"]["bad"]["line"]) == ("H100", "exit code 1: no card | figures")
     assert (tmp_path / "logs.txt").read_text() == "\n######## wrong\n3\n\n######## bad\nno card\n"
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["logs.txt", "results.json", "summary.txt"]
+    expected = {"logs.txt", "results.json", "summary.txt", MARKER_NAME}
+    assert {path.name for path in tmp_path.iterdir()} == expected
     printed = capsys.readouterr().out
     assert printed.endswith((tmp_path / "summary.txt").read_text())
     assert f"wrong [{verdict}] 0 s: 3" in printed
@@ -307,6 +310,14 @@ def test_cases_run_on_the_null_gpu(tmp_path):
     expected = {"facts": "-", "learns": "no arithmetic", "where": "no arithmetic"}
     assert states == expected, done.stdout
     assert found["learns"]["line"].startswith("32 steps, ")
-    assert {path.name for path in tmp_path.iterdir()} == set(card.FILES)
+    assert {path.name for path in tmp_path.iterdir()} == {*card.FILES, MARKER_NAME}
     assert done.stdout.endswith((tmp_path / "summary.txt").read_text())
     assert "THIS DEVICE COMPUTES NOTHING" in done.stdout
+
+
+def test_a_folder_with_other_files_is_left_as_it_is(monkeypatch, tmp_path):
+    (tmp_path / "results.json").write_text("mine")
+    monkeypatch.setattr(sys, "argv", ["card.py", "--out", str(tmp_path)])
+    with pytest.raises(SystemExit, match=r"--out .* contains files that this command did not write"):
+        card.main()
+    assert [path.name for path in tmp_path.iterdir()] == ["results.json"]

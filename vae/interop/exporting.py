@@ -265,13 +265,14 @@ def _write_into(video: Path, output: Path, model: AutoencoderKL, dtype: str) -> 
     located = locate_vae(video, "--into")
     tensors, metadata = read_tensors(located, where)
     kept = {name: value.to(DTYPES[dtype]) for name, value in tensors.items()}
-    stored = into_wan(kept, stored_weights(model, dtype))
+    weights = stored_weights(model, dtype)
+    stored = into_wan(kept, weights)
     if located.config is None:
         write_safetensors(output, stored, metadata)
     else:
         config = read_config(located.config, where) | latents_config(model.bn)
         save_diffusers_folder(output, stored, config, metadata)
-    latents = _latents_beside(file.weights, stored_weights(model, dtype))
+    latents = _latents_beside(file.weights, weights)
     console.info(f"written: {output} ({dtype}); its latents are {latents}")
     console.warning(
         "single images are exactly those of the trained network, but videos are not: keep the original for "

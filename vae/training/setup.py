@@ -88,7 +88,7 @@ def prepare_run(command: Command, dist: Distributed) -> PreparedRun:
     terms = _terms(config, dist, dtype)
     networks, compiled = _networks(config, dist, state, terms, dtype)
     sum_dtype = GRADIENT_DTYPES[config.speed.gradient_dtype]
-    _continue(state, config, content, position)
+    _continue(state, options, config, position)
     state.stages = stages
     state.position = position
     state.begun_at = replace(position)
@@ -187,10 +187,9 @@ def _provenance(
     return Provenance(samples, options.begun_from, path, resume)
 
 
-def _continue(
-    state: TrainingState, config: Config, content: dict[str, Any] | None, position: Position
-) -> None:
+def _continue(state: TrainingState, options: ResolvedOptions, config: Config, position: Position) -> None:
     """Begin a run, after a checkpoint if there is one: another --learning_rate makes its rollbacks void."""
+    content = options.content
     if content is None:
         state.lineage = replace(state.lineage, start=hash_of_weights(state.autoencoder.state_dict()))
         return
@@ -201,7 +200,8 @@ def _continue(
             raise
         reason = " ".join(str(error).split())
         raise UserError(
-            f"--resume_from: the checkpoint does not fit its configuration: {reason:.200}"
+            f"--resume_from {options.path} does not fit its own configuration: use another checkpoint "
+            f"({reason:.200})"
         ) from None
     state.apply_given_scaling(config)
     state.lineage = saved_lineage(content).continued(position.step)

@@ -146,7 +146,7 @@ class CheckpointWriter:
         before = self._failure
         try:
             check_finite(content)
-        except NotFiniteError as error:  # it could not be loaded: older checkpoints are worth more
+        except NotFiniteError as error:  # it is useless: older checkpoints are kept
             self._failure = str(error)
             self._notify(console.warning, f"{path} is not saved: {error}; older checkpoints are unchanged")
             return False
