@@ -1,17 +1,19 @@
 """The program for a card: verdicts that fail on wrong records, cases that fail or hang, and its summary."""
 
+import importlib
 import json
 import sys
 import time
 from dataclasses import replace
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 import torch
 
 from benchmarks import card
 from benchmarks.card import SUMMARY_CHARACTERS, Case
-from benchmarks.on_card import kernels, steps, verdicts, where
+from benchmarks.on_card import steps, verdicts, where
 from benchmarks.on_card.result import first_line
 from tests.harness.runs import ROOT
 from tests.null_gpu.child import NEEDS_NULL_GPU, run_on_null_gpu
@@ -105,7 +107,14 @@ def test_verdict_on_the_comparison_is_about_our_side(tmp_path):
     assert verdicts.read_comparison(tmp_path, "")["verdict"] == "WRONG"
 
 
-def test_verdict_on_kernels():
+@pytest.fixture
+def kernels() -> ModuleType:
+    """benchmarks.on_card.kernels, which imports Triton."""
+    pytest.importorskip("triton", reason="Triton has no build for this platform")
+    return importlib.import_module("benchmarks.on_card.kernels")
+
+
+def test_verdict_on_kernels(kernels):
     row = {"of": "norm:bf16", "case": "normalize (1, 8)", "problem": None, "error": 1e-3}
     assert kernels.summarize([row], [])[1] == "ok"
     assert kernels.summarize([row], ["norm:fp16 was not reached"])[1] == "ok, ended at its limit"
@@ -123,7 +132,7 @@ def test_an_error_without_a_message_is_named_by_its_line():
     assert first_line(caught.value) == "AssertionError: raise AssertionError"
 
 
-def test_every_kernel_has_checks_at_odd_sizes():
+def test_every_kernel_has_checks_at_odd_sizes(kernels):
     for name in kernels.NAMES:
         operation, dtype = name.split(":")
         assert len(kernels.odd_sizes(operation, kernels.DTYPES[dtype], thorough=True)) >= 4, name
