@@ -271,11 +271,11 @@ def test_a_file_of_others_at_the_name_of_a_checkpoint_is_kept(content, tiny, tmp
 
 def test_a_checkpoint_whose_weights_do_not_fit_is_one_line(tiny, tmp_path):
     train_short(tiny, tmp_path / "run")
-    path = list_checkpoints(tmp_path / "run")[0]
-    content = load_checkpoint(path)
+    content = load_checkpoint(list_checkpoints(tmp_path / "run")[0])
+    path = tmp_path / "changed.pt"
     content["model"]["decoder.conv_out.weight"] = torch.zeros(3)
     save_checkpoint(path, content)
     with pytest.raises(
         UserError, match=rf"^--resume_from {re.escape(str(path))} does not fit .*decoder\.conv_out\.weight"
     ):
-        train({"resume_from": str(path), "num_epochs": 9})
+        train({"resume_from": str(path), "output_dir": str(tmp_path / "next"), "num_epochs": 9})

@@ -10,6 +10,8 @@ import torch
 
 from vae.system.files import open_regular, regular_path
 
+_ARCHIVE = b"PK\x03\x04"  # how a ZIP archive begins
+
 
 class DamagedFileError(ValueError):
     """The file is not one of torch.save, or not all of it."""
@@ -25,10 +27,14 @@ def read_torch_file(path: Path) -> Any:
     Raises OSError if the file cannot be read, DamagedFileError or NeedsCodeError.
     """
     try:
-        if zipfile.is_zipfile(regular_path(path)) and path.suffix != ".safetensors":
+        is_whole = zipfile.is_zipfile(regular_path(path))
+        if is_whole and path.suffix != ".safetensors":
             return torch.load(regular_path(path), map_location="cpu", weights_only=True, mmap=True)
         # What PyTorch cannot map: the format before 1.6, and a name for which it uses another reader.
         with open_regular(path) as file:
+            if not is_whole and file.read(len(_ARCHIVE)) == _ARCHIVE:
+                raise DamagedFileError("its end is missing")  # in torch.load, Windows' Python may crash
+            file.seek(0)
             return torch.load(file, map_location="cpu", weights_only=True)
     except OSError:
         raise
