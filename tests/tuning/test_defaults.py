@@ -29,7 +29,6 @@ def command(tmp_path, image_folder, options: dict, *words: str) -> list[str]:
         ({}, ["--objective", "lpips"], ["--objective lpips", "perceptual_weight"]),
         ({}, ["--cards", "1", "1"], ["--cards", "1 twice"]),
         ({}, ["--space", "quik"], ["--space quik", "quick, full"]),
-        ({"train_minutes": 3.0}, [], ["train_minutes", "num_epochs"]),
         ({"progressive": "32:1:2"}, [], ["progressive", "one stage"]),
         ({"val_split": 0.0}, [], ["val_split", "val_path"]),
         ({"image_size": 513}, [], ["--image_size 513", "512"]),

@@ -10,7 +10,7 @@ from typing import Any
 
 from vae.config.options import CONTRACT, ActionConfig, all_options, section_title, sections
 from vae.config.parser import OneLineParser
-from vae.config.resolve import BATCHES, LENGTHS
+from vae.config.resolve import BATCHES
 from vae.config.values import base_type, check, from_json, is_list, nearest
 from vae.system import files
 from vae.system.errors import UserError
@@ -23,7 +23,7 @@ data_path val_path val_split image_size num_workers persistent_workers
 reconstruction_weight perceptual_weight perceptual_net kl_weight adversarial_weight disc_start
 learning_rate weight_decay warmup_epochs gradient_clip ema_decay
 mixed_precision use_bf16 enable_tf32 channels_last use_torch_compile
-config profile output_dir resume_from batch_size accumulation_steps num_epochs train_minutes find_lr max_steps
+config profile output_dir resume_from batch_size accumulation_steps num_epochs find_lr max_steps
 progressive checkpoint_freq keep_checkpoints save_samples_freq val_freq early_stopping seed
 """
 COMMON = frozenset(_COMMON.split())
@@ -175,18 +175,14 @@ def command_words(given: dict[str, Any]) -> list[str]:
 
 
 def _without_replaced(loaded: dict[str, Any], flags: dict[str, Any]) -> dict[str, Any]:
-    """The values of a JSON file without lengths and batch sizes that flags replace by another kind."""
+    """The values of a JSON file without batch sizes that flags replace by another kind."""
     replaced: tuple[str, ...] = ()
-    if "train_minutes" in flags:
-        replaced = LENGTHS
-    elif any(name in flags for name in LENGTHS):
-        replaced = ("train_minutes",)
     if "global_batch_size" in flags:
-        replaced += BATCHES
+        replaced = BATCHES
     elif any(name in flags for name in BATCHES):
-        replaced += ("global_batch_size",)
+        replaced = ("global_batch_size",)
     elif loaded.get("global_batch_size") is not None:  # the config.json of a run has both
-        replaced += ("batch_size",)
+        replaced = ("batch_size",)
     return {name: value for name, value in loaded.items() if name not in replaced}
 
 

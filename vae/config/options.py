@@ -486,13 +486,6 @@ class RunConfig:
         1, "batches whose gradients are accumulated before each optimizer step", at_least=1, searched=True
     )
     num_epochs: int = option(100, "number of epochs in the stage", at_least=1, at_most=10**9)
-    train_minutes: float | None = option(
-        None,
-        "choose the number of epochs of a new stage so that training takes about this many minutes, "
-        "without validations and checkpoints",
-        metavar="MINUTES",
-        at_least=0.01,
-    )
     find_lr: bool = option(
         False,
         "find a learning rate instead of training, and print the command that trains with it",
@@ -551,14 +544,6 @@ class RunConfig:
         at_least=0,
     )
     log_freq: int = option(10, "optimizer steps between log records", at_least=1, scope="machine")
-    hourly_cost: float = option(
-        0.0,
-        "price of an hour of all machines, for the cost of the run and of 1,000 images in records; 0: none",
-        metavar="PRICE",
-        at_least=0,
-        inherited=False,
-        scope="machine",
-    )
     wandb: bool = option(
         False,
         "also log to Weights & Biases (package wandb); WANDB_MODE=offline needs no account",

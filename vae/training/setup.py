@@ -74,7 +74,6 @@ def prepare_run(command: Command, dist: Distributed) -> PreparedRun:
     content = options.content
     config = with_local_batch(options.config, dist.world_size)
     stages, position = run_stages(config, command, content)
-    config = _keep_length(config, stages, position)
     dtype = compute_dtype(config.speed, dist.device)
     num_workers = resolve_num_workers(config.data.num_workers, processes_here=dist.local_world_size)
     sets = find_images(config, num_workers, val_split_given="val_split" in command.given)
@@ -221,19 +220,6 @@ def begin_stability(run: PreparedRun) -> Stability:
         if good is not None and 0 <= saved_step(good) <= step and is_on_line(good, state.lineage):
             stability.good = good
     return stability
-
-
-def _keep_length(config: Config, stages: list[Stage], position: Position) -> Config:
-    """Without --train_minutes if the current stage has begun: it keeps the number of epochs chosen then."""
-    minutes = config.run.train_minutes
-    stage = current_stage(stages, position.epoch)
-    if minutes is None or (stage is not None and not is_started(stage, position)):
-        return config
-    if stage is not None:
-        console.info(
-            f"--train_minutes {minutes:g}: the stage has begun, so it keeps its {stage.num_epochs} epochs"
-        )
-    return replace(config, run=replace(config.run, train_minutes=None))
 
 
 def _sample_images(config: Config, stages: list[Stage], dist: Distributed) -> dict[int, torch.Tensor]:

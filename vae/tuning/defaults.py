@@ -47,7 +47,7 @@ def check_command(config: TuneConfig) -> Base:
     check_folder(folder, COMMAND)
     options = _defaults(config)
     base = resolve(options, profile=_profile(options))
-    _check_length(options, base)
+    _check_length(options)
     command = check_training({**options, "output_dir": str(folder / "trials" / "new")})
     sets = find_images(base, val_split_given="val_split" in options)
     _check_validation(base, sets[1])
@@ -108,10 +108,6 @@ def _profile(options: dict[str, Any]) -> dict[str, Any] | None:
     return recipe_values(options["profile"], has_gpu=False) if options.get("profile") else None
 
 
-def _check_length(options: dict[str, Any], base: Config) -> None:
-    if base.run.train_minutes is not None:
-        raise UserError(
-            '--config: "train_minutes" makes trials depend on the speed of the moment: give "num_epochs"'
-        )
+def _check_length(options: dict[str, Any]) -> None:
     if options.get("progressive"):
         raise UserError('--config: "progressive" has stages of several sizes: search one stage at a time')

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from tqdm import tqdm
 
 from vae.config.options import Config, DataConfig, LossConfig, ModelConfig, OptimConfig, SpeedConfig
 from vae.losses.perceptual import RANDOM_NOTE
@@ -32,7 +33,6 @@ from vae.training.distributed import Distributed
 from vae.training.memory.stage_memory import StagePlan, plan_line
 from vae.training.output.run_folder import checkpoint_paths
 from vae.training.parts import PreparedRun
-from vae.training.records.duration import duration_text
 from vae.training.schedule import HARMFUL_FACTOR, StageSchedule, warmup_steps
 from vae.training.stages import Stage, StageSteps
 
@@ -289,9 +289,10 @@ def _time_line(plan: StagePlan, steps: StageSteps, run: PreparedRun) -> str | No
     seconds = floor_seconds(plan.memory, steps.local_images, card) if card else None
     if seconds is None:
         return None
+    least = tqdm.format_interval(round(seconds * steps.total))
     return (
-        f"time    at least {duration_text(seconds * steps.total)}, {seconds:.2g} s per step: arithmetic and "
-        "memory traffic at the card's rates, not measured"
+        f"time    at least {least}, {seconds:.2g} s per step: arithmetic and memory traffic at the card's "
+        "rates, not measured"
     )
 
 
