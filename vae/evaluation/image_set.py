@@ -16,7 +16,7 @@ from PIL import Image
 
 from vae.config.evaluate_flags import MIN_SIZE, WHOLE, EvaluateConfig
 from vae.data.dataset import FolderImages, Images
-from vae.data.exclude_list import read_exclude_list, refuse_unmatched, unmatched_text
+from vae.data.exclude_list import read_exclude_list, refuse_unmatched
 from vae.data.excluding import find_excluded
 from vae.images.folder import list_images
 from vae.images.formats import BadImageError
@@ -132,15 +132,15 @@ def _without_excluded(source: Images, chosen: Sequence[int], config: EvaluateCon
     if config.exclude is None:
         return chosen
     keys = read_exclude_list(config.exclude)
-    indices, matched = find_excluded(source, keys)
-    if not len(matched):
+    indices = find_excluded(source, keys)
+    if not len(indices):
         refuse_unmatched(keys)
     left = np.setdiff1d(chosen, indices).tolist()
     if not left:
         raise DataError(
             f"--exclude {config.exclude} has all {len(chosen)} images of --data_path: leave it out"
         )
-    console.info(f"exclude {len(chosen) - len(left)} images are left out{unmatched_text(keys, matched)}")
+    console.info(f"exclude {len(chosen) - len(left)} images are left out")
     return left
 
 
