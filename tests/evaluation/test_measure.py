@@ -20,7 +20,6 @@ from vae.evaluation.measure import (
     latent_bytes,
     through_codec,
 )
-from vae.evaluation.protocols import RULES
 from vae.evaluation.results import PER_IMAGE
 from vae.images.pixels import to_float, to_uint8
 from vae.images.psnr import psnr
@@ -33,7 +32,7 @@ FLAGS = ["--data_path", "images", "--output_dir", "out"]
 
 def test_every_metric_of_an_image_is_measured():
     image = torch.zeros(3, 16, 16, dtype=torch.uint8)
-    metrics = Metrics(torch.device("cpu"), perceptual=None, rfid=None, rules=RULES["resize"])
+    metrics = Metrics(torch.device("cpu"), perceptual=None, rfid=None)
     found = metrics.of_image(image, image)
     assert tuple(found) == PER_IMAGE
     assert found["psnr"] is not None

@@ -355,17 +355,6 @@ def test_selecting_again_equals_indexing_with_these_rules_and_reads_no_tar(tmp_p
     index(tmp_path / "again" / "dataset.json", tmp_path / "none", code=77, says="has no rows")
 
 
-def test_urls_to_exclude_need_metadata(tmp_path):
-    (tmp_path / "list.txt").write_text("http://x\n")
-    index(write_webdataset(tmp_path / "tars"), tmp_path / "one")
-    done = index(tmp_path / "one" / "dataset.json", tmp_path / "two", "--exclude", tmp_path / "list.txt")
-    assert (done.returncode, done.stdout.count("1 url in it cannot match")) == (78, 1)
-    done = index(
-        write_img2dataset(tmp_path / "other"), tmp_path / "three", "--exclude", tmp_path / "list.txt"
-    )
-    assert (done.returncode, "cannot match" in done.stdout) == (77, False)  # all have this url
-
-
 # ---- dataset.json of a stranger ----------------------------------------------------------------------------
 
 

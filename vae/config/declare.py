@@ -122,8 +122,7 @@ def exclude_option() -> Any:
     """--exclude of every script that measures or trains with images."""
     return option(
         None,
-        "text file of images that are not used, one per line: the SHA-256 of a file, a name in the dataset, "
-        "or a url or source in its metadata",
+        "text file of images that are not used, one per line: the SHA-256 of a file or a name in the dataset",
         metavar="FILE",
     )
 

@@ -84,7 +84,7 @@ def run_index(config: IndexConfig) -> int:
             f"{FLAG} {strange}: the name of a tar file must end in .tar and have only letters, digits and "
             "._=+@,- below the folder that all have in common: rename it"
         )
-    needs_metadata = bool(config.where or config.join or config.exclude)
+    needs_metadata = bool(config.where or config.join)
     blocks: list[Block] = list(tar_blocks(files, FLAG, config.image_key, keeps_metadata=needs_metadata))
     settings = {name: getattr(config, name) for name in ROW_RULES}
     settings |= {"tars": base, "metadata": needs_metadata}

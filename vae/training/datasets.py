@@ -280,8 +280,8 @@ def _refuse_shared(train: ShardImages, images: ShardImages, shown: str, exclude:
         raise DataError(f"{shown}: {error.detail}: copy the dataset again") from error
     if exclude and shared:
         pairs = np.array([(image.key, image.training_key) for image in shared], "S32")
-        numbers = read_exclude_list(exclude).numbers(pairs.reshape(-1)).reshape(-1, 2)
-        shared = [shared[place] for place in np.flatnonzero((numbers < 0).all(axis=1))]
+        is_listed = read_exclude_list(exclude).contains(pairs.reshape(-1)).reshape(-1, 2).any(axis=1)
+        shared = [shared[place] for place in np.flatnonzero(~is_listed)]
     if shared:
         equal = sum(image.is_equal for image in shared)
         examples = ", ".join(f"{image.key} ({image.training_key})" for image in shared[:3])

@@ -7,7 +7,7 @@ import numpy as np
 
 from vae.config.options import Config, DataConfig
 from vae.data.dataset import FolderImages, Images
-from vae.data.exclude_list import Excluded, ExcludeList, read_exclude_list, refuse_unmatched, unmatched_text
+from vae.data.exclude_list import Excluded, ExcludeList, read_exclude_list, refuse_unmatched
 from vae.data.excluding import find_excluded
 from vae.data.image_sizes import (
     image_sizes,
@@ -64,40 +64,36 @@ def without_excluded(
     if data.exclude is None:
         return training_set, validation_set
     keys = read_exclude_list(data.exclude)
-    training, matched = _excluded(training_set, keys, data.data_path, dist)
+    training = _excluded(training_set, keys, data.data_path, dist)
     _check_rest(len(training_set.images), training, data, "training")
-    validation = Excluded(sha256=keys.sha256, keys=len(keys))
+    count = 0
+    matched = len(training.indices)
     if validation_set is not None:
-        path = data.val_path or data.data_path
-        validation, others = _excluded(validation_set, keys, path, dist)
+        validation = _excluded(validation_set, keys, data.val_path or data.data_path, dist)
+        matched += len(validation.indices)
         own = validation.indices
         validation = replace(validation, indices=own[own < validation_set.count])
         _check_rest(validation_set.count, validation, data, "validation")
         validation_set = replace(validation_set, excluded=validation)
-        matched = np.union1d(matched, others)
-    if not len(matched):
+        count = len(validation.indices)
+    if not matched:
         refuse_unmatched(keys)
-    console.info(
-        f"exclude {len(training.indices)} training and {len(validation.indices)} validation images are left "
-        f"out{unmatched_text(keys, matched)}"
-    )
+    console.info(f"exclude {len(training.indices)} training and {count} validation images are left out")
     return replace(training_set, excluded=training), validation_set
 
 
 def _excluded(
     images_of: TrainingSet | ValidationSet, keys: ExcludeList, path: str, dist: Distributed
-) -> tuple[Excluded, np.ndarray]:
-    """The excluded images of a set, and the numbers of their keys; each process reads a share."""
+) -> Excluded:
+    """The excluded images of a set; each process reads a share."""
     manifest = path if is_manifest(path) else None
 
     def find() -> bytes:
-        indices, numbers = find_excluded(images_of.images, keys, manifest, dist.rank, dist.world_size)
-        return np.concatenate([[len(indices)], indices, numbers]).astype(np.int64).tobytes()
+        found = find_excluded(images_of.images, keys, manifest, dist.rank, dist.world_size)
+        return found.astype(np.int64).tobytes()
 
     parts = [np.frombuffer(part, np.int64) for part in results_by_rank(find, dist)]
-    indices = np.unique(np.concatenate([part[1 : 1 + part[0]] for part in parts]))
-    numbers = np.unique(np.concatenate([part[1 + part[0] :] for part in parts]))
-    return Excluded(indices, keys.sha256, len(keys), len(numbers)), numbers
+    return Excluded(np.unique(np.concatenate(parts)), keys.sha256)
 
 
 def _check_rest(count: int, excluded: Excluded, data: DataConfig, name: str) -> None:

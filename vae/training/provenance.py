@@ -29,7 +29,7 @@ from vae.training.validation.measure import ValidationSet
 EXPORTED = "exported"  # key: the SHA-256 of the checkpoint whose weights the run has exported at its end
 RULES = 1  # of the order of images and of their crops as functions of (seed, epoch, position)
 # Without these keys two records can be equal: they do not decide samples.
-NOT_COMPARED = {"path", "policy", "transforms", "exclude_keys", "exclude_matched"}
+NOT_COMPARED = {"path", "policy", "transforms"}
 NEW = "new"
 EXACT = "exact"
 TOPOLOGY = "other topology"
@@ -155,7 +155,7 @@ def _version(of: TrainingSet | ValidationSet) -> dict[str, Any]:
         "images": len(images),
         "policy": dict(dataset.policy) if dataset else None,
         "transforms": dict(dataset.transforms) if dataset else None,
-        **of.excluded.record(),
+        "exclude": of.excluded.sha256,
     }
 
 

@@ -1,17 +1,15 @@
-"""The tables of the report about latents: statistics, diffusion, equivariance, grid artefacts."""
+"""The tables of the report about latents: statistics, and measures for diffusion models."""
 
 from vae.config.evaluate_flags import WHOLE
-from vae.evaluation.diffusability import COVERAGE, DISTANCE, RECONSTRUCTION, SPREAD_OF, VELOCITY, lowest
 from vae.evaluation.report.tables import (
     MAX_LISTED,
     Table,
-    fixed,
     number_column,
     shown_number,
     size_name,
     text_column,
 )
-from vae.evaluation.results import Results, VaeResult
+from vae.evaluation.results import Results
 
 
 def latent_table(results: Results) -> Table | None:
@@ -44,71 +42,16 @@ def _dead(dead: list[int], channels: int) -> str:
     return f"{len(dead)} of {channels}{named if dead else ''}"
 
 
-def equivariance_table(results: Results) -> Table | None:
-    """A column per transform."""
-    vaes = [vae for vae in results.vaes if vae.equivariance]
-    if not vaes:
-        return None
-    columns = {}
-    for name in vaes[0].equivariance:
-        transformed = [vae.equivariance.get(name) for vae in vaes]
-        columns[f"{name.replace('_', ' ')} ↑"] = number_column(
-            [None if values is None else values.latents for values in transformed],
-            fixed(2),
-            best=max,
-            notes=["" if values is None else f"{values.images:.2f}" for values in transformed],
-        )
-    return Table("Equivariance, dB", [vae.name for vae in vaes], columns)
-
-
-def comparable(results: Results) -> list[VaeResult]:
-    """The VAEs measured for diffusion whose latents have the shape of the first one's."""
-    vaes = [vae for vae in results.vaes if vae.diffusability and vae.latents]
-    shapes = [(vae.latents.channels, vae.latents.downsampling) for vae in vaes if vae.latents]
-    return [vae for vae, shape in zip(vaes, shapes, strict=True) if shape == shapes[0]]
-
-
 def diffusability_table(results: Results) -> Table | None:
-    """A column per measure for diffusion models. The best is marked if it differs by more than the seeds."""
+    """A column per measure for diffusion models: noise in dB, and the rank, which is only a warning."""
     vaes = [vae for vae in results.vaes if vae.diffusability]
     if not vaes:
         return None
-    rivals = {vae.name: vae.diffusability for vae in comparable(results)}
-    columns = {}
-    for name in vaes[0].diffusability:
-        is_significant = name in SPREAD_OF and lowest(name, rivals)[1]
-        columns[f"{name}{_arrow(name)}"] = number_column(
-            [vae.diffusability[name] for vae in vaes],
-            reasons=[results.missing.get(name, "")] * len(vaes),
-            best=min if is_significant else None,
-            candidates=[vae.name in rivals for vae in vaes],
+    columns = {
+        f"{name}{' ↑' if name.startswith('noise') else ''}": number_column(
+            [vae.diffusability[name] for vae in vaes], reasons=[results.missing.get(name, "")] * len(vaes)
         )
+        for name in vaes[0].diffusability
+    }
     size = next(size for size in results.protocol.sizes if size != WHOLE)
     return Table(f"Latents for diffusion, {size_name(size)}", [vae.name for vae in vaes], columns)
-
-
-def _arrow(measure: str) -> str:
-    """Which values are better; nothing for a spread, and for the rank, which is only a warning."""
-    if measure.startswith("noise") or measure == COVERAGE:
-        return " ↑"
-    return " ↓" if measure in (VELOCITY, DISTANCE, RECONSTRUCTION) else ""
-
-
-def grid_table(results: Results) -> Table | None:
-    """Grid artefacts, a column per colour."""
-    vaes = [vae for vae in results.vaes if vae.grid_artefacts]
-    if not vaes:
-        return None
-    columns = {}
-    for colour in vaes[0].grid_artefacts:
-        patterns = [vae.grid_artefacts.get(colour) for vae in vaes]
-        columns[f"{colour} ↓"] = number_column(
-            [None if pattern is None else pattern.levels for pattern in patterns],
-            fixed(3),
-            best=min,
-            notes=[
-                "" if pattern is None or pattern.share is None else f"{100 * pattern.share:.1f} %"
-                for pattern in patterns
-            ],
-        )
-    return Table("Grid artefacts, levels", [vae.name for vae in vaes], columns)

@@ -14,12 +14,7 @@ from markupsafe import Markup
 from PIL import Image
 
 from vae.evaluation.report.charts import channel_chart, curve_charts, line_styles, noise_charts
-from vae.evaluation.report.latent_tables import (
-    diffusability_table,
-    equivariance_table,
-    grid_table,
-    latent_table,
-)
+from vae.evaluation.report.latent_tables import diffusability_table, latent_table
 from vae.evaluation.report.tables import (
     Table,
     configuration_tables,
@@ -29,7 +24,7 @@ from vae.evaluation.report.tables import (
     speed_tables,
 )
 from vae.evaluation.results import ERROR_GAIN, METRICS, Results, Sample, VaeResult
-from vae.evaluation.summary import diffusion_lines, quality_lines
+from vae.evaluation.summary import quality_lines, rank_lines
 from vae.html import data_uri, write_page
 from vae.system.files import open_regular
 
@@ -59,10 +54,8 @@ def write_report(results: Results, path: Path) -> None:
         latents=latent_table(results),
         channel_charts=[channel_chart(vae.name, vae.latents) for vae in results.vaes if vae.latents],
         diffusability=diffusability_table(results),
-        diffusion_verdicts=diffusion_lines(results),
+        rank_warnings=rank_lines(results),
         noise_charts=noise_charts(results.vaes),
-        equivariance=equivariance_table(results),
-        grid_artefacts=grid_table(results),
         line_styles=styles,
         curve_styles={vae.name: styles[vae.name] for vae in results.vaes if vae.curves},
         curves=curve_charts(results.vaes),

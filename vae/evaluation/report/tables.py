@@ -187,13 +187,11 @@ def configuration_tables(results: Results) -> list[Table]:
     """The protocol, the VAEs side by side, the environment, and the images that were left out."""
     protocol = results.protocol
     protocol_facts = {
-        "protocol": protocol.name,
         "images": f"{protocol.images} from {protocol.data_path}"
         + (f", without those of a list (SHA-256 {protocol.exclude})" if protocol.exclude else ""),
         "resolutions": ", ".join(map(size_name, protocol.sizes)),
         "crop": protocol.crop,
         "posterior": protocol.posterior,
-        "rounding": protocol.rounding,
         "precision": f"{protocol.dtype} on {protocol.device}, batch size {protocol.batch_size}",
         "LPIPS network": protocol.perceptual_net or "none: LPIPS was not measured",
         "seed": protocol.seed,

@@ -13,7 +13,7 @@ from PIL import Image, ImageDraw, ImageFont
 
 from vae.device import is_out_of_memory
 from vae.evaluation.baselines import bicubic_baseline
-from vae.evaluation.protocols import square
+from vae.evaluation.image_set import square
 from vae.images.decoding import decode_image
 from vae.images.folder import list_images
 from vae.images.formats import BadImageError
