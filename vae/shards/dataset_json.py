@@ -79,6 +79,10 @@ class ShardedDataset(NamedTuple):
         assert isinstance(self.path, Path)
         return self.path.parent / self.indexes
 
+    def shard_file(self, shard: Shard) -> Path | StoreFile:
+        """The tar file of a shard."""
+        return self.store.sibling(shard.name) if self.store else self.folder / shard.name
+
     def index_file(self, shard: Shard) -> Path | StoreFile:
         """The index of a shard."""
         return self.beside(index_path(Path(self.indexes), shard).as_posix())

@@ -74,10 +74,6 @@ class LocalShards:
     def expect(self, _shards: Sequence[Shard]) -> None:
         """Nothing to do."""
 
-    def scattered(self) -> "LocalShards":
-        """The same files."""
-        return self
-
     def counts(self) -> dict[str, int]:
         """Bytes read, and files that are open."""
         counts, self._counts = self._counts, Counter()

@@ -5,7 +5,7 @@ from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -13,13 +13,12 @@ from vae.images.decoding import decode_bytes
 from vae.images.formats import BadImageError
 from vae.sampling.order import Order
 from vae.sampling.streams import StreamOrder, count_streams, default_streams
+from vae.shards.cached_shards import CachedShards
 from vae.shards.dataset_json import ShardedDataset
 from vae.shards.index import INDEX, Row, row_name
 from vae.shards.local_shards import OPEN_SHARDS, LocalShards
 from vae.shards.members import metadata_of, split_last, split_name, texts_in
-
-if TYPE_CHECKING:
-    from vae.shards.remote_shards import RemoteShards  # which opens images
+from vae.shards.shard_cache import ShardCache
 
 INDEX_BYTES = 256 * 2**20  # of indexes that one process keeps; reading one again takes milliseconds
 METADATA_BYTES = 16_384  # at most, of an image's JSON file with its header
@@ -35,16 +34,20 @@ def streams_of(datasets: Sequence[ShardedDataset]) -> int:
 class ShardImages:
     """The image files of a dataset by their index, checked by their crc32. Keeps INDEX_BYTES of indexes."""
 
-    def __init__(
-        self,
-        dataset: ShardedDataset,
-        num_streams: int | None,
-        files: "LocalShards | RemoteShards | None" = None,
-    ):
-        """`num_streams`: of the order of training, at most. `files`: default: local ones."""
+    def __init__(self, dataset: ShardedDataset, num_streams: int | None, cache: ShardCache | None = None):
+        """`num_streams`: of the order of training, at most.
+
+        A remote dataset needs a cache; a local one is read in place, unless the cache is for local ones too.
+        """
         self.dataset = dataset
         self.num_streams = num_streams or streams_of([dataset])
-        self._files = files or LocalShards(dataset.folder, dataset.index_folder)
+        is_cached = cache is not None and (cache.keeps_local or dataset.store is not None)
+        self.cache = cache if is_cached else None
+        self._files = (
+            CachedShards(dataset, self.cache)
+            if self.cache
+            else LocalShards(dataset.folder, dataset.index_folder)
+        )
         self._begin()
 
     def _begin(self) -> None:
@@ -61,7 +64,8 @@ class ShardImages:
         return self._ends - self.dataset.shards.samples
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"dataset": self.dataset, "num_streams": self.num_streams, "_files": self._files}
+        kept = ("dataset", "num_streams", "cache", "_files")
+        return {name: self.__dict__[name] for name in kept}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
@@ -199,10 +203,6 @@ class ShardImages:
     def fetch(self, numbers: Sequence[int]) -> None:
         """Fetch these shards ahead, in this order, and keep them until the next call."""
         self._files.expect([self.dataset.shards[number] for number in numbers])
-
-    def scattered(self) -> "ShardImages":
-        """The same images, for reading a few of them: no shards are fetched for that."""
-        return ShardImages(self.dataset, self.num_streams, self._files.scattered())
 
     def counts(self) -> dict[str, int]:
         """What this process has read since the last call (vae.data.dataset)."""
