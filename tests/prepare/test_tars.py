@@ -364,24 +364,3 @@ def test_urls_to_exclude_need_metadata(tmp_path):
         write_img2dataset(tmp_path / "other"), tmp_path / "three", "--exclude", tmp_path / "list.txt"
     )
     assert (done.returncode, "cannot match" in done.stdout) == (77, False)  # all have this url
-
-
-# ---- dataset.json of a stranger ----------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("change", "reason"),
-    [
-        ({"tars": "relative/folder"}, "no absolute path"),
-        ({"tars": 5}, "no address"),
-        ({"indexes": "../elsewhere"}, "indexes"),
-        ({"format": 2}, "tars needs format 3"),
-    ],
-)
-def test_changed_place_is_refused(change, reason, tmp_path):
-    write_webdataset(tmp_path / "tars", tars=1)
-    index(tmp_path / "tars", tmp_path / "set", code=0)
-    path = tmp_path / "set" / "dataset.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | change))
-    with pytest.raises(DataError, match=reason):
-        read_dataset(path)

@@ -121,7 +121,7 @@ def test_each_shard_is_downloaded_once_and_its_bytes_are_those_of_the_folder(web
     again = remote(web, cache)  # as another process does
     assert [again.read(n) for n in range(40)] == files
     assert len(web.wholes()) == len(set(web.wholes())) == 5
-    assert len(web.wholes(".npy")) == 5
+    assert len(web.wholes(".npy")) == 5 + 2  # with the table
     local = ShardImages(read_dataset(root / "dataset.json"), 1)
     assert [images.metadata(n) for n in range(40)] == [local.metadata(n) for n in range(40)]
     counts = images.counts()

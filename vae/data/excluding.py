@@ -15,7 +15,6 @@ from vae.progress import track
 from vae.shards.index import row_name
 from vae.shards.mixture import MixtureImages
 from vae.shards.shard_images import ShardImages
-from vae.shards.shard_list import is_tar_name
 from vae.system.files import sha256_of_file
 
 THREADS = 8  # hashing releases the GIL
@@ -54,7 +53,7 @@ def _in_shards(images: ShardImages, keys: ExcludeList, rank: int, world_size: in
     texts: dict[str, int] = {}
     for name, number in keys.names.items():
         tar, point, member = name.partition(".tar/")
-        if point and is_tar_name(f"{tar}.tar"):
+        if point:
             members.setdefault(f"{tar}.tar", {})[member] = number
         elif images.dataset.store is None:
             texts[name] = number

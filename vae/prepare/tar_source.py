@@ -19,7 +19,7 @@ from vae.prepare.blocks import Block, Item, block_id, given, stamp_of
 from vae.prepare.inputs import File, common_folder, local_file
 from vae.shards.index import MAX_NAME_BYTES
 from vae.shards.members import TAR_ERRORS, TEXTS, is_plain, metadata_of, split_last, split_name
-from vae.shards.shard_images import FOREIGN_BYTES
+from vae.shards.shard_images import TEXT_BYTES
 from vae.shards.store import StoreError, StoreFile
 from vae.system.files import open_regular
 
@@ -267,7 +267,7 @@ class TarBlock(Block):
         seen.keys.add(key)
 
     def _is_text(self, extension: str, info: tarfile.TarInfo) -> bool:
-        return self.keeps_metadata and extension in TEXTS and info.size <= FOREIGN_BYTES
+        return self.keeps_metadata and extension in TEXTS and info.size <= TEXT_BYTES
 
     def _is_image(self, extension: str) -> bool:
         if self.image_key is None:

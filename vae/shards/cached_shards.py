@@ -38,13 +38,17 @@ class CachedShards:
         return CachedShards, (self._dataset, self._cache)
 
     def index(self, shard: Shard) -> np.ndarray:
-        """The index of a shard: INDEX (samples,). BadImageError for a bad one."""
+        """The index of a shard: index_type (samples,). BadImageError for a bad one."""
         file = self._dataset.index_file(shard)
         if isinstance(file, Path):
             return read_index(file, shard)
-        assert shard.index_sha256 is not None
         path = self._obtain(file, shard.index_sha256, max_index_bytes(shard))
-        return read_index(path, shard)
+        try:
+            return read_index(path, shard)
+        except BadImageError:  # the copy is damaged, or another process has removed it
+            with suppress(OSError):
+                path.unlink()
+        return read_index(self._obtain(file, shard.index_sha256, max_index_bytes(shard)), shard)
 
     def read(self, shard: Shard, row: Row) -> bytes:
         """The bytes of an image file; a damaged copy of its shard is fetched again once."""

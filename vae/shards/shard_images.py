@@ -15,14 +15,13 @@ from vae.sampling.order import Order
 from vae.sampling.streams import StreamOrder, count_streams, default_streams
 from vae.shards.cached_shards import CachedShards
 from vae.shards.dataset_json import ShardedDataset
-from vae.shards.index import INDEX, Row, row_name
+from vae.shards.index import Row, row_name
 from vae.shards.local_shards import OPEN_SHARDS, LocalShards
 from vae.shards.members import metadata_of, split_last, split_name, texts_in
 from vae.shards.shard_cache import ShardCache
 
 INDEX_BYTES = 256 * 2**20  # of indexes that one process keeps; reading one again takes milliseconds
-METADATA_BYTES = 16_384  # at most, of an image's JSON file with its header
-FOREIGN_BYTES = 2**20  # the same, before and after an image in a tar file that others wrote
+TEXT_BYTES = 2**20  # at most, of the texts before and after an image, with their headers
 
 
 def streams_of(datasets: Sequence[ShardedDataset]) -> int:
@@ -123,7 +122,7 @@ class ShardImages:
         return self._index(number)["key"][row].decode("ascii", "replace")
 
     def indexes(self) -> Iterator[np.ndarray]:
-        """The index of each shard: INDEX (samples,). BadImageError for a bad one."""
+        """The index of each shard: index_type (samples,). BadImageError for a bad one."""
         return map(self.rows, range(len(self.dataset.shards)))
 
     def rows(self, number: int) -> np.ndarray:
@@ -156,26 +155,22 @@ class ShardImages:
         return self._files.read(self.dataset.shards[number], self._row(number, row))
 
     def metadata(self, index: int) -> dict[str, Any]:
-        """The content of an image's JSON file; empty if there is none. BadImageError if it cannot be read.
+        """What the texts beside an image say: json, txt as `caption`, cls as `label`; its name as `source`.
 
-        Of a tar file that others wrote also txt as `caption`, cls as `label`, and its name as `source`.
+        BadImageError if they cannot be read.
         """
         number, row = self.locate(index)
         shard = self.dataset.shards[number]
         rows = self._index(number)
         place = self._row(number, row)
-        is_own = rows.dtype == INDEX
         end = place.offset + -(-place.size // tarfile.BLOCKSIZE) * tarfile.BLOCKSIZE  # of the image
-        if is_own:
-            part = self._files.read_unchecked(shard, end, min(METADATA_BYTES, shard.bytes - end))
-            return metadata_of(texts_in(part, place.key.decode("ascii", "replace")))
         first, last = (rows[column][row].item() for column in ("text_start", "text_end"))
         name = row_name(rows[row])
         keys = {(split_name(name) or ("", ""))[0], split_last(name)[0]}
         texts = dict[str, bytes]()
         for start, stop in ((first, min(last, place.offset)), (max(first, end), last)):
             if start < stop:
-                part = self._files.read_unchecked(shard, start, min(stop - start, FOREIGN_BYTES))
+                part = self._files.read_unchecked(shard, start, min(stop - start, TEXT_BYTES))
                 texts |= texts_in(part, *keys)
         return {"source": name, **metadata_of(texts)}
 
