@@ -1,13 +1,15 @@
 """The report's charts: training curves and latent channels, as images with a text for screen readers."""
 
+import base64
 from pathlib import Path
 from typing import Any, NamedTuple
+
+from markupsafe import Markup
 
 from vae.charts import PAGE_SCALE, Line, Points, draw_lines, new_figure, png
 from vae.evaluation.diffusability import TAUS
 from vae.evaluation.report.tables import shown_number
 from vae.evaluation.results import METRICS, LatentFacts, VaeResult
-from vae.html import PageChart, page_chart
 from vae.interop.run_files import OTHER_DATA
 from vae.system.files import read_json_lines
 
@@ -21,6 +23,20 @@ COLOURS = ("#2b62ad", "#c2571a", "#15805a", "#8a4b9c", "#8d7100", "#5b636a")
 DASHES = (None, (6, 2), (2, 2), (8, 2, 2, 2), (10, 4), (4, 4))
 
 MAX_CURVE_RECORDS = 2000  # training records per VAE; more are thinned evenly, so that the page stays small
+
+
+class PageChart(NamedTuple):
+    """A chart in the page; `label` is its text for screen readers."""
+
+    title: str
+    note: str
+    label: str
+    uri: Markup
+
+
+def data_uri(content: bytes, kind: str) -> Markup:
+    """An image as a data: URI for an attribute. It is marked as safe, so rendering does not scan it."""
+    return Markup(f"data:image/{kind};base64,{base64.b64encode(content).decode('ascii')}")
 
 
 class Style(NamedTuple):
@@ -98,7 +114,8 @@ def _line_chart(
         for name, points in series.items()
     )
     remark = ", ".join(filter(None, [x, "log scale" if is_log else ""]))
-    return page_chart(png(figure, PAGE_SCALE), title, remark, f"{title} by {x or 'step'}: {ranges}")
+    label = f"{title} by {x or 'step'}: {ranges}"
+    return PageChart(title, remark, label, data_uri(png(figure, PAGE_SCALE), "png"))
 
 
 def _line(points: Points, style: Style) -> Line:
@@ -116,7 +133,7 @@ def channel_chart(name: str, facts: LatentFacts) -> PageChart:
     axes.use_sticky_edges = False  # a margin below the lowest bar
     axes.xaxis.get_major_locator().set_params(integer=True)
     label = f"mean and standard deviation of {facts.channels} latent channels of {name}"
-    return page_chart(png(figure, PAGE_SCALE), name, "mean ± std of each channel", label)
+    return PageChart(name, "mean ± std of each channel", label, data_uri(png(figure, PAGE_SCALE), "png"))
 
 
 def read_curves(path: Path) -> list[dict[str, Any]]:
