@@ -115,25 +115,23 @@ def encode(
     seed: int | None = None,
     dtype: str = "fp32",
     tile: int | None = None,
-    blended: bool = False,
 ) -> torch.Tensor:
     """Encode images to fp32 latents (B, Z, h, w) on the VAE's device.
 
     The latents are the posterior's mode, or a sample that depends on `seed` if one is given. `dtype` is the
     compute dtype: "fp32", "bf16" or "fp16". `tile` is the side of tiles in px for images larger than memory;
-    None processes whole images. `blended` tiles are approximate, and need the memory of one of them.
+    None processes whole images. Tiles are approximate, and need the memory of one of them.
     Diffusion models use `(latents - vae.shift_factor) * vae.scaling_factor`, or
     `vae.autoencoder.bn.normalize(latents)` if the file has statistics of channels (FLUX.2, Wan, Qwen-Image).
     """
     device = _device(vae)
-    _check_blended(tile, blended)
     batch = load_images(images).to(device)
     if min(batch.shape[2:]) < MIN_SIDE:
         raise DataError(
             f"images have {batch.shape[3]}x{batch.shape[2]} px: the smallest side is {MIN_SIDE} px"
         )
     compute_dtype = _compute_dtype(vae, dtype)
-    posterior = encode_images(vae.autoencoder, batch, dtype=compute_dtype, tile=tile, blended=blended)
+    posterior = encode_images(vae.autoencoder, batch, dtype=compute_dtype, tile=tile)
     if seed is None:
         return posterior.mode()
     noise = keyed_normal(posterior.mean.shape, seed).to(posterior.mean.device)
@@ -147,15 +145,13 @@ def decode(
     *,
     dtype: str = "fp32",
     tile: int | None = None,
-    blended: bool = False,
 ) -> torch.Tensor:
     """Decode latents (B, Z, h, w) to fp32 images (B, 3, H, W) in about [-1, 1], not clamped.
 
     `size` is (H, W) of the encoded images; it removes the padding of sides that are not a multiple of f.
-    `dtype`, `tile` and `blended` are the same as in `encode`.
+    `dtype` and `tile` are the same as in `encode`.
     """
     device = _device(vae)
-    _check_blended(tile, blended)
     _check_latents(vae, latents)
     target = None if size is None else _image_size(vae, latents, size)
     return decode_latents(
@@ -164,7 +160,6 @@ def decode(
         target,
         dtype=_compute_dtype(vae, dtype),
         tile=tile,
-        blended=blended,
     )
 
 
@@ -174,13 +169,12 @@ def reconstruct(
     *,
     dtype: str = "fp32",
     tile: int | None = None,
-    blended: bool = False,
 ) -> torch.Tensor:
     """Encode and decode images: fp32 (B, 3, H, W) in about [-1, 1], not clamped. See `encode`."""
     _device(vae)
     batch = load_images(images)
-    latents = encode(vae, batch, dtype=dtype, tile=tile, blended=blended)
-    return decode(vae, latents, batch.shape[2:], dtype=dtype, tile=tile, blended=blended)
+    latents = encode(vae, batch, dtype=dtype, tile=tile)
+    return decode(vae, latents, batch.shape[2:], dtype=dtype, tile=tile)
 
 
 def interpolate(
@@ -191,7 +185,6 @@ def interpolate(
     *,
     dtype: str = "fp32",
     tile: int | None = None,
-    blended: bool = False,
 ) -> torch.Tensor:
     """`count` images from `first` to `second`, both included: fp32 (count, 3, H, W), not clamped.
 
@@ -200,7 +193,7 @@ def interpolate(
     if count < 2:
         raise UserError(f"count={count}: give at least 2 images, the first and the second")
     ends = load_images([first, second])
-    how: dict[str, Any] = {"dtype": dtype, "tile": tile, "blended": blended}
+    how: dict[str, Any] = {"dtype": dtype, "tile": tile}
     start, end = encode(vae, ends, **how).split(1)
     latents = [torch.lerp(start, end, float(weight)) for weight in torch.linspace(0, 1, count)]
     return torch.cat([decode(vae, one, ends.shape[2:], **how) for one in latents])
@@ -260,11 +253,6 @@ def _device(vae: LoadedVae) -> torch.device:
     if not isinstance(vae, LoadedVae):
         raise UserError(f"the first argument has type {_type(vae)}: give a VAE that load_vae returned")
     return next(vae.autoencoder.parameters()).device
-
-
-def _check_blended(tile: int | None, blended: bool) -> None:
-    if blended and tile is None:
-        raise UserError("blended=True has no effect without tile: give the side of tiles, such as 512")
 
 
 def _check_latents(vae: LoadedVae, latents: torch.Tensor) -> None:

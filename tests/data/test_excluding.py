@@ -21,8 +21,8 @@ from vae.data.excluding import find_excluded
 from vae.data.loading import TrainLoader
 from vae.evaluation.image_set import find_images
 from vae.interop.run_files import OTHER_DATA
-from vae.shards.dataset_json import dataset_content, read_dataset, write_dataset
-from vae.shards.index import INDEX, Shard, foreign_index, index_path
+from vae.shards.dataset_json import read_dataset, write_dataset
+from vae.shards.index import Shard, index_path, index_type
 from vae.shards.mixture import MixtureImages
 from vae.shards.shard_images import ShardImages
 from vae.system.errors import DataError, UserError
@@ -37,11 +37,10 @@ def sha256(data: bytes) -> str:
 
 
 def write_index(folder: Path, tar: Path, name: str, rows: np.ndarray) -> Shard:
-    shard = Shard(name, len(rows), tar.stat().st_size, sha256(tar.read_bytes()))
-    path = index_path(folder, shard)
+    path = index_path(folder, name)
     path.parent.mkdir(parents=True, exist_ok=True)
     np.save(path, rows)
-    return shard._replace(index_sha256=sha256(path.read_bytes()))
+    return Shard(name, len(rows), tar.stat().st_size, sha256(tar.read_bytes()), sha256(path.read_bytes()))
 
 
 def own_dataset(folder: Path, files: dict[str, bytes]) -> Path:
@@ -57,11 +56,11 @@ def own_dataset(folder: Path, files: dict[str, bytes]) -> Path:
                     info = tarfile.TarInfo(member)
                     info.size = len(content)
                     tar.addfile(info, io.BytesIO(content))
-                rows.append(
-                    (key, tar.offset - 2 * 512 - -(-len(data) // 512) * 512, len(data), 0, 64, 64, 0, 0)
-                )
-        shards.append(write_index(folder, tar_path, tar_path.name, np.array(rows, INDEX)))
-    write_dataset(folder / "dataset.json", dataset_content(shards, {}, None))
+                text = tar.offset - 2 * 512
+                offset = text - -(-len(data) // 512) * 512
+                rows.append((key, offset, len(data), 0, 64, 64, 0, 0, text, tar.offset, key))
+        shards.append(write_index(folder, tar_path, tar_path.name, np.array(rows, index_type(32))))
+    write_dataset(folder / "dataset.json", shards, {}, None)
     return folder / "dataset.json"
 
 
@@ -82,9 +81,9 @@ def foreign_dataset(folder: Path) -> Path:
                 )
                 for one in found
             ]
-        shards.append(write_index(folder / "indexes", path, path.name, np.array(rows, foreign_index(32))))
+        shards.append(write_index(folder / "indexes", path, path.name, np.array(rows, index_type(32))))
     more = {"tars": str(folder / "tars"), "indexes": "indexes"}
-    write_dataset(folder / "dataset.json", dataset_content(shards, {}, None, more=more))
+    write_dataset(folder / "dataset.json", shards, {}, None, more=more)
     return folder / "dataset.json"
 
 

@@ -1,7 +1,6 @@
-"""--mode validate of a dataset on a web server: the store's bytes, within the limit of the cache."""
+"""--mode validate of a dataset on a web server: the store's bytes."""
 
 import json
-from pathlib import Path
 
 import pytest
 
@@ -10,12 +9,8 @@ from tests.harness.image_kinds import detailed, encoded
 from tests.harness.preparing import prepare
 from tests.harness.runs import run_script
 from tests.harness.shards import write_shards
-from vae.config.prepare_flags import ValidateConfig
-from vae.prepare.verify import run_verify, verify_shard
-from vae.shards import remote_shards, shard_cache
+from vae.prepare.verify import verify_shard
 from vae.shards.dataset_json import read_dataset
-from vae.system.errors import UserError
-from vae.system.host import GIB
 
 pytest.importorskip("aiohttp", reason="requirements-remote.txt is not installed")
 
@@ -32,7 +27,6 @@ def root(tmp_path_factory):
 def web(root, tmp_path, monkeypatch):
     """A copy of the dataset that the test may damage, on a server."""
     hurry(monkeypatch)
-    monkeypatch.setattr(shard_cache, "POLL_SECONDS", 0.01)
     (tmp_path / "copy").mkdir()
     for path in (*root.glob("*.tar"), *root.glob("*.npy"), root / "dataset.json"):
         (tmp_path / "copy" / path.name).write_bytes(path.read_bytes())
@@ -40,15 +34,10 @@ def web(root, tmp_path, monkeypatch):
         yield server
 
 
-def bytes_in(folder: Path) -> int:
-    return sum(path.stat().st_size for path in folder.iterdir())
-
-
-def verify(web, number, cache, gib=1.0):
+def verify(web, number):
     """The reasons of the problems of a shard."""
     dataset = read_dataset(web.url(), flag="--input_dir")
-    options = {"cache_dir": str(cache), "cache_gib": gib}
-    return [one.reason for one in verify_shard(dataset, 10**6, dataset.shards[number], **options)]
+    return [one.reason for one in verify_shard(dataset, 10**6, dataset.shards[number])]
 
 
 def test_command_verifies_the_bytes_of_the_store(web, tmp_path):
@@ -66,28 +55,7 @@ def test_command_verifies_the_bytes_of_the_store(web, tmp_path):
     assert sorted(web.wholes()) == names
 
 
-def test_cache_never_has_more_than_its_limit(web, tmp_path, monkeypatch):
-    """Its limit is one shard and a half; the first shard is there before, and is downloaded again."""
-    shards = read_dataset(web.root / "dataset.json").shards
-    limit, cache = 1.5 * max(shards.bytes) / GIB, tmp_path / "cache"
-    download, most = remote_shards.download, []
-
-    def watched(*args, **options):
-        download(*args, **options)
-        most.append(bytes_in(cache))
-
-    monkeypatch.setattr(remote_shards, "download", watched)
-    for number in (0, 0, *range(len(shards))):
-        assert verify(web, number, cache, limit) == []
-    assert max(most) <= limit * GIB
-    assert bytes_in(cache) <= limit * GIB
-    assert web.wholes() == ["images-000000.tar"] * 2 + [shard.name for shard in shards]
-
-
-def test_damage_at_the_store_is_found_behind_a_good_copy(web, tmp_path):
-    cache = tmp_path / "cache"
-    for number in range(3):
-        assert verify(web, number, cache) == []
+def test_damage_at_the_store_is_found(web):
     tar = web.root / "images-000000.tar"
     data = bytearray(tar.read_bytes())
     data[3000] ^= 1
@@ -95,22 +63,8 @@ def test_damage_at_the_store_is_found_behind_a_good_copy(web, tmp_path):
     index = web.root / "images-000001.npy"
     index.write_bytes(index.read_bytes()[:-9])
     (web.root / "images-000002.tar").unlink()
-    found = [verify(web, number, cache) for number in range(4)]
-    assert found == [["bad_shard"], ["bad_index"], ["missing"], []]
-    tar.write_bytes((web.root / "images-000003.tar").read_bytes())
-    assert verify(web, 0, cache) == ["bad_shard"]
-
-
-def test_cache_without_room_for_the_largest_shard_is_one_line(web, tmp_path):
-    config = ValidateConfig(
-        input_dir=web.url(),
-        output_file=str(tmp_path / "report.json"),
-        cache_dir=str(tmp_path / "cache"),
-        cache_gib=1e-6,
-    )
-    with pytest.raises(UserError, match=r"--cache_dir .*images-.*tar.*--cache_gib"):
-        run_verify(config)
-    assert web.wholes() == []
+    found = [verify(web, number) for number in range(4)]
+    assert found == [["checksum"], ["bad_index"], ["missing"], []]
 
 
 def test_growth_beside_a_dataset_on_a_store_reads_its_indexes_only(web, root, tmp_path):

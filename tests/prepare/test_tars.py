@@ -353,24 +353,3 @@ def test_selecting_again_equals_indexing_with_these_rules_and_reads_no_tar(tmp_p
         tmp_path / "one" / "dataset.json", tmp_path / "none", "--first_frame", code=78, says="--first_frame"
     )
     index(tmp_path / "again" / "dataset.json", tmp_path / "none", code=77, says="has no rows")
-
-
-# ---- dataset.json of a stranger ----------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("change", "reason"),
-    [
-        ({"tars": "relative/folder"}, "no absolute path"),
-        ({"tars": 5}, "no address"),
-        ({"indexes": "../elsewhere"}, "indexes"),
-        ({"format": 2}, "tars needs format 3"),
-    ],
-)
-def test_changed_place_is_refused(change, reason, tmp_path):
-    write_webdataset(tmp_path / "tars", tars=1)
-    index(tmp_path / "tars", tmp_path / "set", code=0)
-    path = tmp_path / "set" / "dataset.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | change))
-    with pytest.raises(DataError, match=reason):
-        read_dataset(path)

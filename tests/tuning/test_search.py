@@ -149,7 +149,6 @@ def test_short_search_is_random(trials, sampler):
         ({}, ["--objective", "psnr", "psnr"], ["--objective", "psnr twice"]),
         ({}, ["--objective", "lpips"], ["--objective lpips", "perceptual_weight"]),
         ({}, ["--cards", "1", "1"], ["--cards", "1 twice"]),
-        ({"train_minutes": 3.0}, [], ["train_minutes", "num_epochs"]),
         ({"progressive": "32:1:2"}, [], ["progressive", "one stage"]),
         ({"val_split": 0.0}, [], ["val_split", "val_path"]),
         ({"image_size": 513}, [], ["--image_size 513", "512"]),

@@ -158,7 +158,7 @@ class ValidateConfig(ReadingConfig):
         unset="its validation set",
     )
     cache_dir: str | None = cache_dir_option()
-    cache_gib: float = cache_gib_option("; it needs room for the largest shard")
+    cache_gib: float = cache_gib_option()
     quarantine_dir: str | None = option(
         None, "move rejected files to this folder", metavar="DIR", writes=True
     )

@@ -4,7 +4,7 @@ from dataclasses import MISSING, dataclass
 
 from vae.config.declare import option
 from vae.config.flags import parse_section
-from vae.config.values import check_once, unknown_choice
+from vae.config.values import check_once, nearest
 from vae.system.errors import UserError
 
 DIRECTIONS = {"psnr": "maximize", "ssim": "maximize", "lpips": "minimize"}  # the objectives
@@ -106,6 +106,8 @@ def parse_tune_flags(argv: list[str]) -> TuneConfig:
 def _check_together(config: TuneConfig) -> None:
     for name in config.objective:
         if name not in DIRECTIONS:
-            raise UserError(unknown_choice("--objective", name, DIRECTIONS))
+            raise UserError(
+                f"--objective {name} is none of {', '.join(DIRECTIONS)}{nearest(name, DIRECTIONS)}"
+            )
     check_once("objective", config.objective)
     check_once("cards", config.cards or ())

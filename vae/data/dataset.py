@@ -3,7 +3,6 @@
 Shapes: B usable images of a batch, S = image_size.
 """
 
-import copy
 import hashlib
 import os
 from collections import Counter
@@ -114,7 +113,7 @@ class FolderImages:
         """What this process has read since the last call: disk_bytes, from the folder or a cache.
 
         For shards also remote_bytes, from a store; hits, misses: images whose shard was in the cache, or was
-        not; open_shards: shards that are open now, or kept in the cache.
+        not; open_shards: shards that are open now, or expected in the cache.
         """
         counts = dict(self._counts)
         self._counts.clear()
@@ -122,10 +121,6 @@ class FolderImages:
 
     def expect(self, order: Order, epoch: int, position: int, world_size: int) -> None:
         """Training continues with every world_size-th image from this position on: shards are fetched."""
-
-    def scattered(self) -> "FolderImages":
-        """The same images, for reading a few that are far from each other: no shards are fetched."""
-        return self
 
 
 Images = FolderImages | ShardImages | MixtureImages  # a set of image files, by their index
@@ -162,12 +157,6 @@ class CropDataset(Dataset[Sample]):
 
     def __len__(self) -> int:
         return len(self.images)
-
-    def scattered(self) -> "CropDataset":
-        """The same crops, for reading a few that are far from each other."""
-        dataset = copy.copy(self)
-        dataset.images = self.images.scattered()
-        return dataset
 
     def __getitem__(self, key: tuple[int, int] | Key) -> Sample:
         """The crop of a key; without a shape, it is a square or the nearest bucket of the image."""

@@ -22,8 +22,8 @@ from vae.images.folder import list_images
 from vae.images.formats import BadImageError
 from vae.progress import track
 from vae.shards.dataset_json import is_dataset, read_dataset
-from vae.shards.remote_shards import open_images
 from vae.shards.shard_cache import open_cache
+from vae.shards.shard_images import ShardImages
 from vae.system import console
 from vae.system.errors import DataError
 
@@ -107,8 +107,11 @@ def find_images(config: EvaluateConfig) -> tuple[ImageSet, dict[str, str]]:
     source = _open(config)
     count = len(source)
     most = config.max_images or len(source)
-    spread = [i * count // most for i in range(most)] if most < count else range(count)
-    chosen = _without_excluded(source, spread, config)
+    few = [i * count // most for i in range(most)] if most < count else range(count)
+    if most < count and isinstance(source, ShardImages):  # of some shards, so that no others are fetched
+        spread = source.spread(most)
+        few = spread[np.arange(most) * len(spread) // most].tolist()
+    chosen = _without_excluded(source, few, config)
     names = [source.name(index) for index in chosen]
     indices = dict(zip(names, chosen, strict=True))
     images = ImageSet(source, indices, config.crop, config.background, config.max_pixels)
@@ -145,17 +148,11 @@ def _without_excluded(source: Images, chosen: Sequence[int], config: EvaluateCon
 
 
 def _open(config: EvaluateConfig) -> Images:
-    """The images of --data_path. Raises DataError or UserError if there are none.
-
-    Whole shards of a remote dataset are fetched only if that is less than to read each image when needed.
-    """
+    """The images of --data_path. Raises DataError or UserError if there are none."""
     if not is_dataset(config.path):
         return FolderImages(config.path, list_images(config.path))
     cache = open_cache([config.path], config.cache_dir, config.cache_gib)
-    images = open_images(read_dataset(config.path), 1, cache)
-    readings = 1 + len(config.vae) * len(config.sizes)  # of each measured image, the check included
-    is_cheaper = config.max_images and config.max_images * readings < len(images)
-    return images.scattered() if is_cheaper else images
+    return ShardImages(read_dataset(config.path), 1, cache)
 
 
 def in_threads(work: Callable[..., _Result], items: Sequence) -> Iterator[_Result]:

@@ -17,7 +17,6 @@ from vae.prepare.parquet_source import short
 from vae.prepare.subsets import NONE, choose_val_groups, gather
 from vae.prepare.table import Table
 from vae.shards.dataset_json import read_dataset
-from vae.shards.store import TooLargeError
 from vae.system.errors import DataError, UserError
 from vae.system.files import utf8_text
 
@@ -161,7 +160,7 @@ def compare_with(table: Table, paths: Sequence[str]) -> None:
                     theirs = phashes_of(rows)
                     for ours, _ in near_between(hashes, theirs[theirs.any(axis=1)]):
                         is_near[ours] = True
-            except (BadImageError, TooLargeError) as error:
+            except BadImageError as error:
                 raise DataError(f"{BESIDE} {path} is damaged: {error}") from None
             near[subset] = found["n"][is_near]
         for subset, numbers in near.items():

@@ -19,8 +19,8 @@ from vae.prepare.blocks import Block, Item, block_id, given, stamp_of
 from vae.prepare.inputs import File, common_folder, local_file
 from vae.shards.index import MAX_NAME_BYTES
 from vae.shards.members import TAR_ERRORS, TEXTS, is_plain, metadata_of, split_last, split_name
-from vae.shards.shard_images import FOREIGN_BYTES
-from vae.shards.store import StoreError, StoreFile, TooLargeError, read_range, stamp
+from vae.shards.shard_images import TEXT_BYTES
+from vae.shards.store import StoreError, StoreFile
 from vae.system.files import open_regular
 
 CHUNK_BYTES = 8 * 2**20  # that are read at once
@@ -152,30 +152,9 @@ class _BoundedInfo(tarfile.TarInfo):
 
 def chunks_of(file: File) -> Iterator[bytes]:
     """The bytes of a file. OSError or StoreError if they cannot be read."""
-    if isinstance(file, StoreFile):
-        yield from _remote_chunks(file)
-        return
-    with open_regular(file) as opened:
+    with local_file(file) as path, open_regular(path) as opened:
         while chunk := opened.read(CHUNK_BYTES):
             yield chunk
-
-
-def _remote_chunks(file: StoreFile) -> Iterator[bytes]:
-    """Ranges one after another, each with its tries; or a copy, if the store gives only whole files."""
-    size, _ = stamp(file)
-    position = 0
-    try:
-        while size is not None and position < size:
-            chunk = read_range(file, position, min(CHUNK_BYTES, size - position))
-            if not chunk:
-                return
-            yield chunk
-            position += len(chunk)
-    except TooLargeError:
-        size = None
-    if size is None:
-        with local_file(file) as path:
-            yield from chunks_of(path)
 
 
 def tar_blocks(
@@ -288,7 +267,7 @@ class TarBlock(Block):
         seen.keys.add(key)
 
     def _is_text(self, extension: str, info: tarfile.TarInfo) -> bool:
-        return self.keeps_metadata and extension in TEXTS and info.size <= FOREIGN_BYTES
+        return self.keeps_metadata and extension in TEXTS and info.size <= TEXT_BYTES
 
     def _is_image(self, extension: str) -> bool:
         if self.image_key is None:

@@ -4,7 +4,6 @@ import tarfile
 import time
 import zlib
 from contextlib import closing
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
@@ -16,13 +15,14 @@ from vae.images.decoding import decode_bytes
 from vae.images.formats import BadImageError
 from vae.prepare.blocks import warn_without_simplejpeg
 from vae.prepare.folders import write_error
+from vae.prepare.inputs import local_file
 from vae.prepare.near_duplicates import find_shared
 from vae.prepare.pool import Failure, Limits, count_workers, run_tasks
 from vae.progress import Progress
 from vae.shards.dataset_json import ShardedDataset, read_dataset
-from vae.shards.index import Shard, index_path, max_index_bytes, read_index, row_name
-from vae.shards.remote_shards import RemoteShards, no_room, open_images
+from vae.shards.index import Shard, row_name
 from vae.shards.shard_cache import ShardCache, open_cache
+from vae.shards.shard_images import ShardImages
 from vae.shards.store import MissingError
 from vae.system import console
 from vae.system.errors import EXIT_DATA, UserError
@@ -58,7 +58,7 @@ def run_verify(config: ValidateConfig) -> int:
     other = config.val_path or (dataset.validation and dataset.beside(dataset.validation))
     validation = read_dataset(other, flag="--val_path") if other else None
     cache = open_cache((config.input_dir, config.val_path), config.cache_dir, config.cache_gib)
-    problems = _verify_all(dataset, config, cache)
+    problems = _verify_all(dataset, config)
     problems += _shared(dataset, validation, cache) if validation else []
     report = {
         "dataset": str(dataset.path),
@@ -87,7 +87,7 @@ def run_verify(config: ValidateConfig) -> int:
 
 def _shared(dataset: ShardedDataset, validation: ShardedDataset, cache: ShardCache | None) -> list[Problem]:
     """The images of the validation set that the dataset has too, or that look like one of its images."""
-    subsets = open_images(dataset, 1, cache), open_images(validation, 1, cache)
+    subsets = ShardImages(dataset, 1, cache), ShardImages(validation, 1, cache)
     try:
         shared = find_shared(*subsets)
     except BadImageError as error:
@@ -100,13 +100,9 @@ def _shared(dataset: ShardedDataset, validation: ShardedDataset, cache: ShardCac
     ]
 
 
-def _verify_all(dataset: ShardedDataset, config: ValidateConfig, cache: ShardCache | None) -> list[Problem]:
+def _verify_all(dataset: ShardedDataset, config: ValidateConfig) -> list[Problem]:
     problems: list[Problem] = []
-    if dataset.store is not None and cache is not None:
-        config = _with_room(dataset, config, cache)
-    verify = partial(
-        verify_shard, dataset, config.max_pixels, cache_dir=config.cache_dir, cache_gib=config.cache_gib
-    )
+    verify = partial(verify_shard, dataset, config.max_pixels)
     workers = max(1, min(count_workers(config.num_workers), len(dataset.shards)))
     results = run_tasks(verify, dataset.shards, workers, Limits(SHARD_SECONDS))
     with Progress("validate", len(dataset.shards), "shard") as bar, closing(results):
@@ -116,39 +112,16 @@ def _verify_all(dataset: ShardedDataset, config: ValidateConfig, cache: ShardCac
     return sorted(problems)
 
 
-def _with_room(dataset: ShardedDataset, config: ValidateConfig, cache: ShardCache) -> ValidateConfig:
-    """The options with at most one process for each shard that fits; UserError if the largest does not."""
-    largest = dataset.shards[int(dataset.shards.bytes.argmax())]
-    fitting = cache.room() // (largest.bytes + max_index_bytes(largest))
-    if fitting < 1:
-        raise no_room(cache, largest)
-    return replace(config, num_workers=str(min(fitting, count_workers(config.num_workers))))
-
-
-def verify_shard(
-    dataset: ShardedDataset,
-    max_pixels: int,
-    shard: Shard,
-    *,
-    cache_dir: str | None = None,
-    cache_gib: float = 0.0,
-) -> list[Problem]:
+def verify_shard(dataset: ShardedDataset, max_pixels: int, shard: Shard) -> list[Problem]:
     """The problems of one shard: none if its bytes, its index and its images are as written.
 
-    A remote shard is downloaded into this cache, even if it has a copy: the store's bytes are verified.
+    A remote shard is downloaded into a temporary folder.
     """
     try:
-        if dataset.store is None:
-            rows = read_index(index_path(dataset.index_folder, shard), shard)
-            path = dataset.folder / shard.name
+        rows = dataset.fetch_index(shard)
+        with local_file(dataset.shard_file(shard)) as path:
             if sha256_of_file(path) != shard.sha256:
                 return [Problem(shard.name, "checksum", "its bytes are not those that were written")]
-            return _verify_members(dataset, max_pixels, shard, path, rows)
-        cache = open_cache((dataset.store.url,), cache_dir, cache_gib)
-        assert cache is not None, "the shards are remote"
-        files = RemoteShards(dataset, cache)
-        rows = files.fetch_index(shard)
-        with files.fetched_anew(shard) as path:
             return _verify_members(dataset, max_pixels, shard, path, rows)
     except BadImageError as error:
         return [Problem(shard.name, error.reason, error.detail)]

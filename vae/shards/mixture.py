@@ -176,7 +176,3 @@ class MixtureImages:
                 count = len(part.dataset.shards)
                 part.fetch(numbers[(numbers >= 0) & (numbers < count)].tolist())
                 numbers = numbers - count
-
-    def scattered(self) -> "MixtureImages":
-        """The same images, for reading a few of them."""
-        return MixtureImages([part.scattered() for part in self.parts], self.weights, self.location)

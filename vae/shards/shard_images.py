@@ -5,7 +5,7 @@ from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -13,17 +13,15 @@ from vae.images.decoding import decode_bytes
 from vae.images.formats import BadImageError
 from vae.sampling.order import Order
 from vae.sampling.streams import StreamOrder, count_streams, default_streams
+from vae.shards.cached_shards import CachedShards
 from vae.shards.dataset_json import ShardedDataset
-from vae.shards.index import INDEX, Row, row_name
+from vae.shards.index import Row, row_name
 from vae.shards.local_shards import OPEN_SHARDS, LocalShards
 from vae.shards.members import metadata_of, split_last, split_name, texts_in
-
-if TYPE_CHECKING:
-    from vae.shards.remote_shards import RemoteShards  # which opens images
+from vae.shards.shard_cache import ShardCache
 
 INDEX_BYTES = 256 * 2**20  # of indexes that one process keeps; reading one again takes milliseconds
-METADATA_BYTES = 16_384  # at most, of an image's JSON file with its header
-FOREIGN_BYTES = 2**20  # the same, before and after an image in a tar file that others wrote
+TEXT_BYTES = 2**20  # at most, of the texts before and after an image, with their headers
 
 
 def streams_of(datasets: Sequence[ShardedDataset]) -> int:
@@ -35,16 +33,20 @@ def streams_of(datasets: Sequence[ShardedDataset]) -> int:
 class ShardImages:
     """The image files of a dataset by their index, checked by their crc32. Keeps INDEX_BYTES of indexes."""
 
-    def __init__(
-        self,
-        dataset: ShardedDataset,
-        num_streams: int | None,
-        files: "LocalShards | RemoteShards | None" = None,
-    ):
-        """`num_streams`: of the order of training, at most. `files`: default: local ones."""
+    def __init__(self, dataset: ShardedDataset, num_streams: int | None, cache: ShardCache | None = None):
+        """`num_streams`: of the order of training, at most.
+
+        A remote dataset needs a cache; a local one is read in place, unless the cache is for local ones too.
+        """
         self.dataset = dataset
         self.num_streams = num_streams or streams_of([dataset])
-        self._files = files or LocalShards(dataset.folder, dataset.index_folder)
+        is_cached = cache is not None and (cache.keeps_local or dataset.store is not None)
+        self.cache = cache if is_cached else None
+        self._files = (
+            CachedShards(dataset, self.cache)
+            if self.cache
+            else LocalShards(dataset.folder, dataset.index_folder)
+        )
         self._begin()
 
     def _begin(self) -> None:
@@ -61,7 +63,8 @@ class ShardImages:
         return self._ends - self.dataset.shards.samples
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"dataset": self.dataset, "num_streams": self.num_streams, "_files": self._files}
+        kept = ("dataset", "num_streams", "cache", "_files")
+        return {name: self.__dict__[name] for name in kept}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
@@ -119,7 +122,7 @@ class ShardImages:
         return self._index(number)["key"][row].decode("ascii", "replace")
 
     def indexes(self) -> Iterator[np.ndarray]:
-        """The index of each shard: INDEX (samples,). BadImageError for a bad one."""
+        """The index of each shard: index_type (samples,). BadImageError for a bad one."""
         return map(self.rows, range(len(self.dataset.shards)))
 
     def rows(self, number: int) -> np.ndarray:
@@ -152,26 +155,22 @@ class ShardImages:
         return self._files.read(self.dataset.shards[number], self._row(number, row))
 
     def metadata(self, index: int) -> dict[str, Any]:
-        """The content of an image's JSON file; empty if there is none. BadImageError if it cannot be read.
+        """What the texts beside an image say: json, txt as `caption`, cls as `label`; its name as `source`.
 
-        Of a tar file that others wrote also txt as `caption`, cls as `label`, and its name as `source`.
+        BadImageError if they cannot be read.
         """
         number, row = self.locate(index)
         shard = self.dataset.shards[number]
         rows = self._index(number)
         place = self._row(number, row)
-        is_own = rows.dtype == INDEX
         end = place.offset + -(-place.size // tarfile.BLOCKSIZE) * tarfile.BLOCKSIZE  # of the image
-        if is_own:
-            part = self._files.read_unchecked(shard, end, min(METADATA_BYTES, shard.bytes - end))
-            return metadata_of(texts_in(part, place.key.decode("ascii", "replace")))
         first, last = (rows[column][row].item() for column in ("text_start", "text_end"))
         name = row_name(rows[row])
         keys = {(split_name(name) or ("", ""))[0], split_last(name)[0]}
         texts = dict[str, bytes]()
         for start, stop in ((first, min(last, place.offset)), (max(first, end), last)):
             if start < stop:
-                part = self._files.read_unchecked(shard, start, min(stop - start, FOREIGN_BYTES))
+                part = self._files.read_unchecked(shard, start, min(stop - start, TEXT_BYTES))
                 texts |= texts_in(part, *keys)
         return {"source": name, **metadata_of(texts)}
 
@@ -199,10 +198,6 @@ class ShardImages:
     def fetch(self, numbers: Sequence[int]) -> None:
         """Fetch these shards ahead, in this order, and keep them until the next call."""
         self._files.expect([self.dataset.shards[number] for number in numbers])
-
-    def scattered(self) -> "ShardImages":
-        """The same images, for reading a few of them: no shards are fetched for that."""
-        return ShardImages(self.dataset, self.num_streams, self._files.scattered())
 
     def counts(self) -> dict[str, int]:
         """What this process has read since the last call (vae.data.dataset)."""

@@ -224,23 +224,18 @@ def _parse_int(digits: str) -> int:
     return int(digits)
 
 
-def parse_json(text: str, pairs_hook: Callable[[list[tuple[str, Any]]], Any] | None = None) -> Any:
+def parse_json(text: str) -> Any:
     """Decode JSON; a ValueError if anything is wrong, deep nesting and huge whole numbers included."""
     parse_int = _parse_int if _HUGE.search(text) else None
     try:
-        return json.loads(text, object_pairs_hook=pairs_hook, parse_int=parse_int)
+        return json.loads(text, parse_int=parse_int)
     except RecursionError:
         raise ValueError("it is nested too deeply") from None
 
 
-def read_json(
-    path: str | os.PathLike[str],
-    pairs_hook: Callable[[list[tuple[str, Any]]], Any] | None = None,
-    *,
-    max_bytes: int = MAX_JSON_BYTES,
-) -> Any:
+def read_json(path: str | os.PathLike[str], *, max_bytes: int = MAX_JSON_BYTES) -> Any:
     """Content of a JSON file; ValueError if it is not JSON or too large, OSError if it cannot be read."""
-    return parse_json(decode_text(read_regular(path, max_bytes), errors="strict"), pairs_hook)
+    return parse_json(decode_text(read_regular(path, max_bytes), errors="strict"))
 
 
 def read_regular(path: str | os.PathLike[str], max_bytes: int) -> bytes:

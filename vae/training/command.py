@@ -10,7 +10,6 @@ from vae.config.recipes import recipe_values
 from vae.config.resolve import (
     check_batch,
     check_encoder,
-    check_length,
     parse_progressive,
     resolve,
     split_progressive,
@@ -121,7 +120,6 @@ def _check_options(command: Command) -> None:
     progressive = command.value("progressive")
     recipe = recipe_values(name, has_gpu=False) if name else None
     parse_background(command.value("background"))
-    check_length(given)
     check_batch(given)
     if progressive:
         split_progressive(progressive)

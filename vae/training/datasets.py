@@ -1,6 +1,7 @@
 """The training and validation images of a run: a folder, a manifest or a dataset of shards."""
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from pathlib import Path
@@ -16,22 +17,23 @@ from vae.data.manifest import MANIFEST_NAME, check_files, image_root, is_manifes
 from vae.data.shared_images import NotComparedError, find_shared_images
 from vae.images.folder import list_images, split_names
 from vae.images.formats import BadImageError
+from vae.interop.checkpoint_content import Position
 from vae.model.autoencoder import downsampling
 from vae.prepare.near_duplicates import find_shared
 from vae.sampling.buckets import BucketOrder, Buckets, assign, bucket_shapes
 from vae.sampling.mixture import MixtureOrder
 from vae.sampling.order import Order, ShuffledOrder
 from vae.sampling.stream_buckets import StreamBuckets
-from vae.sampling.streams import StreamOrder, fitting_shuffle
+from vae.sampling.streams import StreamOrder, fitting_shuffle, shards_at_once, streams_of_process
 from vae.shards.dataset_json import is_dataset, read_dataset
 from vae.shards.mixture import Mixture, MixtureImages, dataset_paths, parse_mixture
-from vae.shards.remote_shards import open_images
 from vae.shards.shard_cache import ShardCache, open_cache
 from vae.shards.shard_images import ShardImages, streams_of
 from vae.system import console
 from vae.system.addresses import public_text
 from vae.system.errors import DataError, UserError
 from vae.system.host import GIB
+from vae.training.distributed import Distributed
 from vae.training.validation.measure import ValidationSet
 
 Mixable = StreamOrder | MixtureOrder
@@ -68,6 +70,22 @@ class TrainingSet:
             order = order.mixing(data.shuffle_shards or _fitting_shuffle(images, order, data))
         return cls(images, order)
 
+    def sample(self, count: int, position: Position, rank: int, world_size: int) -> Sequence[int]:
+        """About `count` images, spread over all.
+
+        If a cache has the shards: those with which this process has trained last, or begins.
+        """
+        order = self.order
+        if not cached_shards(self.images) or not isinstance(order, Mixable):
+            return range(0, len(self.images), max(1, len(self.images) // count))
+        own = len(order) // world_size
+        epoch, done = position.epoch, position.images_in_epoch // world_size
+        if epoch and not done:
+            epoch, done = epoch - 1, own
+        count = min(count, own, order.window_length * order.num_streams // world_size)
+        first = max(0, min(done, own) - count)
+        return order.samples(epoch, rank + first * world_size, count, world_size)
+
     def buckets(self, config: Config, image_size: int, global_batch: int) -> Buckets | None:
         """The shapes of a stage with global batches of this size, and the shape of each image."""
         if self.aspects is None:
@@ -98,20 +116,54 @@ class TrainingSet:
         )
 
 
-def cached_shards(images: Images, data: DataConfig) -> list[np.ndarray]:
+def cached_shards(images: Images) -> list[np.ndarray]:
     """The sizes of the shards in bytes, of each dataset, or of all that count as one, if a cache has them."""
     parts = images.parts if isinstance(images, MixtureImages) else [images]
-    datasets = [part.dataset for part in parts if isinstance(part, ShardImages)]
-    sizes = [
-        dataset.shards.bytes for dataset in datasets if data.cache_gib and (data.cache_dir or dataset.store)
-    ]
+    sizes = [part.dataset.shards.bytes for part in parts if isinstance(part, ShardImages) and part.cache]
     has_weights = isinstance(images, MixtureImages) and images.weights
     return sizes if has_weights or not sizes else [np.concatenate(sizes)]
 
 
+def check_cache(training_set: TrainingSet, dist: Distributed) -> None:
+    """UserError if the cache has no room for the shards that the processes of this machine read at once."""
+    order, images = training_set.order, training_set.images
+    sizes = cached_shards(images)
+    if not sizes or not isinstance(order, Mixable):
+        return
+    parts = images.parts if isinstance(images, MixtureImages) else [images]
+    cache = next(part.cache for part in parts if isinstance(part, ShardImages) and part.cache)
+    room = cache.room()
+    mean = sum(size.mean() for size in sizes)
+    total = sum(size.sum() for size in sizes)
+
+    def needed(streams: int, window: int) -> float:
+        here = min(streams, dist.local_world_size * streams_of_process(streams, dist.world_size))
+        return float(min(total, shards_at_once(here, window) * mean))
+
+    streams = order.num_streams
+    window = order.shuffle_shards // order.num_streams
+    wanted = needed(streams, window)
+    if wanted <= room:
+        return
+    counts = [n for n in range(dist.world_size, streams, dist.world_size) if streams % n == 0]
+    smaller = [*((n, 1) for n in counts), *((streams, shards) for shards in range(1, window))]
+    fitting = [pair for pair in smaller if needed(*pair) <= room]
+    remedy = ""
+    if fitting:
+        count, shards = fitting[-1]
+        fewer = f"--data_streams {count} " if count < streams else ""
+        remedy = f", or start a new run with {fewer}--shuffle_shards {count * shards}"
+    disk = f" ({room / GIB:.3g} on this disk)" if room < cache.max_bytes else ""
+    raise UserError(
+        f"--cache_gib {cache.max_bytes / GIB:.3g}{disk}: this machine reads about {wanted / GIB:.3g} GiB of "
+        f"shards at once with --shuffle_shards {order.shuffle_shards}: use --cache_gib "
+        f"{math.ceil(wanted / GIB)}{remedy}"
+    )
+
+
 def _fitting_shuffle(images: Images, order: Mixable, data: DataConfig) -> int | None:
     """The default of --shuffle_shards that fits into the cache of one machine with all streams."""
-    sizes = cached_shards(images, data)
+    sizes = cached_shards(images)
     room = data.cache_gib * GIB
     if sum(size.sum() for size in sizes) <= room:
         return None
@@ -183,8 +235,8 @@ def _images_of_dataset(
     validation = None
     if dataset.validation and not data.val_path:
         held_out = read_dataset(dataset.beside(dataset.validation))
-        validation = open_images(held_out, data.data_streams, cache)
-    return open_images(dataset, data.data_streams, cache), validation
+        validation = ShardImages(held_out, data.data_streams, cache)
+    return ShardImages(dataset, data.data_streams, cache), validation
 
 
 def _images_of_mixture(
@@ -228,7 +280,7 @@ def _validation_images(config: Config, train: Images, cache: ShardCache | None) 
     path = config.data.val_path
     assert path is not None
     images: FolderImages | ShardImages = (
-        open_images(read_dataset(path, flag="--val_path"), config.data.data_streams, cache)
+        ShardImages(read_dataset(path, flag="--val_path"), config.data.data_streams, cache)
         if is_dataset(path)
         else FolderImages(Path(path), list_images(path, flag="--val_path"))
     )

@@ -112,7 +112,6 @@ class TrainingLoop:
                     if end is not None:
                         self.saver.save_and_wait()
                         break
-                    self.recorder.print_duration()
         if end is not StageEnd.SIGNALLED:  # too late for a spike that lasts
             streak = int(state.update.nonfinite_streak)
             raise_if_diverged(self.stepper.dist, self.stability.at_end(state.position.step, streak))
@@ -158,7 +157,7 @@ class TrainingLoop:
         if self.recorder.is_due() or takes_samples:
             self.saver.check_folder()  # before anything is written
         if self.recorder.is_due():
-            self._judge(self.recorder.write(batch))
+            self._judge(self.recorder.write())
         self.saver.report()
         if stopping:
             return

@@ -84,11 +84,13 @@ class PreparedRun:
             scale_activations(network, scale)
 
     def crops(self, schedule: StageSchedule, count: int) -> Iterator[torch.Tensor]:
-        """About `count` training crops uint8 (1, 3, H, W) on the device, a sample over all folders."""
+        """About `count` training crops uint8 (1, 3, H, W) on the device (TrainingSet.sample)."""
         size, images = self.state.stage.image_size, schedule.steps.images
-        dataset = self.training_set.crops(self.config, size, images).scattered()
+        dataset = self.training_set.crops(self.config, size, images)
         first_epoch = 0
-        for index in range(0, len(dataset), max(1, len(dataset) // count)):
+        for index in self.training_set.sample(
+            count, self.state.position, self.dist.rank, self.dist.world_size
+        ):
             crop = dataset[first_epoch, index].image
             if crop is not None:
                 yield crop[None].to(self.dist.device)

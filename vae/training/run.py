@@ -1,6 +1,7 @@
 """A whole run, from top to bottom: prepare, train stage after stage, export, report the result."""
 
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -31,10 +32,9 @@ from vae.training.output.appending import write_json
 from vae.training.output.folder_lock import FolderLock
 from vae.training.output.logbook import Logbook
 from vae.training.output.run_folder import contains_run, resume_command
-from vae.training.output.wandb_run import WandbRun
+from vae.training.output.wandb_run import start_wandb
 from vae.training.parts import PreparedRun
 from vae.training.precision import activations_of, search_plans
-from vae.training.records.cost import cost_text, recorded_cost
 from vae.training.records.stage_report import print_remarks, print_stage
 from vae.training.records.summary import next_command, progress_line, result_lines
 from vae.training.recovery.rollback import Rollback, begin_run
@@ -45,7 +45,6 @@ from vae.training.schedule import StageSchedule
 from vae.training.setup import begin_stability, leave_fp16, prepare_run
 from vae.training.stages import Stage, current_stage
 from vae.training.trials.find_lr import find_learning_rate
-from vae.training.trials.stage_length import choose_length
 from vae.training.validation.measure import Metrics
 
 
@@ -123,12 +122,10 @@ class _Run:
             _on_main(self.dist, self.prepared.output_dir, self._claim_folder)
             find_learning_rate(self.prepared, plans[stage], self.alive)
             return 0
-        if self.prepared.config.run.train_minutes is not None:
-            self.prepared = choose_length(self.prepared, plans[stage], self.alive)
-            stage, plans[self.state.stage] = self.state.stage, plans[stage]
         self._create_folder()
         print_remarks(self.prepared)
-        logbook = self._open_logbook(self._start_wandb())
+        wandb = self._start_wandb()
+        logbook = self._open_logbook()
         saver = self._saver()
         begin_run(saver, logbook, self.prepared.provenance.resume)
         try:
@@ -154,6 +151,9 @@ class _Run:
         finally:
             saver.close()
             logbook.close()
+            if wandb is not None:
+                with suppress(Exception):  # whatever it is, a logger must not end a run
+                    wandb.finish()
         return 0
 
     def _train_stage(self, loop: TrainingLoop, schedule: StageSchedule, plan: StagePlan) -> StageEnd:
@@ -229,9 +229,8 @@ class _Run:
             except NonFiniteError as error:
                 failure = str(error)
         raise_if_diverged(self.dist, failure)
-        cost = recorded_cost(run.output_dir / METRICS_NAME) if run.config.run.hourly_cost else 0.0
         lines = [
-            progress_line(state, schedule.steps) + cost_text(cost, state.position.images),
+            progress_line(state, schedule.steps),
             *result_lines(run.output_dir, run.config, state, baselines, constants, schedule),
             f"next    {next_command(run.output_dir, run.provenance.resumed_from, state)}",
         ]
@@ -272,17 +271,17 @@ class _Run:
         self.lock.acquire(self.prepared.output_dir)
         set_aside_others(self.prepared.output_dir, marker.id)
 
-    def _open_logbook(self, wandb: WandbRun | None = None) -> Logbook:
+    def _open_logbook(self) -> Logbook:
         step = self.state.position.step
         dist = self.dist
-        return Logbook(self.prepared.output_dir, step, dist.is_main, wandb, dist.rank)
+        return Logbook(self.prepared.output_dir, step, dist.is_main, dist.rank)
 
-    def _start_wandb(self) -> WandbRun | None:
-        """The run in Weights & Biases, for --wandb on the main process."""
+    def _start_wandb(self) -> Any:
+        """The run in Weights & Biases, for --wandb on the main process; else None."""
         options = self.prepared.config.run
         if not (options.wandb and self.dist.is_main):
             return None
-        return WandbRun(self.prepared.output_dir, options.wandb_project, flatten(self.prepared.config))
+        return start_wandb(self.prepared.output_dir, options.wandb_project, flatten(self.prepared.config))
 
     def _saver(self) -> Saver:
         run = self.prepared

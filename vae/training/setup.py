@@ -14,7 +14,7 @@ from vae.config.resolve import (
     check_views,
     with_local_batch,
 )
-from vae.data.probing import probe
+from vae.data.probing import SAMPLE, probe
 from vae.data.workers import resolve_num_workers
 from vae.device import is_out_of_memory
 from vae.interop.averaging import hash_of_weights
@@ -32,7 +32,7 @@ from vae.system.addresses import public_text
 from vae.system.errors import DataError, UserError
 from vae.training.checkpoints.store import is_on_line, saved_step
 from vae.training.command import Command
-from vae.training.datasets import TrainingSet, find_images
+from vae.training.datasets import TrainingSet, cached_shards, check_cache, find_images
 from vae.training.distributed import Distributed
 from vae.training.gradient_sum import GRADIENT_DTYPES, GradientSum, check_same_networks
 from vae.training.joint_reading import with_aspects, without_excluded
@@ -74,7 +74,6 @@ def prepare_run(command: Command, dist: Distributed) -> PreparedRun:
     content = options.content
     config = with_local_batch(options.config, dist.world_size)
     stages, position = run_stages(config, command, content)
-    config = _keep_length(config, stages, position)
     dtype = compute_dtype(config.speed, dist.device)
     num_workers = resolve_num_workers(config.data.num_workers, processes_here=dist.local_world_size)
     sets = find_images(config, num_workers, val_split_given="val_split" in command.given)
@@ -223,19 +222,6 @@ def begin_stability(run: PreparedRun) -> Stability:
     return stability
 
 
-def _keep_length(config: Config, stages: list[Stage], position: Position) -> Config:
-    """Without --train_minutes if the current stage has begun: it keeps the number of epochs chosen then."""
-    minutes = config.run.train_minutes
-    stage = current_stage(stages, position.epoch)
-    if minutes is None or (stage is not None and not is_started(stage, position)):
-        return config
-    if stage is not None:
-        console.info(
-            f"--train_minutes {minutes:g}: the stage has begun, so it keeps its {stage.num_epochs} epochs"
-        )
-    return replace(config, run=replace(config.run, train_minutes=None))
-
-
 def _sample_images(config: Config, stages: list[Stage], dist: Distributed) -> dict[int, torch.Tensor]:
     """The images of --sample_images at the size of every stage, on the main process."""
     if config.run.sample_images is None or not dist.is_main:
@@ -264,6 +250,7 @@ def _check_stages(
             f"note: {dist.world_size} processes do not divide the {console.counted(streams, 'stream')} of "
             f"{data_path}: the samples are the same, but {times} processes read each shard"
         )
+    check_cache(training_set, dist)
     largest = global_batch = 0
     too_few = None
     for stage in stages:
@@ -280,7 +267,10 @@ def _check_stages(
             )
         largest, global_batch = max((largest, global_batch), (stage.image_size, images))
     if largest:  # an image that is usable at this size is usable in every stage
-        probe(training_set.crops(config, largest, global_batch), config.data.max_bad_fraction)
+        sample = None
+        if cached_shards(training_set.images):  # others would have to be fetched for this
+            sample = training_set.sample(SAMPLE, position, dist.rank, dist.world_size)
+        probe(training_set.crops(config, largest, global_batch), config.data.max_bad_fraction, sample)
     if too_few:  # after the images are checked: files that are no images would need another remedy
         raise DataError(too_few)
 

@@ -68,10 +68,6 @@ def check_command(config: TuneConfig) -> Base:
         options["split_seed"] = options.get("seed", all_options()["seed"][1].default)
     profile = recipe_values(options["profile"], has_gpu=False) if options.get("profile") else None
     base = resolve(options, profile=profile)
-    if base.run.train_minutes is not None:
-        raise UserError(
-            '--config: "train_minutes" makes trials depend on the speed of the moment: give "num_epochs"'
-        )
     if options.get("progressive"):
         raise UserError('--config: "progressive" has stages of several sizes: search one stage at a time')
     check_training({**options, "output_dir": str(folder / "trials" / "new")})

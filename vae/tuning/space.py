@@ -10,19 +10,19 @@ from optuna.trial import Trial
 
 from vae.config.flags import read_object
 from vae.config.options import Config, all_options, flatten
-from vae.config.values import base_type, check, from_json, is_list, nearest
+from vae.config.values import base_type, check, is_list, nearest
 from vae.system.errors import UserError
 from vae.system.files import parse_json
 
 Part = FloatDistribution | IntDistribution | CategoricalDistribution
 Space = dict[str, Part]
 
-_SEARCHED_SECTIONS = ("model", "loss", "optim")
-SEARCHABLE = {
-    name
-    for name, (section, item) in all_options().items()
-    if item.metadata["searched"] or (item.metadata["searched"] is None and section in _SEARCHED_SECTIONS)
-}
+_SECTIONS = ("model", "loss", "optim")
+_OTHERS = (
+    *("crop", "crop_scale", "crop_ratio", "horizontal_flip", "rotate90", "color_jitter"),
+    *("batch_size", "accumulation_steps"),
+)
+SEARCHABLE = {name for name, (section, _) in all_options().items() if section in _SECTIONS or name in _OTHERS}
 EXAMPLE = '{"learning_rate": {"low": 1e-5, "high": 1e-3, "log": true}}'
 # The space without --space. Ranges around published settings: AdamW at 4.5e-6 (CompVis' KL autoencoders) to
 # 1e-3 (our demo profile), LPIPS weights of 0.1 to 1.
@@ -78,15 +78,20 @@ def _part(name: str, given: Any) -> Part:
     high = _value(item, given["high"])
     log = given.get("log", False) is True
     if base_type(item) is int:
-        return IntDistribution(low, high, log, from_json(item, given.get("step", 1)))
+        return IntDistribution(low, high, log, _value(item, given.get("step", 1)))
     return FloatDistribution(low, high, log, given.get("step"))
 
 
 def _value(item: Any, given: Any) -> Any:
-    """A value of the option, checked as in --config."""
-    value = from_json(item, given)
-    check(item, value)
-    return value
+    """A value of the option within its limits."""
+    kind = base_type(item)
+    parts = given if is_list(item) else [given]
+    if not isinstance(parts, list) or any(
+        type(part) not in ({int, float} if kind is float else {kind}) for part in parts
+    ):
+        raise UserError(f"has no value {json.dumps(given)}")
+    check(item, given)
+    return given
 
 
 def _contains(part: Part, value: Any) -> bool:
