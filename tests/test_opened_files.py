@@ -18,7 +18,6 @@ ALLOWED = {
     "vae/system/console.py": {"os.open"},  # the null device
     "vae/system/script.py": {"open"},  # the null device
     "vae/data/decoding_processes.py": {"os.open"},  # the null device
-    "vae/html.py": {".read_text"},  # of the package
     "vae/prepare/pool.py": {"open"},  # the null device, and the memory of this process
     "vae/shards/cached_shards.py": {".touch"},  # of the cache
     "vae/shards/shard_cache.py": {".touch"},  # in the folder of the cache

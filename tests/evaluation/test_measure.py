@@ -42,6 +42,26 @@ def test_every_metric_of_an_image_is_measured():
     assert metrics.of_image(tiny, tiny)["ssim"] is None
 
 
+class Difference:
+    """In place of LPIPS."""
+
+    smallest_side = 8
+
+    def __call__(self, recon: torch.Tensor, images: torch.Tensor) -> torch.Tensor:
+        return (recon - images).abs().mean((1, 2, 3))
+
+
+def test_every_metric_sees_the_reconstruction_in_8_bit():
+    generator = torch.Generator().manual_seed(3)
+    recon = torch.rand(3, 16, 16, generator=generator) * 2.4 - 1.2  # beyond [-1, 1], too
+    image = torch.randint(0, 256, (3, 16, 16), generator=generator).byte()
+    metrics = Metrics(CPU, perceptual=Difference(), rfid=None)
+    found = metrics.of_image(recon, image)
+    assert found == metrics.of_image(to_uint8(recon), image)
+    assert found["lpips"] == Difference()(to_float(to_uint8(recon))[None], to_float(image)[None]).item()
+    assert found["lpips"] != Difference()(recon[None], to_float(image)[None]).item()
+
+
 def test_bicubic_reconstruction_of_any_size():
     images = torch.randint(0, 256, (2, 3, 24, 32), dtype=torch.uint8)
     for found, image in zip(bicubic_reconstruction(8)(images, range(2)), images, strict=True):

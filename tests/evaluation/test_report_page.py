@@ -1,7 +1,6 @@
 """The report: its content, the scripts it must not run, and that it requests nothing from outside."""
 
 import base64
-import hashlib
 import io
 import math
 import re
@@ -155,7 +154,6 @@ def test_page_requests_nothing_from_outside(results, tmp_path):
     page = write_and_parse(results, tmp_path)
     for tag, attributes in page.elements:
         assert tag not in {"link", "iframe", "object", "embed", "base", "form", "use"}
-        assert "style" not in attributes, "the policy forbids style attributes"
         assert not {"srcset", "action", "data", "xlink:href"} & attributes.keys()
         if "src" in attributes:
             assert attributes["src"].startswith("data:image/")
@@ -165,16 +163,6 @@ def test_page_requests_nothing_from_outside(results, tmp_path):
     assert "url(" not in page.html
     assert "@import" not in page.html
     assert not re.search(r"\bfetch\(|XMLHttpRequest|import\(|innerHTML|eval\(", page.raw["script"][0])
-
-
-def test_policy_allows_only_this_style_and_script(results, tmp_path):
-    page = write_and_parse(results, tmp_path)
-    policy = next(m["content"] for m in page.all("meta") if "http-equiv" in m)
-    assert policy.startswith("default-src 'none'; img-src data:;")
-    assert "unsafe" not in policy
-    for tag in ("style", "script"):
-        digest = hashlib.sha256("".join(page.raw[tag]).encode()).digest()
-        assert f"{tag}-src 'sha256-{base64.b64encode(digest).decode()}'" in policy
 
 
 def test_every_sample_is_in_a_slider_unchanged(results, tmp_path):
@@ -258,11 +246,10 @@ def test_tables_contain_every_metric_at_each_size_and_mark_the_best_vae(results,
         assert text in page.shown
 
 
-def test_what_no_vae_has_is_named_once_and_other_missing_values_have_a_reason(results, tmp_path):
+def test_what_is_missing_is_named_once_with_its_reason(results, tmp_path):
     results.missing["second at 512"] = "gave NaN"
     page = write_and_parse(results, tmp_path)
-    reasons = [cell["title"] for cell in page.all("td") if "missing" in cell.get("class", "")]
-    assert reasons == ["gave NaN"]
+    assert sum("missing" in cell.get("class", "") for cell in page.all("td")) == 1
     for reason in (WHY_NO_LPIPS, WHY_NO_PEAK, "gave NaN"):
         assert page.shown.count(reason) == 1
 

@@ -4,8 +4,15 @@ from pathlib import Path
 from statistics import fmean, stdev
 
 from vae.evaluation.diffusability import RANK, rank_warning
-from vae.evaluation.report.latent_tables import diffusability_table, latent_table
-from vae.evaluation.report.tables import Cell, Table, quality_tables, result_at, speed_tables
+from vae.evaluation.report.tables import (
+    Cell,
+    Table,
+    diffusability_table,
+    latent_table,
+    quality_tables,
+    result_at,
+    speed_tables,
+)
 from vae.evaluation.results import METRICS, PER_IMAGE, Results
 from vae.system.console import counted, printable
 from vae.system.files import write_csv_rows
@@ -91,9 +98,7 @@ def aligned(table: Table) -> list[str]:
 
 
 def _text(cell: Cell) -> str:
-    if cell.kind == "missing":
-        return "-"
-    return f"{cell.text} ({cell.note})" if cell.note else cell.text
+    return "-" if cell.kind == "missing" else cell.text
 
 
 def write_results_csv(results: Results, path: Path) -> None:

@@ -41,7 +41,6 @@ _VIEW = f"""
         list_has_any(flags, ['constant', 'near_blank']) AS is_blank
     FROM images WHERE {READABLE}
 """
-_SIZE = "width || ' x ' || height"
 # Example images in the JSON file by kind: which ones, and their order, in SQL.
 KINDS = {
     "largest": ("true", "megapixels DESC"),

@@ -259,10 +259,12 @@ def _open_study(folder: Path, identity: dict[str, Any]) -> Study:
     path = folder / JOURNAL_NAME
     lock = JournalFileOpenLock(str(path))  # works on Windows, too
     lock.acquire()
-    with open_appending(path) as journal:  # a record that a full disk cut would damage the next one
-        journal.seek(0)
-        journal.truncate(journal.read().rfind(b"\n") + 1)
-    lock.release()
+    try:
+        with open_appending(path) as journal:  # a record that a full disk cut would damage the next one
+            journal.seek(0)
+            journal.truncate(journal.read().rfind(b"\n") + 1)
+    finally:
+        lock.release()
     try:
         study = optuna.create_study(
             storage=JournalStorage(JournalFileBackend(str(path), lock)),
