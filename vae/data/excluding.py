@@ -13,7 +13,6 @@ from vae.data.manifest import read_rows
 from vae.images.formats import BadImageError
 from vae.progress import track
 from vae.shards.index import row_name
-from vae.shards.mixture import MixtureImages
 from vae.shards.shard_images import ShardImages
 from vae.system.files import sha256_of_file
 
@@ -31,16 +30,13 @@ def find_excluded(
     """
     indices = [np.empty(0, np.int64)]
     numbers = [np.empty(0, np.int64)]
-    parts = images.spans() if isinstance(images, MixtureImages) else [(images, 0, len(images))]
-    for part, first, count in parts:
-        if isinstance(part, ShardImages):
-            matches = _in_shards(part, keys, rank, world_size)
-        else:
-            assert isinstance(part, FolderImages)
-            matches = _in_files(part, keys, manifest, rank, world_size)
-        for own, matched in matches:
-            indices.append(own[own < count] + first)
-            numbers.append(matched[own < count])
+    if isinstance(images, ShardImages):
+        matches = _in_shards(images, keys, rank, world_size)
+    else:
+        matches = _in_files(images, keys, manifest, rank, world_size)
+    for own, matched in matches:
+        indices.append(own)
+        numbers.append(matched)
     return np.unique(np.concatenate(indices)), np.unique(np.concatenate(numbers))
 
 
@@ -55,29 +51,33 @@ def _in_shards(images: ShardImages, keys: ExcludeList, rank: int, world_size: in
         tar, point, member = name.partition(".tar/")
         if point:
             members.setdefault(f"{tar}.tar", {})[member] = number
-        elif images.dataset.store is None:
+        else:
             texts[name] = number
-    shards, firsts = images.dataset.shards, images.firsts
-    searched = range(rank, len(shards), world_size)
+    firsts = images.firsts
+    searched = range(rank, images.num_shards, world_size)
     for number in track(searched, "searching --exclude", len(searched), "shard", keep=False):
-        wanted = members.get(shards[number].name, {})
-        if not (len(keys.hashes) or wanted or texts):
+        dataset, shard = images.shard(number)
+        wanted = members.get(shard.name, {})
+        has_texts = texts and dataset.store is None
+        if not (len(keys.hashes) or wanted or has_texts):
             continue
         with suppress(BadImageError):  # training names the images of a bad index
             rows = images.rows(number)
             first = int(firsts[number])
             yield _matches(first + np.arange(len(rows)), keys.numbers(rows["key"]))
-            for at in range(len(rows)) if wanted or texts else ():
+            for at in range(len(rows)) if wanted or has_texts else ():
                 named = [wanted.get(row_name(rows[at]), -1)]
-                named += [texts.get(text, -1) for text in _recorded(images, first + at)] if texts else []
+                if has_texts:
+                    recorded = _recorded(images, first + at, dataset.tars is not None)
+                    named += [texts.get(text, -1) for text in recorded]
                 yield _matches(np.full(len(named), first + at), np.array(named))
 
 
-def _recorded(images: ShardImages, index: int) -> Iterator[str]:
+def _recorded(images: ShardImages, index: int, of_others: bool) -> Iterator[str]:
     """The url of an image, and its source, but for tar files of others: two members may have one name."""
     with suppress(BadImageError):
         metadata = images.metadata(index)
-        for column in ("url",) if images.dataset.tars else ("url", "source"):
+        for column in ("url",) if of_others else ("url", "source"):
             if isinstance(text := metadata.get(column), str):
                 yield text
 
