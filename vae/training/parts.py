@@ -63,8 +63,8 @@ class PreparedRun:
     def steps(self, stage: Stage) -> StageSteps:
         """How the epochs of `stage` divide into optimizer steps."""
         accumulation = self.config.run.accumulation_steps
-        global_batch = stage.batch_size * accumulation * self.dist.world_size
-        order = self.training_set.order_of(self.config, stage.image_size, global_batch)
+        local_batch = stage.batch_size * accumulation
+        order = self.training_set.order_of(self.config, stage.image_size, local_batch, self.dist.world_size)
         return StageSteps.of(stage, len(order), accumulation, self.dist.world_size)
 
     def schedule(self, stage: Stage) -> StageSchedule:
@@ -83,14 +83,12 @@ class PreparedRun:
         for network in filter(None, (self.state.autoencoder, self.state.ema)):
             scale_activations(network, scale)
 
-    def crops(self, schedule: StageSchedule, count: int) -> Iterator[torch.Tensor]:
+    def crops(self, count: int) -> Iterator[torch.Tensor]:
         """About `count` training crops uint8 (1, 3, H, W) on the device (TrainingSet.sample)."""
-        size, images = self.state.stage.image_size, schedule.steps.images
-        dataset = self.training_set.crops(self.config, size, images)
+        dataset = self.training_set.crops(self.config, self.state.stage.image_size)
         first_epoch = 0
-        for index in self.training_set.sample(
-            count, self.state.position, self.dist.rank, self.dist.world_size
-        ):
+        position, dist = self.state.position, self.dist
+        for index in self.training_set.sample(count, position, dist.rank, dist.world_size):
             crop = dataset[first_epoch, index].image
             if crop is not None:
                 yield crop[None].to(self.dist.device)
@@ -108,9 +106,9 @@ class PreparedRun:
         """The training batches of the stage that trains."""
         steps, size = schedule.steps, self.state.stage.image_size
         return TrainLoader(
-            self.training_set.crops(self.config, size, steps.images),
+            self.training_set.crops(self.config, size),
             local_batch=steps.local_images,
-            order=self.training_set.order_of(self.config, size, steps.images),
+            order=self.training_set.order_of(self.config, size, steps.local_images, self.dist.world_size),
             rank=self.dist.rank,
             world_size=self.dist.world_size,
             num_workers=self.num_workers,

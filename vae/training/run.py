@@ -3,7 +3,6 @@
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -220,7 +219,7 @@ class _Run:
         if not self.dist.is_main:
             self.alive.watchdog.end()  # it waits while the main process exports
         else:
-            crops = partial(self._crops, schedule)
+            crops = self._crops
             constants = latent_constants(state.eval_model, run.networks, crops(), state.latent_constants)
             scale_activations(state.eval_model, 1.0)  # in other programs it has none
             overflows = activations_of(state.eval_model, crops()).may_overflow_fp16
@@ -236,9 +235,9 @@ class _Run:
         ]
         console.info("\n".join(lines))
 
-    def _crops(self, schedule: StageSchedule) -> Iterator[torch.Tensor]:
+    def _crops(self) -> Iterator[torch.Tensor]:
         """Training crops for the constants of the export; the watchdog waits for each."""
-        for crop in self.prepared.crops(schedule, LATENT_IMAGES):
+        for crop in self.prepared.crops(LATENT_IMAGES):
             self.alive.beat()
             yield crop
 

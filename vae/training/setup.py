@@ -139,7 +139,7 @@ def _fit_fp16(run: PreparedRun, content: dict[str, Any] | None) -> None:
 
 def _largest_activation(run: PreparedRun) -> LargestActivation:
     """The largest activation on some training crops; the same in all processes."""
-    crops = run.crops(run.schedule(run.state.stage), MEASURED_CROPS)
+    crops = run.crops(MEASURED_CROPS)
     largest = activations_of(run.state.eval_model, crops)
     (total,) = run.dist.all_reduce_scalars(largest.value)
     return replace(largest, value=total / run.dist.world_size)
@@ -251,7 +251,7 @@ def _check_stages(
             f"{data_path}: the samples are the same, but {times} processes read each shard"
         )
     check_cache(training_set, dist)
-    largest = global_batch = 0
+    largest = 0
     too_few = None
     for stage in stages:
         if stage.end_epoch <= position.epoch:
@@ -265,12 +265,12 @@ def _check_stages(
                 f"--batch_size {stage.batch_size} (x {factors}) is more than the {count} training images: "
                 f"lower {flag} or add images"
             )
-        largest, global_batch = max((largest, global_batch), (stage.image_size, images))
+        largest = max(largest, stage.image_size)
     if largest:  # an image that is usable at this size is usable in every stage
         sample = None
-        if cached_shards(training_set.images):  # others would have to be fetched for this
+        if len(cached_shards(training_set.images)):  # others would have to be fetched for this
             sample = training_set.sample(SAMPLE, position, dist.rank, dist.world_size)
-        probe(training_set.crops(config, largest, global_batch), config.data.max_bad_fraction, sample)
+        probe(training_set.crops(config, largest), config.data.max_bad_fraction, sample)
     if too_few:  # after the images are checked: files that are no images would need another remedy
         raise DataError(too_few)
 
