@@ -1,7 +1,7 @@
 """The checkpoints in the folder of a run: saving, loading the newest, pruning."""
 
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +15,12 @@ from vae.interop.checkpoint_file import (
 from vae.interop.torch_file import read_torch_file
 from vae.system import console
 from vae.system.errors import UserError
+from vae.training.distributed import Distributed
 from vae.training.output.run_folder import checkpoint_paths, epoch_name, step_name
 from vae.training.provenance import Lineage, read_last_run, saved_lineage
 from vae.training.stages import Position, Stage
+
+Loaded = tuple[Path, dict[str, Any]]  # the path of a checkpoint and its content
 
 
 def position_name(position: Position) -> str:
@@ -109,6 +112,20 @@ def load_newest(folder: Path) -> tuple[Path, dict[str, Any]] | None:
             "from a copy, or use another --output_dir for a new run"
         )
     return None
+
+
+def load_on_all(find: Callable[[], Loaded | None], dist: Distributed) -> Loaded | None:
+    """What `find` returns on the main process; the others load the checkpoint that it has chosen."""
+    loaded: list[Loaded] = []
+
+    def choose() -> Path | None:
+        loaded.extend(filter(None, [find()]))
+        return loaded[0][0] if loaded else None
+
+    path = dist.on_main(choose)
+    if path is not None and not loaded:
+        return path, load_checkpoint(path)
+    return loaded[0] if loaded else None
 
 
 def load_named(path: Path) -> tuple[Path, dict[str, Any]]:
