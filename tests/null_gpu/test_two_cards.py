@@ -33,7 +33,7 @@ def test_a_step_waits_for_the_other_process_on_the_card_only(image_folder: Path)
     "options",
     [
         {"adversarial_weight": 0.5, "disc_start": 0, "batch_size": 3, "micro_batch_size": "1"},
-        {"gradient_dtype": "bf16", "batch_size": 2},
+        {"batch_size": 2},
     ],
 )
 def test_two_processes_reserve_what_the_plan_predicts(image_folder: Path, options: dict[str, Any]):

@@ -25,8 +25,9 @@ from vae.system.host import GIB
 META = torch.device("meta")
 ADAM_COPIES = 2  # both moments, in the parameters' fp32
 MUON_COPIES = 1
-# By --gradient_dtype: DistributedDataParallel's buckets, and those rounded to bf16 until they are summed
-BUCKET_COPIES = {"fp32": 1.0, "bf16": 1.5}
+# By --gradient_dtype: DistributedDataParallel's buckets, and those rounded to bf16 of two steps, because
+# PyTorch's thread for NCCL frees them up to 0.1 s later
+BUCKET_COPIES = {"fp32": 1.0, "bf16": 2.0}
 # Of the features of a convolution: for more elements than 32-bit integers count, cuDNN offers 10 to 16 plans
 # instead of about 40 (pytorch issues 141831 and 117736).
 MAX_FEATURES = 2**31 - 1
