@@ -152,8 +152,6 @@ class TrainingLoop:
         options, step = self.options, self.state.position.step
         epoch_is_done = self.stepper.schedule.steps.epoch_is_done(self.state.position)
         takes_samples = options.save_samples_freq and step % options.save_samples_freq == 0
-        if self.recorder.is_due() or takes_samples:
-            self.saver.check_folder()  # before anything is written
         if self.recorder.is_due():
             self._judge(self.recorder.write(batch))
         self.saver.report()

@@ -279,9 +279,7 @@ class _Run:
         run = self.prepared
         background = run.config.run.background_save and copy_fits(run.config, self.dist.device)
         writer = CheckpointWriter(background)
-        return Saver(
-            run.config, self.state, run.provenance, begin_stability(run), writer, self.dist, self.lock
-        )
+        return Saver(run.config, self.state, run.provenance, begin_stability(run), writer, self.dist)
 
     # ---- runs that do not train --------------------------------------------------------------------------
 
