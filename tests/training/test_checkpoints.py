@@ -58,15 +58,15 @@ def test_newest_checkpoint_has_the_most_steps(three, tmp_path, capsys):
     assert capsys.readouterr().out == ""
 
 
-def test_saved_checkpoint_is_not_read_until_its_file_changes(tmp_path, monkeypatch):
+def test_checkpoint_is_read_once_until_its_file_changes(tmp_path, monkeypatch):
     """Pruning asks for the step of every checkpoint, after every save."""
     path, reads = tmp_path / "checkpoint_step_7.pt", []
     read = store.read_torch_file
     monkeypatch.setattr(store, "read_torch_file", lambda *args, **kw: reads.append(1) or read(*args, **kw))
-    assert store.save_verified(path, checkpoint(7) | {"run": asdict(LINE)}) is None
-    assert (saved_step(path), store.is_on_line(path, LINE), len(reads)) == (7, True, 0)
+    put(tmp_path, path.name, 7)
+    assert (saved_step(path), store.is_on_line(path, LINE), len(reads)) == (7, True, 1)
     put(tmp_path, path.name, 8)
-    assert (saved_step(path), len(reads)) == (8, 1)
+    assert (saved_step(path), len(reads)) == (8, 2)
 
 
 @pytest.mark.parametrize("damage", ["truncated", "checkpoint", "record"])

@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Any
 
 from vae.config.options import CHECKPOINT_MINUTES, Config, flatten
-from vae.interop.checkpoint_file import NotFiniteError, check_finite
+from vae.interop.checkpoint_file import save_checkpoint
 from vae.interop.run_files import read_promoted
 from vae.system import console
 from vae.system.errors import UserError
-from vae.training.checkpoints.store import position_name, prune, save_verified, stage_ends
+from vae.training.checkpoints.store import position_name, prune, stage_ends
 from vae.training.checkpoints.writer import CheckpointWriter
 from vae.training.distributed import Distributed
 from vae.training.output.run_folder import resume_command
@@ -74,15 +74,13 @@ class Saver:
         name = position_name(state.position)
         if state.saved_step == state.position.step:
             return name if self.writer.finish() is None else None
-        content = self.content()
-        failure = None
+        if not state.is_finite():
+            console.warning(f"{self.folder / name} is not saved: {NOT_FINITE}")
+            return None
         try:
-            check_finite(content)
-        except NotFiniteError as error:
-            failure = str(error)
-        failure = failure or save_verified(self.folder / name, content)
-        if failure is not None:
-            console.warning(f"{self.folder / name} is not saved: {failure}")
+            save_checkpoint(self.folder / name, self.content())
+        except OSError as error:
+            console.warning(f"{self.folder / name} is not saved: {error}")
             return None
         state.saved_step = state.position.step
         return name
@@ -122,10 +120,6 @@ class Saver:
         if self.dist.all_reduce_scalars(failure is not None)[0]:
             reason = failure or "the main process reports the reason"
             raise UserError(f"--output_dir {self.folder}: the last checkpoint could not be written: {reason}")
-
-    def give_up(self) -> None:
-        """Wait for the file under way, without another attempt if it failed."""
-        self.writer.finish(try_again=False)
 
     def close(self) -> None:
         """Wait for the file under way; a failure is only reported."""

@@ -5,13 +5,7 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from vae.interop.checkpoint_file import (
-    DamagedCheckpointError,
-    load_checkpoint,
-    record_path,
-    save_checkpoint,
-    verify_checkpoint,
-)
+from vae.interop.checkpoint_file import DamagedCheckpointError, load_checkpoint, record_path
 from vae.interop.torch_file import read_torch_file
 from vae.system import console
 from vae.system.errors import UserError
@@ -26,17 +20,6 @@ Loaded = tuple[Path, dict[str, Any]]  # the path of a checkpoint and its content
 def position_name(position: Position) -> str:
     """File name of the checkpoint at a position."""
     return step_name(position.step) if position.images_in_epoch else epoch_name(position.epoch)
-
-
-def save_verified(path: Path, content: dict[str, Any]) -> str | None:
-    """Write a checkpoint and verify the file; returns the reason if that fails."""
-    try:
-        save_checkpoint(path, content)
-        verify_checkpoint(path)
-        _origins[path] = _version(path), _origin_of(content)
-    except (OSError, UserError) as error:
-        return str(error)
-    return None
 
 
 def list_checkpoints(folder: Path) -> list[Path]:
@@ -67,7 +50,7 @@ def _origin(path: Path) -> tuple[str, int]:
         return "", -1
 
 
-# By path, for a version of the file: pruning asks after every save, and need not read what was just written.
+# By path, for a version of the file: pruning asks after every save.
 _origins: dict[Path, tuple[tuple[int, ...], tuple[str, int]]] = {}
 
 

@@ -53,7 +53,7 @@ class Rollback:
         overflows = state.fp16 and self.saver.stability.nonfinite_streak > 0
         diverged_at, first_epoch = state.position.step, state.stage.first_epoch
         learning_rate = state.optimizers[0].param_groups[0]["lr"]
-        saver.give_up()  # before files are read
+        saver.writer.finish()  # before files are read
         source, content = self._last_good(reason)
         state.is_changing = True
         self._restore(content, is_start=source is None)
