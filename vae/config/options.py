@@ -386,7 +386,8 @@ class SpeedConfig:
     cuda_graph: bool | None = option(
         None,
         "start a step's kernels with one call (docs/memory.md)",
-        unset="on below 1024 px, without --profile_steps and --buckets; on Windows from PyTorch 2.13 on",
+        unset="on below 1024 px, for one process without --profile_steps and --buckets; on Windows from "
+        "PyTorch 2.13 on",
         scope="machine",
     )
     micro_batch_size: str = option(

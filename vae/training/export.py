@@ -19,7 +19,7 @@ from vae.interop.modelspec import modelspec
 from vae.interop.safetensors_file import stored_metadata, stored_weights
 from vae.interop.vae_files import CHECKPOINT_KEY, RUN_KEY, START_KEY
 from vae.model.autoencoder import AutoencoderKL
-from vae.step import Networks, network_input
+from vae.step import Networks, network_input, unwrapped
 from vae.system import console
 from vae.system.errors import NonFiniteError, UserError
 from vae.system.files import is_link
@@ -46,7 +46,7 @@ def latent_constants(
     A latent norm that is not measured for these latents is measured, too. A frozen encoder keeps `fixed` ones
     or none, and its latent norm: diffusion models were trained with them.
     """
-    if networks.autoencoder.encoder_frozen:
+    if unwrapped(networks.autoencoder).encoder_frozen:
         return fixed or LatentConstants()
     latent_norm = model.bn if model.bn is not None and is_unmeasured(model.bn, encoder_trained=True) else None
     inputs = (network_input(to_float(images), networks, networks.eval_dtype) for images in batches)

@@ -12,9 +12,9 @@ from vae.model.activation_scale import scale_activations
 from vae.step import Networks
 from vae.training.checkpoints.saver import Saver
 from vae.training.command import Command
+from vae.training.data_parallel import GradientWaits
 from vae.training.datasets import TrainingSet
 from vae.training.distributed import Distributed
-from vae.training.gradient_sum import GradientSum
 from vae.training.loop import TrainingLoop
 from vae.training.memory.oom_retry import OomRetry, StepSettings
 from vae.training.memory.stage_memory import StagePlan, plan_stage
@@ -41,7 +41,7 @@ class PreparedRun:
     command: Command
     dist: Distributed
     networks: Networks
-    gradient_sum: GradientSum
+    gradient_waits: GradientWaits
     state: TrainingState
     training_set: TrainingSet
     validation_set: ValidationSet | None
@@ -96,7 +96,8 @@ class PreparedRun:
     def retry(self, plan: StagePlan | None = None) -> OomRetry:
         """What computes the steps of a stage; without a plan, no step is computed."""
         settings = plan.step_settings(self.config.speed) if plan else StepSettings(1, "none", False)
-        return OomRetry(self.networks, self.dist, settings, self.resume_command, self.gradient_sum)
+        size = self.state.stage.image_size
+        return OomRetry(self.networks, self.dist, settings, self.output_dir, size)
 
     def stepper(self, schedule: StageSchedule, retry: OomRetry) -> Stepper:
         """What makes the optimizer steps of a stage."""
@@ -158,6 +159,7 @@ class PreparedRun:
             dist=self.dist,
             logbook=logbook,
             options=config.run,
+            gradient_waits=self.gradient_waits,
             planned_bytes=min(plan.memory.total, plan.available),
         )
         folder = self.output_dir / "profile" / f"{state.stage.image_size}px"
