@@ -3,7 +3,6 @@
 With several processes, whose backward passes sum gradients together, all end and start again with less.
 """
 
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -103,12 +102,10 @@ class OomRetry:
             return self.settings.graph.gradients(self.networks, inputs, sizes)
         return compute_gradients(self.networks, inputs, sizes)
 
-    def beside_graph(self) -> AbstractContextManager[None]:
-        """A context for work between two steps: it uses the memory of the CUDA graph, if there is one.
-
-        Nothing that is allocated on the device may outlive the context.
-        """
-        return self.settings.graph.memory() if self.settings.graph else nullcontext()
+    def end_graph(self) -> None:
+        """Free the memory of the CUDA graph for other work between two steps; later steps capture another."""
+        if self.settings.graph:
+            self.settings.graph.end()
 
     def release_graph(self) -> bool:
         """End the CUDA graph; whether this freed memory."""
