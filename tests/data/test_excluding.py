@@ -23,7 +23,6 @@ from vae.evaluation.image_set import find_images
 from vae.interop.run_files import OTHER_DATA
 from vae.shards.dataset_json import read_dataset, write_dataset
 from vae.shards.index import Shard, index_path, index_type
-from vae.shards.mixture import MixtureImages
 from vae.shards.shard_images import ShardImages
 from vae.system.errors import DataError, UserError
 from vae.training.provenance import EXACT
@@ -143,7 +142,7 @@ def test_manifest_gives_hashes(folder, files, tmp_path):
 
 
 def test_shards_are_found_by_hash_and_name(own, files, tmp_path, monkeypatch):
-    images = ShardImages(read_dataset(own), 1)
+    images = ShardImages([read_dataset(own)], 1)
     key = {name: sha256(data)[:32] for name, data in files.items()}
     keys = [sha256(files["a/00.png"]), f"images-000001.tar/{key['a/03.png']}", "images-000000.tar/no"]
     found = names_of(images, tmp_path, *keys)
@@ -155,18 +154,19 @@ def test_shards_are_found_by_hash_and_name(own, files, tmp_path, monkeypatch):
 
 
 def test_tars_of_others_are_found_by_member(foreign, tmp_path):
-    images, data = ShardImages(read_dataset(foreign), 1), images_of(foreign.parent / "tars" / "00001.tar")
+    images, data = ShardImages([read_dataset(foreign)], 1), images_of(foreign.parent / "tars" / "00001.tar")
     found = names_of(images, tmp_path, "00000.tar/000000003.jpg", sha256(data["00001.tar/000000012.jpg"]))
     assert found == ["00000.tar/000000003.jpg", "00001.tar/000000012.jpg"]
     assert names_of(images, tmp_path, "000000003.jpg") == []  # a name of many tar files
 
 
-def test_mixture_is_searched_in_all_parts(own, foreign, files, tmp_path):
-    parts = [ShardImages(read_dataset(path), 1) for path in (own, foreign)]
+def test_several_datasets_are_all_searched(own, foreign, files, tmp_path):
+    images = ShardImages([read_dataset(path) for path in (own, foreign)], 1)
     keys = [sha256(files["a/05.png"]), "00001.tar/000000019.jpg"]
-    assert len(names_of(MixtureImages(parts, None, "both"), tmp_path, *keys)) == 2
-    listed = read_exclude_list(write_list(tmp_path, *keys))
-    assert find_excluded(MixtureImages(parts, [1, 1], "both", 4), listed).max(initial=0) < 4
+    found = names_of(images, tmp_path, *keys)
+    assert [name.startswith(str(path)) for name, path in zip(found, (own, foreign), strict=True)] == [
+        True
+    ] * 2
 
 
 def test_only_the_places_of_excluded_images_are_empty(folder, files):

@@ -25,7 +25,7 @@ def shared(train, validation, exclude=None):
 
 def opened(path):
     if str(path).endswith(".json"):
-        return ShardImages(read_dataset(path), None)
+        return ShardImages([read_dataset(path)], None)
     return FolderImages(path, list_images(path))
 
 

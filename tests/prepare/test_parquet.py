@@ -42,7 +42,7 @@ def write_datasets(folder, files=2, rows=12):
 
 
 def images_of(path):
-    images = ShardImages(read_dataset(path), 1)
+    images = ShardImages([read_dataset(path)], 1)
     return [(images.read(number), images.metadata(number)) for number in range(len(images))]
 
 

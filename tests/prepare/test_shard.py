@@ -228,7 +228,7 @@ def test_names_that_lead_out_or_are_twins_are_reported_and_no_member_becomes_a_f
     path = foreign_dataset(tmp_path / "set", [(zero_key(0), image), (name, image)])
     before = sorted(tmp_path.rglob("*"))
     validate(path, tmp_path / "report.json", code=77, says="images-000000.tar: bad_index")
-    assert ShardImages(read_dataset(path), 1).read(1) == image
+    assert ShardImages([read_dataset(path)], 1).read(1) == image
     assert sorted(set(tmp_path.rglob("*")) - {tmp_path / "report.json"}) == before
 
 
@@ -243,5 +243,5 @@ def test_archive_within_a_shard_is_no_image(tmp_path):
 
 
 def _crops(path):
-    crops = CropDataset(ShardImages(read_dataset(path), 1), image_size=32)
+    crops = CropDataset(ShardImages([read_dataset(path)], 1), image_size=32)
     return [crops[0, index] for index in range(len(crops))]

@@ -36,7 +36,7 @@ def pack_small(root):
 def images(folder):
     """The bytes of all images, by key."""
     found = [
-        ShardImages(read_dataset(folder / name), num_streams=1)
+        ShardImages([read_dataset(folder / name)], num_streams=1)
         for name in ("dataset.json", "validation.json")
     ]
     assert sum(map(len, found)) == IMAGES

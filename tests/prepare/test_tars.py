@@ -36,7 +36,7 @@ def validate(path, tmp_path, *flags, **expected):
 
 def read_all(path):
     """The bytes of all images of a dataset by their names."""
-    images = ShardImages(read_dataset(path), 1)
+    images = ShardImages([read_dataset(path)], 1)
     return {images.name(n): images.read(n) for n in range(len(images))}
 
 
@@ -79,7 +79,7 @@ def test_texts_before_and_after_an_image_are_its_metadata(tmp_path):
     members = [*webdataset_sample(7), *webdataset_sample(8), *img2dataset_sample(9)]
     write_tar(tmp_path / "tars" / "a.tar", members)
     index(tmp_path / "tars" / "a.tar", tmp_path / "set", code=0)
-    images = ShardImages(read_dataset(tmp_path / "set" / "dataset.json"), 1)
+    images = ShardImages([read_dataset(tmp_path / "set" / "dataset.json")], 1)
     assert [images.metadata(n) for n in range(2)] == [
         {"source": "class1/000007.png", "caption": "a text", "label": "1"},
         {"source": "class0/000008.png", "caption": "a text", "label": "0"},
@@ -96,7 +96,7 @@ def test_long_names_and_names_with_a_point_are_read(format, tmp_path):
     tar = write_tar(tmp_path / "a.tar", members, format)
     index(tar, tmp_path / "set", code=0)
     assert read_all(tmp_path / "set" / "dataset.json") == images_of(tar)
-    images = ShardImages(read_dataset(tmp_path / "set" / "dataset.json"), 1)
+    images = ShardImages([read_dataset(tmp_path / "set" / "dataset.json")], 1)
     assert images.metadata(0) == {"source": f"{key[2:]}.png", "label": 3}
 
 
@@ -175,7 +175,7 @@ def test_texts_of_names_with_points_are_metadata_in_a_tar_and_in_shards(tmp_path
     index(tar, tmp_path / "set", code=0)
     shard(tar, tmp_path / "shards", "--val_split", 0, code=0)
     for path in (tmp_path / "set", tmp_path / "shards"):
-        images = ShardImages(read_dataset(path / "dataset.json"), 1)
+        images = ShardImages([read_dataset(path / "dataset.json")], 1)
         captions = {images.metadata(index)["caption"] for index in range(len(images))}
         assert captions == {f"text {number}" for number in range(4)}
 

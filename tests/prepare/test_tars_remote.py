@@ -29,7 +29,7 @@ def index(web, output, *flags, **expected):
 
 
 def read_all(path, cache):
-    images = ShardImages(read_dataset(path), 1, open_cache((str(path),), str(cache), 1.0))
+    images = ShardImages([read_dataset(path)], 1, open_cache((str(path),), str(cache), 1.0))
     return {images.name(n): images.read(n) for n in range(len(images))}, images
 
 

@@ -44,7 +44,7 @@ def dataset(written, tmp_path):
 
 
 def images(path) -> ShardImages:
-    return ShardImages(read_dataset(path), num_streams=1)
+    return ShardImages([read_dataset(path)], num_streams=1)
 
 
 def test_pixels_are_those_of_the_files(written, dataset):
@@ -91,7 +91,7 @@ def test_threads_read_while_another_one_waits_for_its_disk(dataset, monkeypatch)
     with ThreadPoolExecutor(2) as pool:
         first = pool.submit(sharded.read, 0)
         assert waiting.wait(30)
-        sharded._files._open.clear()  # as if other shards had displaced it
+        sharded._files[0]._open.clear()  # as if other shards had displaced it
         assert pool.submit(lambda: [sharded.read(n) for n in range(12)]).result(30) == expected
         release.set()
         assert first.result(30) == expected[0]
@@ -150,7 +150,7 @@ def test_index_with_any_other_bytes_is_refused(dataset):
 def test_sizes_and_a_sample_come_from_few_indexes(tmp_path):
     """Of whole shards that are spread over the dataset; those of a bad index are unknown."""
     path = write_shards(tmp_path, count=12, shard_bytes=30_000)
-    images, shards = ShardImages(read_dataset(path), 1), read_dataset(path).shards
+    images, shards = ShardImages([read_dataset(path)], 1), read_dataset(path).shards
     assert len(shards) > 4
     assert images.spread(12).tolist() == images.spread(10**9).tolist() == list(range(12))
     some = images.spread(4)
@@ -177,7 +177,7 @@ def test_indexes_of_open_windows_are_read_once(tmp_path, monkeypatch):
     for _ in range(3):
         for number in range(12):
             sharded.read(number)
-    assert len(calls) == len(sharded.dataset.shards) > 3
+    assert len(calls) == len(sharded.datasets[0].shards) > 3
 
 
 def test_metadata_is_the_json_file_of_the_image(dataset):
@@ -185,7 +185,7 @@ def test_metadata_is_the_json_file_of_the_image(dataset):
     for index in range(12):
         found = sharded.metadata(index)
         assert (found["key"], found["width"], found["type"][:6]) == (sharded.key(index), 48, "image/")
-    shard = sharded.dataset.shards[0]
+    shard = sharded.datasets[0].shards[0]
     with tarfile.open(dataset.parent / shard.name) as tar:
         member = tar.getmembers()[1]
     flip_bit(dataset.parent / shard.name, member.offset_data)  # its first brace

@@ -19,8 +19,7 @@ from tests.harness.shards import pack
 from vae.data.dataset import CropDataset
 from vae.data.loading import TrainLoader
 from vae.images.formats import BadImageError
-from vae.sampling.buckets import aspects, assign, bucket_shapes
-from vae.sampling.stream_buckets import StreamBuckets
+from vae.sampling.buckets import BucketOrder, aspects, bucket_shapes
 from vae.shards import store
 from vae.shards.dataset_json import read_dataset
 from vae.shards.shard_cache import FOLDER_NAME, ShardCache, open_cache
@@ -66,7 +65,7 @@ def root(tmp_path_factory):
 @pytest.fixture(scope="module")
 def files(root):
     """The bytes of all images."""
-    images = ShardImages(read_dataset(root / "dataset.json"), num_streams=1)
+    images = ShardImages([read_dataset(root / "dataset.json")], num_streams=1)
     return [images.read(n) for n in range(40)]
 
 
@@ -83,11 +82,11 @@ def cache(tmp_path):
 
 
 def remote(web, cache, num_streams=1) -> ShardImages:
-    return ShardImages(read_dataset(web.url()), num_streams, cache)
+    return ShardImages([read_dataset(web.url())], num_streams, cache)
 
 
 def path_of(images: ShardImages, number: int) -> Path:
-    shard = images.dataset.shards[number]
+    shard = images.datasets[0].shards[number]
     return images.cache.path(shard.name, shard.sha256)
 
 
@@ -98,10 +97,10 @@ def test_local_shards_go_through_a_cache_that_was_asked_for(root, tmp_path, file
     assert open_cache([path, None], None, 1) is None
     assert open_cache([str(root)], folder, 1) is None  # a folder of images
     dataset = read_dataset(path)
-    in_place = ShardImages(dataset, 4, ShardCache(tmp_path / "of_another", 1))  # of a remote dataset beside
+    in_place = ShardImages([dataset], 4, ShardCache(tmp_path / "of_another", 1))  # of a remote dataset beside
     assert in_place.read(0) == files[0]
     assert "hits" not in in_place.counts()
-    cached = ShardImages(dataset, 4, open_cache([path], folder, 1))
+    cached = ShardImages([dataset], 4, open_cache([path], folder, 1))
     assert [cached.read(index) for index in range(40)] == files
     assert len(list(Path(folder, FOLDER_NAME).glob("*.tar"))) == 5
     cached.counts()
@@ -112,7 +111,7 @@ def test_local_shards_go_through_a_cache_that_was_asked_for(root, tmp_path, file
         (tmp_path / "set" / file.name).write_bytes(file.read_bytes())
     without = read_dataset(tmp_path / "set" / "dataset.json")
     with pytest.raises(DataError, match=r"images-000000\.tar cannot be copied: No such file"):
-        ShardImages(without, 4, open_cache([str(without.path)], str(tmp_path / "new"), 1)).read(0)
+        ShardImages([without], 4, open_cache([str(without.path)], str(tmp_path / "new"), 1)).read(0)
 
 
 def test_each_shard_is_downloaded_once_and_its_bytes_are_those_of_the_folder(web, cache, root, files):
@@ -122,7 +121,7 @@ def test_each_shard_is_downloaded_once_and_its_bytes_are_those_of_the_folder(web
     assert [again.read(n) for n in range(40)] == files
     assert len(web.wholes()) == len(set(web.wholes())) == 5
     assert len(web.wholes(".npy")) == 5 + 2  # with the table
-    local = ShardImages(read_dataset(root / "dataset.json"), 1)
+    local = ShardImages([read_dataset(root / "dataset.json")], 1)
     assert [images.metadata(n) for n in range(40)] == [local.metadata(n) for n in range(40)]
     counts = images.counts()
     assert (counts["misses"], counts["hits"]) == (5, 75)
@@ -137,7 +136,7 @@ def test_shards_of_the_next_windows_are_there_before_they_are_read(web, cache):
     with TrainLoader(crops, local_batch=2) as loader:
         batches = loader.batches(0)
         counts = [next(batches).counts]
-        crops.images._files._ahead.join()
+        crops.images._files[0]._ahead.join()
         counts += [batch.counts for batch in batches]
     assert sum(one.get("misses", 0) for one in counts[1:]) == 0
     assert sum(one["hits"] for one in counts[1:]) == 2 * (len(counts) - 1)
@@ -148,12 +147,12 @@ def test_shards_of_the_next_windows_are_there_before_they_are_read(web, cache):
 def test_buckets_announce_the_windows_of_their_batches(web, cache):
     """The windows of the other order; a resumed epoch has the same batches."""
     images = remote(web, cache, num_streams=2)
-    buckets = assign(aspects(images.sizes(images.spread(10))), bucket_shapes(32, 8, 3), 1)
-    crops = CropDataset(images, image_size=32, buckets=buckets)
-    order = StreamBuckets(images.order(0), images.sizes, buckets, 4)
+    shapes = bucket_shapes(32, 8, 3)
+    crops = CropDataset(images, image_size=32, shapes=shapes)
+    order = BucketOrder(images.order(0), lambda some: aspects(images.sizes(some)), shapes, 4, 1)
     with TrainLoader(crops, local_batch=4, order=order) as loader:
         batches = [next(loader.batches(0))]
-        images._files._ahead.join()
+        images._files[0]._ahead.join()
         batches += loader.batches(0, first_step=1)
         again = [batch.indices.tolist() for batch in loader.batches(0, first_step=3)]
     assert sum(batch.counts.get("misses", 0) for batch in batches[1:]) == 0
@@ -167,7 +166,7 @@ def test_buckets_announce_the_windows_of_their_batches(web, cache):
 
 def room_for(cache: ShardCache, images: ShardImages, shards: float) -> ShardCache:
     """The same folder with room for so many shards, and for their indexes."""
-    most = max(shard.bytes for shard in images.dataset.shards)
+    most = max(shard.bytes for shard in images.datasets[0].shards)
     return ShardCache(cache.folder.parent, (shards * most + 20_000) / GIB)
 
 
@@ -213,7 +212,7 @@ from pathlib import Path
 from vae.shards.dataset_json import read_dataset
 from vae.shards.shard_cache import ShardCache
 from vae.shards.shard_images import ShardImages
-images = ShardImages(read_dataset(sys.argv[1]), 1, ShardCache(Path(sys.argv[2]), 1))
+images = ShardImages([read_dataset(sys.argv[1])], 1, ShardCache(Path(sys.argv[2]), 1))
 print(sum(len(images.read(number)) for number in range(40)))
 """
 
@@ -319,7 +318,7 @@ def test_bad_shard_is_fetched_again_once_and_its_images_are_rejected(web, cache,
     images = remote(web, cache)
     crops = CropDataset(images, image_size=32)
     rejected = [crops[0, n].rejection for n in range(40)]
-    bad = images.dataset.shards[0].samples
+    bad = images.datasets[0].shards[0].samples
     assert [one is not None for one in rejected] == [n < bad for n in range(40)]
     assert {one.reason for one in rejected[:bad]} == {"bad_shard"}
     assert rejected[0].name == f"images-000000.tar/{images.key(0)}"
@@ -449,7 +448,7 @@ def test_address_that_cannot_be_read_names_the_remedy(address, words, monkeypatc
 
 def test_passwords_and_signatures_are_used_and_not_shown(web, cache, capsys):
     url = web.url("dataset.json?signature=5ecret&a=%2B%20", login="me:pa55word@")
-    images = ShardImages(read_dataset(url), 1, cache)
+    images = ShardImages([read_dataset(url)], 1, cache)
     assert images.read(0)
     assert any("Basic" in one for one in web.authorizations)
     assert all(path.endswith("?signature=5ecret&a=%2B%20") for path in web.requests)
@@ -457,5 +456,5 @@ def test_passwords_and_signatures_are_used_and_not_shown(web, cache, capsys):
     with pytest.raises(DataError, match="403") as caught:
         images.read(15)
     shown = [str(caught.value), capsys.readouterr().out, json.dumps(images.record()), images.location]
-    shown += [repr(images.dataset), str(StoreFile("http://[", "--data_path"))]
+    shown += [repr(images.datasets), str(StoreFile("http://[", "--data_path"))]
     assert not any(secret in text for secret in ("5ecret", "pa55word") for text in shown)

@@ -4,6 +4,7 @@ On the CPU a stand-in replays: like a graph, it reads and writes the same tensor
 """
 
 from contextlib import contextmanager
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -16,7 +17,6 @@ from vae.config.options import SpeedConfig
 from vae.step import Networks, StepInputs, clear_gradients, compute_gradients, trained_networks
 from vae.system.errors import UserError
 from vae.training.distributed import Distributed
-from vae.training.gradient_sum import GradientSum
 from vae.training.memory import cuda_graph, stage_memory
 from vae.training.memory.cuda_graph import WARMUP_STEPS, StepGraph
 from vae.training.memory.oom_retry import OomRetry, StepSettings
@@ -29,15 +29,12 @@ SIZES = [2, 2]
 class Recorder:
     """Replaces the recording of graphs and their memory, and counts their uses."""
 
-    def __init__(self, networks: Networks, total: GradientSum | None = None):
+    def __init__(self, networks: Networks):
         self.networks, self.captures, self.replays, self.shared_times = networks, 0, 0, 0
-        self.memory, self.live, self.total, self.between = self, 0, total, []
+        self.memory, self.live = self, 0
 
     def __call__(self):
         return self
-
-    def call(self, function):
-        self.between.append(function)
 
     @contextmanager
     def shared(self):
@@ -57,16 +54,9 @@ class Recorder:
         def replay():
             self.replays += 1
             clear_gradients(self.networks)
-            between = iter(self.between)
-            if self.total:  # what the host does between two parts
-                self.total._record = lambda _begin: next(between)()
             found = compute() | {p: p.grad for p in self._parameters()}
-            assert next(between, None) is None
-            if self.total:
-                self.total._record = None
             for key, tensor in written.items():
-                if tensor.data_ptr() != found[key].data_ptr():  # the gradient is part of a sum
-                    tensor.copy_(found[key])
+                tensor.copy_(found[key])
 
         self.replay = replay
         return sums
@@ -164,7 +154,7 @@ def test_out_of_memory_beside_a_graph_only_ends_the_graph(networks, recorder, mo
     dist = Distributed(rank=0, world_size=1, device=torch.device("cpu"))
     settings = StepSettings(2, "none", may_recompute_more=True, graph=StepGraph())
 
-    retry = OomRetry(networks, dist, settings, "resume")
+    retry = OomRetry(networks, dist, settings, Path("run"), image_size=16)
 
     def step(inputs):
         clear_gradients(networks)
@@ -188,7 +178,7 @@ def test_failed_capture_is_reported_once_and_training_continues(networks, monkey
         attempts.append(compute())  # leaves gradients behind
         raise RuntimeError("operation not permitted when stream is capturing. Long advice\nand a trace")
 
-    monkeypatch.setattr(cuda_graph, "Recording", lambda: SimpleNamespace(record=fails, call=None))
+    monkeypatch.setattr(cuda_graph, "Recording", lambda: SimpleNamespace(record=fails))
     graph = StepGraph()
     for step in range(WARMUP_STEPS + 3):
         found = step_of(graph.gradients, networks, inputs_of(step), SIZES)
@@ -221,6 +211,13 @@ def test_no_graph_by_itself_where_a_failed_capture_keeps_its_memory(monkeypatch,
     dist = Distributed(0, 1, torch.device("cuda"))
     assert uses_cuda_graph(SpeedConfig(), 512, dist) == expected
     assert uses_cuda_graph(SpeedConfig(cuda_graph=True), 512, dist)
+
+
+def test_several_processes_run_without_graphs():
+    dist = Distributed(0, 2, torch.device("cuda"))
+    assert not uses_cuda_graph(SpeedConfig(), 512, dist)
+    with pytest.raises(UserError, match="--cuda_graph is for one process, and there are 2: remove it"):
+        uses_cuda_graph(SpeedConfig(cuda_graph=True), 512, dist)
 
 
 def test_a_graph_without_a_card_is_an_error(tiny):

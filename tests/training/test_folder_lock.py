@@ -2,10 +2,8 @@
 
 import errno
 import os
-import shutil
 import subprocess
 import sys
-import threading
 from pathlib import Path
 
 import pytest
@@ -13,9 +11,7 @@ import pytest
 from tests.harness.runs import ROOT, run_here, run_script
 from tests.harness.steps import before_steps
 from tests.harness.training_runs import train_on_two_processes
-from tests.harness.waiting import wait_until
 from vae.config.flags import command_words
-from vae.interop.checkpoint_file import load_checkpoint
 from vae.system import lock_file
 from vae.system.errors import EXIT_CONFIG, UserError
 from vae.system.files import scratch_folder
@@ -203,39 +199,6 @@ def test_refusal_of_several_processes_and_of_readers(tiny, tmp_path):
         exported = run_here("export_vae.py", *command_words({**given, "data_path": tiny["data_path"]}))
         assert exported.returncode == 0, exported.stderr
     train_on_two_processes({**tiny, "resume_from": "latest", "batch_size": 2})
-
-
-@pytest.mark.skipif(
-    sys.platform != "linux", reason="elsewhere the new place is not known, or open folders stay"
-)
-@pytest.mark.parametrize("removed", [False, True])
-def test_a_folder_that_is_moved_or_removed_while_training(tiny, tmp_path, removed):
-    """Training is saved where the folder is now and stops; nothing is written to the old place."""
-    old, new = Path(tiny["output_dir"]), tmp_path / "elsewhere" / "run"
-    new.parent.mkdir()
-
-    def take_away() -> None:
-        wait_until(
-            lambda: (old / "metrics.jsonl").exists() and '"train"' in (old / "metrics.jsonl").read_text()
-        )
-        shutil.rmtree(old) if removed else old.rename(new)
-
-    thread = threading.Thread(target=take_away)
-    thread.start()
-    expected = (
-        "was moved or removed: training stops at step"
-        if removed
-        else f"was moved to {new}: training is saved"
-    )
-    with pytest.raises(UserError, match=expected):
-        train({**tiny, "num_epochs": 10_000, "log_freq": 1, "val_freq": 10_000, "checkpoint_freq": 10_000})
-    thread.join()
-    assert not old.exists(), list(old.rglob("*"))
-    if not removed:
-        (checkpoint,) = new.glob("checkpoint_*.pt")
-        content = load_checkpoint(checkpoint)
-        limit = content["position"]["step"] + 1
-        assert train({"output_dir": str(new), "resume_from": "latest", "max_steps": limit}) == 0
 
 
 def test_unfinished_files_of_a_run_inside_are_kept(tmp_path):

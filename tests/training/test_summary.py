@@ -244,7 +244,7 @@ def test_cache_that_is_too_small_for_the_streams_is_refused(
     free = SimpleNamespace(free=400 * GIB + SPARE_BYTES)
     monkeypatch.setattr("vae.shards.shard_cache.shutil.disk_usage", lambda _folder: free)
     images = object.__new__(ShardImages)
-    images.dataset = SimpleNamespace(shards=SimpleNamespace(bytes=np.full(1000, GIB)))
+    monkeypatch.setattr(ShardImages, "cached_bytes", np.full(1000, GIB))
     images.cache = ShardCache(tmp_path, cache_gib)
     training_set = TrainingSet(images, StreamOrder([100] * 1000, 64, seed=0))
     dist = Distributed(0, world_size, torch.device("cpu"), local)

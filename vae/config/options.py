@@ -130,8 +130,8 @@ class DataConfig:
     data_path: str = option(
         "./data/train",
         "folder of images (subfolders included), a manifest.jsonl, or a dataset.json of prepare_data.py "
-        "--mode shard or index, also on a remote store (s3://, gs://, https://); several datasets: "
-        "a.json b.json, or with weights, a.json:0.7 b.json:0.3",
+        "--mode shard or index, also on a remote store (s3://, gs://, https://); several datasets, "
+        "a.json b.json, count as one",
         metavar="PATH",
         words=True,
         scope="machine",
@@ -386,7 +386,8 @@ class SpeedConfig:
     cuda_graph: bool | None = option(
         None,
         "start a step's kernels with one call (docs/memory.md)",
-        unset="on below 1024 px, without --profile_steps and --buckets; on Windows from PyTorch 2.13 on",
+        unset="on below 1024 px, for one process without --profile_steps and --buckets; on Windows from "
+        "PyTorch 2.13 on",
         scope="machine",
     )
     micro_batch_size: str = option(

@@ -22,9 +22,8 @@ from vae.data.augment import color_jitter, cover_crop, resized_crop
 from vae.data.exclude_list import Excluded
 from vae.images.decoding import decode_image, parse_background
 from vae.images.formats import BadImageError
-from vae.sampling.buckets import Buckets, Shape
+from vae.sampling.buckets import Shape, aspects, nearest
 from vae.sampling.order import Key, Order, ShuffledOrder
-from vae.shards.mixture import MixtureImages
 from vae.shards.shard_images import ShardImages
 from vae.system.console import printable
 
@@ -123,7 +122,7 @@ class FolderImages:
         """Training continues with every world_size-th image from this position on: shards are fetched."""
 
 
-Images = FolderImages | ShardImages | MixtureImages  # a set of image files, by their index
+Images = FolderImages | ShardImages  # a set of image files, by their index
 
 
 DEFAULTS = DataConfig()
@@ -139,12 +138,12 @@ class CropDataset(Dataset[Sample]):
         *,
         image_size: int,
         seed: int = 0,
-        buckets: Buckets | None = None,
+        shapes: Sequence[Shape] | None = None,
         excluded: Excluded | None = None,
     ):
         """`data`: how images are read, cropped and changed. `image_size` is that of the stage.
 
-        `buckets`: crops have the shape of their key, and images are scaled to cover it.
+        `shapes`: crops have the shape of their key, and images are scaled to cover it.
         `excluded`: images that are not read.
         """
         parse_background(data.background)  # a wrong colour fails here, not in a worker
@@ -152,7 +151,7 @@ class CropDataset(Dataset[Sample]):
         self.data = data
         self.image_size = image_size
         self.seed = seed
-        self.buckets = buckets
+        self.shapes = shapes
         self.excluded = excluded or Excluded()
 
     def __len__(self) -> int:
@@ -167,7 +166,7 @@ class CropDataset(Dataset[Sample]):
             pixels = self.images.decode(
                 index, max_pixels=self.data.max_pixels, background=self.data.background
             )
-            if self.buckets is None:
+            if self.shapes is None:
                 pixels = self._ensure_crop_fits(pixels)
             crop = self._crop(pixels, epoch, index, given[0] if given else None)
         except BadImageError as error:
@@ -199,9 +198,9 @@ class CropDataset(Dataset[Sample]):
         """Make (S, S, 3), or one of the shape; everything random is a function of (seed, epoch, index)."""
         size, data = self.image_size, self.data
         words = np.random.PCG64(np.random.SeedSequence([self.seed, epoch, index])).random_raw(12).tolist()
-        if self.buckets is not None:
+        if self.shapes is not None:
             size_of_image = np.array([[pixels.shape[1], pixels.shape[0]]])
-            shape = shape or self.buckets.shapes[self.buckets.nearest(size_of_image)[0]]
+            shape = shape or self.shapes[int(nearest(aspects(size_of_image), self.shapes)[0])]
             crop = cover_crop(pixels, words[:2] if data.crop == "random" else None, shape, data.upscale)
         elif data.crop == "resized":
             crop = resized_crop(pixels, words[3:7], size, data.crop_scale, data.crop_ratio, data.upscale)

@@ -13,7 +13,6 @@ from vae.data.manifest import read_rows
 from vae.images.formats import BadImageError
 from vae.progress import track
 from vae.shards.index import row_name
-from vae.shards.mixture import MixtureImages
 from vae.shards.shard_images import ShardImages
 from vae.system.files import sha256_of_file
 
@@ -27,16 +26,11 @@ def find_excluded(
 
     `manifest`: of the files, with their hashes.
     """
-    indices = [np.empty(0, np.int64)]
-    parts = images.spans() if isinstance(images, MixtureImages) else [(images, 0, len(images))]
-    for part, first, count in parts:
-        if isinstance(part, ShardImages):
-            found = _in_shards(part, keys, rank, world_size)
-        else:
-            assert isinstance(part, FolderImages)
-            found = _in_files(part, keys, manifest, rank, world_size)
-        indices += [own[own < count] + first for own in found]
-    return np.unique(np.concatenate(indices))
+    if isinstance(images, ShardImages):
+        found = _in_shards(images, keys, rank, world_size)
+    else:
+        found = _in_files(images, keys, manifest, rank, world_size)
+    return np.unique(np.concatenate([np.empty(0, np.int64), *found]))
 
 
 def _in_shards(images: ShardImages, keys: ExcludeList, rank: int, world_size: int) -> Iterator[np.ndarray]:
@@ -45,10 +39,10 @@ def _in_shards(images: ShardImages, keys: ExcludeList, rank: int, world_size: in
     for name in keys.names:
         tar, _, member = name.rpartition(".tar/")
         members.setdefault(f"{tar}.tar", set()).add(member)
-    shards = images.dataset.shards
-    searched = range(rank, len(shards), world_size)
+    searched = range(rank, images.num_shards, world_size)
     for number in track(searched, "searching --exclude", len(searched), "shard", keep=False):
-        wanted = members.get(shards[number].name, set())
+        _, shard = images.shard(number)
+        wanted = members.get(shard.name, set())
         if not (len(keys.hashes) or wanted):
             continue
         with suppress(BadImageError):  # training names the images of a bad index

@@ -152,7 +152,7 @@ def _open(config: EvaluateConfig) -> Images:
     if not is_dataset(config.path):
         return FolderImages(config.path, list_images(config.path))
     cache = open_cache([config.path], config.cache_dir, config.cache_gib)
-    return ShardImages(read_dataset(config.path), 1, cache)
+    return ShardImages([read_dataset(config.path)], 1, cache)
 
 
 def in_threads(work: Callable[..., _Result], items: Sequence) -> Iterator[_Result]:

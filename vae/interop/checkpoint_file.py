@@ -178,17 +178,3 @@ def _difference(content: dict[str, Any]) -> str:
             return f"it lacks {item.name}"
     unknown = sorted(map(str, content["config"].keys() - all_options().keys()))
     return f"it has --{unknown[0]}" if unknown else ""
-
-
-class NotFiniteError(ValueError):
-    """A tensor of a checkpoint has NaN or infinite values; the message names it."""
-
-
-def check_finite(value: Any, name: str = "") -> None:
-    """Raise NotFiniteError for the first tensor in `value`, dicts and lists included, that is not finite."""
-    if isinstance(value, torch.Tensor):
-        if not torch.isfinite(value).all():
-            raise NotFiniteError(f"{name} contains values that are not finite")
-    elif isinstance(value, dict | list | tuple):
-        for key, part in value.items() if isinstance(value, dict) else enumerate(value):
-            check_finite(part, f"{name}: {key}" if name else str(key))

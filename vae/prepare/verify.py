@@ -87,7 +87,7 @@ def run_verify(config: ValidateConfig) -> int:
 
 def _shared(dataset: ShardedDataset, validation: ShardedDataset, cache: ShardCache | None) -> list[Problem]:
     """The images of the validation set that the dataset has too, or that look like one of its images."""
-    subsets = ShardImages(dataset, 1, cache), ShardImages(validation, 1, cache)
+    subsets = ShardImages([dataset], 1, cache), ShardImages([validation], 1, cache)
     try:
         shared = find_shared(*subsets)
     except BadImageError as error:

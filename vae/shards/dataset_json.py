@@ -12,6 +12,7 @@ count for the version, so these tar files may be moved.
 import hashlib
 import io
 import os
+import re
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
@@ -26,6 +27,7 @@ from vae.system.errors import DataError, UserError
 from vae.system.files import MAX_JSON_BYTES, decode_text, parse_json, read_regular, replace_bytes, write_json
 
 FORMAT = 4
+_PATH = re.compile(r"(\S.*?\.json(?:\?\S*?)?)(?:\s+|$)")  # of several
 MAX_TABLE_BYTES = 2**31
 _COLUMNS = [("samples", "<i8"), ("bytes", "<i8"), ("sha256", "u1", 32), ("index_sha256", "u1", 32)]
 
@@ -123,6 +125,16 @@ class ShardedDataset(NamedTuple):
 def is_dataset(path: str | os.PathLike[str]) -> bool:
     """Whether `path` is a dataset of shards, and not a manifest or a folder of images."""
     return is_remote(path) or (os.fspath(path).lower().endswith(".json") and not os.path.isdir(path))
+
+
+def dataset_paths(text: str) -> list[str]:
+    """The paths in --data_path: of several datasets, a.json b.json, or one, which may have spaces."""
+    paths = [found[1] for found in _PATH.finditer(text)]
+    if len(paths) < 2 or "".join(found[0] for found in _PATH.finditer(text)) != text:
+        return [text]
+    if len({os.path.normpath(path) for path in paths}) < len(paths):
+        raise UserError(f"--data_path {text} names a dataset twice: give it once")
+    return paths
 
 
 def write_dataset(

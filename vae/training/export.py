@@ -13,20 +13,13 @@ import torch
 from vae.config.options import Config
 from vae.images.pixels import to_float
 from vae.interop.checkpoint_file import checkpoint_digest
-from vae.interop.diffusers_folder import (
-    WEIGHTS_NAME,
-    channel_config,
-    channel_metadata,
-    diffusers_config,
-    save_diffusers_folder,
-)
-from vae.interop.families import latents_config
+from vae.interop.diffusers_folder import WEIGHTS_NAME, describe, save_diffusers_folder
 from vae.interop.latent_statistics import LatentConstants, is_unmeasured, set_latent_norm, sums_of
 from vae.interop.modelspec import modelspec
 from vae.interop.safetensors_file import stored_metadata, stored_weights
 from vae.interop.vae_files import CHECKPOINT_KEY, RUN_KEY, START_KEY
 from vae.model.autoencoder import AutoencoderKL
-from vae.step import Networks, network_input
+from vae.step import Networks, network_input, unwrapped
 from vae.system import console
 from vae.system.errors import NonFiniteError, UserError
 from vae.system.files import is_link
@@ -53,7 +46,7 @@ def latent_constants(
     A latent norm that is not measured for these latents is measured, too. A frozen encoder keeps `fixed` ones
     or none, and its latent norm: diffusion models were trained with them.
     """
-    if networks.autoencoder.encoder_frozen:
+    if unwrapped(networks.autoencoder).encoder_frozen:
         return fixed or LatentConstants()
     latent_norm = model.bn if model.bn is not None and is_unmeasured(model.bn, encoder_trained=True) else None
     inputs = (network_input(to_float(images), networks, networks.eval_dtype) for images in batches)
@@ -104,8 +97,6 @@ class Export:
         marker = read_marker(self.folder.parent)
         metadata = {CHECKPOINT_KEY: digest, RUN_KEY: marker.id if marker else ""}
         metadata |= {START_KEY: start} if start else {}
-        if state.eval_model.bn is None:
-            metadata |= channel_metadata(constants)
         before = stored_metadata(self.folder / WEIGHTS_NAME)
         stage = str(state.stage.first_epoch)
         if state.history.is_below_start:
@@ -114,14 +105,11 @@ class Export:
             console.warning(f"{self.folder} is not of this run, so it is kept in {self._keep_replaced()}")
         elif state.history.is_below_start and before and before.get(WORSE_KEY) != stage:
             self._report_worse(self._keep_replaced())
-        shape = state.eval_model.config
-        size = state.stage.image_size
-        config = diffusers_config(shape, size, constants.scaling, constants.shift, overflows_fp16)
-        config |= latents_config(state.eval_model.bn)
-        if state.eval_model.bn is None:
-            in_file = state.latent_constants is not None and bool(state.latent_constants.mean)
-            config |= channel_config(constants, were_in_config=in_file)
-        metadata |= modelspec(state.eval_model, self.folder.absolute().parent, size)
+        model, size = state.eval_model, state.stage.image_size
+        in_file = state.latent_constants is not None and bool(state.latent_constants.mean)
+        how = {"force_upcast": overflows_fp16, "were_in_config": in_file}
+        config, of_latents = describe(model, size, constants, **how)
+        metadata |= of_latents | modelspec(model, self.folder.absolute().parent, size)
         save_diffusers_folder(self.folder, weights, config, metadata)
         note_exported(self.folder.parent, digest)
 

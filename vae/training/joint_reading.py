@@ -6,14 +6,10 @@ from dataclasses import replace
 import numpy as np
 
 from vae.config.options import Config, DataConfig
-from vae.data.dataset import FolderImages, Images
+from vae.data.dataset import FolderImages
 from vae.data.exclude_list import Excluded, ExcludeList, read_exclude_list, refuse_unmatched
 from vae.data.excluding import find_excluded
-from vae.data.image_sizes import (
-    image_sizes,
-    manifest_sizes,
-    sampled,
-)
+from vae.data.image_sizes import image_sizes, manifest_sizes
 from vae.data.manifest import is_manifest
 from vae.sampling.buckets import aspects
 from vae.system import console
@@ -24,21 +20,19 @@ from vae.training.validation.measure import ValidationSet
 
 
 def with_aspects(training_set: TrainingSet, config: Config, dist: Distributed) -> TrainingSet:
-    """The training set with the aspects that --buckets needs; each process reads a share."""
+    """The training set with the aspects of a folder that --buckets needs; each process reads a share."""
     images, data = training_set.images, config.data
-    if not data.buckets:
+    if not data.buckets or not isinstance(images, FolderImages):
         return training_set
     measured = _measured_aspects(images, data.data_path, dist)
     return replace(training_set, aspects=np.frombuffer(measured, dtype=np.float32))
 
 
-def _measured_aspects(images: Images, data_path: str, dist: Distributed) -> bytes:
-    indices = np.array_split(sampled(images), dist.world_size)[dist.rank]
+def _measured_aspects(images: FolderImages, data_path: str, dist: Distributed) -> bytes:
+    indices = np.array_split(np.arange(len(images)), dist.world_size)[dist.rank]
 
     def measure() -> bytes:
-        known = {}
-        if isinstance(images, FolderImages) and is_manifest(data_path):
-            known = manifest_sizes(data_path, images.names)
+        known = manifest_sizes(data_path, images.names) if is_manifest(data_path) else {}
         return aspects(image_sizes(images, indices, known)).tobytes()
 
     return b"".join(results_by_rank(measure, dist))

@@ -15,7 +15,6 @@ import torch
 from vae.config.options import Config, DataConfig, names_where
 from vae.interop.checkpoint_content import Lineage
 from vae.interop.run_files import OTHER_DATA, RUN_NAME
-from vae.sampling.mixture import MixtureOrder
 from vae.sampling.streams import StreamOrder
 from vae.shards.shard_images import ShardImages
 from vae.system import console
@@ -129,7 +128,7 @@ def samples_record(
             "batch_size": stage.batch_size,
             "accumulation_steps": config.run.accumulation_steps,
             "streams": order.num_streams,
-            "shuffle_shards": order.shuffle_shards if isinstance(order, StreamOrder | MixtureOrder) else None,
+            "shuffle_shards": order.shuffle_shards if isinstance(order, StreamOrder) else None,
         },
         "code": code_revision(),
         "continues": dict(continues) if continues else None,
@@ -148,10 +147,11 @@ def _version(of: TrainingSet | ValidationSet) -> dict[str, Any]:
     With the SHA-256 of --exclude: with another list, other images are used.
     """
     images = of.images
-    dataset = images.dataset if isinstance(images, ShardImages) else None
+    datasets = images.datasets if isinstance(images, ShardImages) else []
+    dataset = datasets[0] if len(datasets) == 1 else None
     return {
         "path": public_text(images.location),
-        "version": dataset.version if dataset else images.fingerprint(),
+        "version": images.version if isinstance(images, ShardImages) else images.fingerprint(),
         "images": len(images),
         "policy": dict(dataset.policy) if dataset else None,
         "transforms": dict(dataset.transforms) if dataset else None,
@@ -210,7 +210,7 @@ def print_resume(resume: Resume, new_size: int | None) -> None:
     elif resume.kind == TOPOLOGY:
         console.info(
             f"resume  same data, other topology ({resume.changed}): the same steps only if processes x batch "
-            "size x accumulation and the streams are as before"
+            "size x accumulation and the streams are as before, and with --buckets also the processes"
         )
     elif resume.kind == OTHER_DATA:
         console.warning(

@@ -1,9 +1,8 @@
 """A whole run, from top to bottom: prepare, train stage after stage, export, report the result."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,7 @@ from vae.memory.available import limit_memory
 from vae.model.activation_scale import scale_activations
 from vae.model.recompute import set_recompute
 from vae.system import console
-from vae.system.errors import EXIT_SAVED_RESUMABLE, NonFiniteError, UserError
+from vae.system.errors import EXIT_SAVED_RESUMABLE, LostProcessError, NonFiniteError, UserError
 from vae.system.folder_marker import claim_folder
 from vae.training.checkpoints.saver import Saver
 from vae.training.checkpoints.store import position_name, set_aside_others
@@ -63,7 +62,7 @@ def train_checked(command: Command) -> int:
     try:
         with StopSignals(dist.is_main) as signals, FolderLock() as lock, dist.lost_processes_named():
             folder = command.output_dir
-            _on_main(dist, folder, lambda: lock.acquire(folder) if contains_run(folder) else None)
+            dist.on_main(lambda: lock.acquire(folder) if contains_run(folder) else None)
             prepared = prepare_run(command, dist)
             minutes = prepared.config.run.hang_minutes
             with Watchdog(minutes, prepared.output_dir, dist.rank) as watchdog:
@@ -87,18 +86,6 @@ def _out_of_memory_line(error: Exception, folder: Path) -> str:
     )
 
 
-def _on_main(dist: Distributed, folder: Path, action: Callable[[], object]) -> None:
-    """Run `action` on the main process; its UserError ends every process."""
-    refusal = None
-    if dist.is_main:
-        try:
-            action()
-        except UserError as error:
-            refusal = error
-    if dist.all_reduce_scalars(refusal is not None)[0]:
-        raise refusal or UserError(f"--output_dir {folder} cannot be used: the main process prints why")
-
-
 class _Run:
     """A prepared run in its folder."""
 
@@ -119,7 +106,7 @@ class _Run:
         plans = {later: self.prepared.plan(later) for later in stages[stages.index(stage) :]}
         limit_memory(self.dist.device, memory_limit(plans.values()))
         if self.prepared.config.run.find_lr:
-            _on_main(self.dist, self.prepared.output_dir, self._claim_folder)
+            self.dist.on_main(self._claim_folder)
             find_learning_rate(self.prepared, plans[stage], self.alive)
             return 0
         self._create_folder()
@@ -183,6 +170,9 @@ class _Run:
         except LoadingStoppedError:
             saver.save_alone()
             return StageEnd.SIGNALLED
+        except LostProcessError as error:
+            # Nothing is saved: on a card, the weights wait for sums of gradients that never come
+            raise LostProcessError(f"{error}; resume with: {saver.resume_command}") from error
         except UserError as error:
             saved = saver.save_alone()
             if saved is None or saver.resume_command in str(error):
@@ -220,7 +210,7 @@ class _Run:
         if not self.dist.is_main:
             self.alive.watchdog.end()  # it waits while the main process exports
         else:
-            crops = partial(self._crops, schedule)
+            crops = self._crops
             constants = latent_constants(state.eval_model, run.networks, crops(), state.latent_constants)
             scale_activations(state.eval_model, 1.0)  # in other programs it has none
             overflows = activations_of(state.eval_model, crops()).may_overflow_fp16
@@ -236,9 +226,9 @@ class _Run:
         ]
         console.info("\n".join(lines))
 
-    def _crops(self, schedule: StageSchedule) -> Iterator[torch.Tensor]:
+    def _crops(self) -> Iterator[torch.Tensor]:
         """Training crops for the constants of the export; the watchdog waits for each."""
-        for crop in self.prepared.crops(schedule, LATENT_IMAGES):
+        for crop in self.prepared.crops(LATENT_IMAGES):
             self.alive.beat()
             yield crop
 
@@ -248,7 +238,7 @@ class _Run:
         """Create and lock the output folder, with the configuration and the split of the images."""
         run = self.prepared
         folder = self.prepared.output_dir
-        _on_main(self.dist, folder, self._claim_folder)
+        self.dist.on_main(self._claim_folder)
         if self.dist.is_main:
             split = {"train": run.training_set.record(), "validation": []}
             if run.validation_set:
@@ -287,9 +277,7 @@ class _Run:
         run = self.prepared
         background = run.config.run.background_save and copy_fits(run.config, self.dist.device)
         writer = CheckpointWriter(background)
-        return Saver(
-            run.config, self.state, run.provenance, begin_stability(run), writer, self.dist, self.lock
-        )
+        return Saver(run.config, self.state, run.provenance, begin_stability(run), writer, self.dist)
 
     # ---- runs that do not train --------------------------------------------------------------------------
 

@@ -26,15 +26,15 @@ from vae.model.autoencoder import downsampling
 from vae.ops.kernel_check import DTYPE_NAMES, Shape, choose_kernels
 from vae.sampling.buckets import bucket_shapes
 from vae.sampling.streams import streams_of_process
-from vae.step import Networks, trained_networks
+from vae.step import Networks
 from vae.system import console
 from vae.system.addresses import public_text
 from vae.system.errors import DataError, UserError
 from vae.training.checkpoints.store import is_on_line, saved_step
 from vae.training.command import Command
+from vae.training.data_parallel import GradientWaits, data_parallel
 from vae.training.datasets import TrainingSet, cached_shards, check_cache, find_images
 from vae.training.distributed import Distributed
-from vae.training.gradient_sum import GRADIENT_DTYPES, GradientSum, check_same_networks
 from vae.training.joint_reading import with_aspects, without_excluded
 from vae.training.kernel_shapes import kernel_shapes
 from vae.training.parts import PreparedRun
@@ -85,8 +85,8 @@ def prepare_run(command: Command, dist: Distributed) -> PreparedRun:
     choose_kernels(config.speed.kernels, dist.device, [dtype], dist.all_gather_set, shapes)
     state = begin_state(config, dist.device, dtype == torch.float16, options.source)
     terms = _terms(config, dist, dtype)
-    networks, compiled = _networks(config, dist, state, terms, dtype)
-    sum_dtype = GRADIENT_DTYPES[config.speed.gradient_dtype]
+    waits = GradientWaits()
+    networks, compiled = _networks(config, dist, state, terms, dtype, waits)
     _continue(state, options, config, position)
     state.stages = stages
     state.position = position
@@ -97,7 +97,7 @@ def prepare_run(command: Command, dist: Distributed) -> PreparedRun:
         command=command,
         dist=dist,
         networks=networks,
-        gradient_sum=GradientSum(trained_networks(networks), dist.world_size, sum_dtype),
+        gradient_waits=waits,
         state=state,
         training_set=training_set,
         validation_set=validation_set,
@@ -139,7 +139,7 @@ def _fit_fp16(run: PreparedRun, content: dict[str, Any] | None) -> None:
 
 def _largest_activation(run: PreparedRun) -> LargestActivation:
     """The largest activation on some training crops; the same in all processes."""
-    crops = run.crops(run.schedule(run.state.stage), MEASURED_CROPS)
+    crops = run.crops(MEASURED_CROPS)
     largest = activations_of(run.state.eval_model, crops)
     (total,) = run.dist.all_reduce_scalars(largest.value)
     return replace(largest, value=total / run.dist.world_size)
@@ -251,7 +251,7 @@ def _check_stages(
             f"{data_path}: the samples are the same, but {times} processes read each shard"
         )
     check_cache(training_set, dist)
-    largest = global_batch = 0
+    largest = 0
     too_few = None
     for stage in stages:
         if stage.end_epoch <= position.epoch:
@@ -265,12 +265,12 @@ def _check_stages(
                 f"--batch_size {stage.batch_size} (x {factors}) is more than the {count} training images: "
                 f"lower {flag} or add images"
             )
-        largest, global_batch = max((largest, global_batch), (stage.image_size, images))
+        largest = max(largest, stage.image_size)
     if largest:  # an image that is usable at this size is usable in every stage
         sample = None
-        if cached_shards(training_set.images):  # others would have to be fetched for this
+        if len(cached_shards(training_set.images)):  # others would have to be fetched for this
             sample = training_set.sample(SAMPLE, position, dist.rank, dist.world_size)
-        probe(training_set.crops(config, largest, global_batch), config.data.max_bad_fraction, sample)
+        probe(training_set.crops(config, largest), config.data.max_bad_fraction, sample)
     if too_few:  # after the images are checked: files that are no images would need another remedy
         raise DataError(too_few)
 
@@ -299,9 +299,7 @@ def _shortest_side(config: Config, stage: Stage) -> int:
 
 def _terms(config: Config, dist: Distributed, dtype: torch.dtype) -> LossTerms:
     """The terms of the loss. The main process downloads their weights before others load them."""
-    terms = build_terms(config.loss, dtype, dist.device) if dist.is_main else None
-    dist.barrier()
-    return terms or build_terms(config.loss, dtype, dist.device)
+    return dist.main_first(partial(build_terms, config.loss, dtype, dist.device))
 
 
 def _kernel_shapes(
@@ -313,9 +311,17 @@ def _kernel_shapes(
 
 
 def _networks(
-    config: Config, dist: Distributed, state: TrainingState, terms: LossTerms, dtype: torch.dtype
+    config: Config,
+    dist: Distributed,
+    state: TrainingState,
+    terms: LossTerms,
+    dtype: torch.dtype,
+    waits: GradientWaits,
 ) -> tuple[Networks, bool]:
-    """The networks of a step, and whether they are compiled: --use_torch_compile may be impossible here."""
+    """The networks of a step, and whether they are compiled: --use_torch_compile may be impossible here.
+
+    All processes then have the weights of the main one: another CPU may round initial weights otherwise.
+    """
     compiled = config.speed.use_torch_compile
     why_not = f"--buckets {config.data.buckets} has several shapes" if config.data.buckets > 1 else None
     if compiled and (reason := why_not or why_not_compile(dist.device, config.speed.kernels)):
@@ -324,8 +330,10 @@ def _networks(
     if compiled:
         for module in filter(None, (state.autoencoder, state.discriminator)):
             compile_in_place(module)
-    check_same_networks([n for n in (state.autoencoder, state.discriminator) if n], dist)
-    for network in filter(None, (state.autoencoder, state.ema, state.discriminator)):
-        dist.broadcast(network)
+    wrapped = partial(data_parallel, processes=dist, gradient_dtype=config.speed.gradient_dtype, waits=waits)
+    autoencoder = wrapped(state.autoencoder)
+    discriminator = wrapped(state.discriminator) if state.discriminator else None
+    if state.ema is not None:
+        state.ema.load_state_dict(state.autoencoder.state_dict())
     channels_last = config.speed.channels_last
-    return Networks(state.autoencoder, state.discriminator, terms, dtype, channels_last), compiled
+    return Networks(autoencoder, discriminator, terms, dtype, channels_last), compiled

@@ -96,11 +96,12 @@ class TrainingState:
             torch._foreach_lerp_(ema, weights, 1 - decay)
 
     def is_finite(self) -> bool:
-        """Whether all weights and moments are finite. This synchronizes the device."""
+        """Whether all weights, moments and running values are finite. This synchronizes the device."""
         networks = filter(None, (self.autoencoder, self.ema, self.discriminator))
         tensors = [parameter.detach() for network in networks for parameter in network.parameters()]
         for optimizer in self.optimizers:
             tensors += [moment for values in optimizer.state.values() for moment in values.values()]
+        tensors += [self.running_sq_norms, self.running_moments]
         return not (~torch.stack(torch._foreach_norm(tensors, torch.inf)).isfinite()).any()
 
 

@@ -1,39 +1,25 @@
 """The checkpoints in the folder of a run: saving, loading the newest, pruning."""
 
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from vae.interop.checkpoint_file import (
-    DamagedCheckpointError,
-    load_checkpoint,
-    record_path,
-    save_checkpoint,
-    verify_checkpoint,
-)
+from vae.interop.checkpoint_file import DamagedCheckpointError, load_checkpoint, record_path
 from vae.interop.torch_file import read_torch_file
 from vae.system import console
 from vae.system.errors import UserError
+from vae.training.distributed import Distributed
 from vae.training.output.run_folder import checkpoint_paths, epoch_name, step_name
 from vae.training.provenance import Lineage, read_last_run, saved_lineage
 from vae.training.stages import Position, Stage
+
+Loaded = tuple[Path, dict[str, Any]]  # the path of a checkpoint and its content
 
 
 def position_name(position: Position) -> str:
     """File name of the checkpoint at a position."""
     return step_name(position.step) if position.images_in_epoch else epoch_name(position.epoch)
-
-
-def save_verified(path: Path, content: dict[str, Any]) -> str | None:
-    """Write a checkpoint and verify the file; returns the reason if that fails."""
-    try:
-        save_checkpoint(path, content)
-        verify_checkpoint(path)
-        _origins[path] = _version(path), _origin_of(content)
-    except (OSError, UserError) as error:
-        return str(error)
-    return None
 
 
 def list_checkpoints(folder: Path) -> list[Path]:
@@ -64,7 +50,7 @@ def _origin(path: Path) -> tuple[str, int]:
         return "", -1
 
 
-# By path, for a version of the file: pruning asks after every save, and need not read what was just written.
+# By path, for a version of the file: pruning asks after every save.
 _origins: dict[Path, tuple[tuple[int, ...], tuple[str, int]]] = {}
 
 
@@ -109,6 +95,20 @@ def load_newest(folder: Path) -> tuple[Path, dict[str, Any]] | None:
             "from a copy, or use another --output_dir for a new run"
         )
     return None
+
+
+def load_on_all(find: Callable[[], Loaded | None], dist: Distributed) -> Loaded | None:
+    """What `find` returns on the main process; the others load the checkpoint that it has chosen."""
+    loaded: list[Loaded] = []
+
+    def choose() -> Path | None:
+        loaded.extend(filter(None, [find()]))
+        return loaded[0][0] if loaded else None
+
+    path = dist.on_main(choose)
+    if path is not None and not loaded:
+        return path, load_checkpoint(path)
+    return loaded[0] if loaded else None
 
 
 def load_named(path: Path) -> tuple[Path, dict[str, Any]]:

@@ -18,7 +18,6 @@ import torch
 
 from vae.step import Networks, StepInputs, clear_gradients, compute_gradients, trained_networks
 from vae.system import console
-from vae.training.gradient_sum import GradientSum
 
 WARMUP_STEPS = 3  # before a capture: they compile kernels and let cuDNN search its algorithms
 
@@ -64,46 +63,32 @@ def _stream() -> torch.cuda.Stream:
 
 
 class Recording:
-    """The kernels of a function as CUDA graphs, and what the host does between them."""
+    """The kernels of a function as a CUDA graph."""
 
     def __init__(self) -> None:
         self.memory = GraphMemory()
-        self._graphs: list[torch.cuda.CUDAGraph] = []
-        self._between: list[Callable[[], None]] = []
+        self._graph = torch.cuda.CUDAGraph()
 
     def record(self, compute: Callable[[], _Result]) -> _Result:
         """Record the kernels of `compute`, without running them; returns its result, still without values."""
         torch.cuda.synchronize()
         torch.cuda.empty_cache()
         with torch.cuda.stream(self.memory.stream):
-            self._begin()
+            # thread_local: the thread that pins batches may call CUDA at the same time
+            pool = self.memory.pool.id  # PyTorch 2.10 does not take the pool itself
+            self._graph.capture_begin(pool, capture_error_mode="thread_local")  # type: ignore[arg-type]
             try:
                 result = compute()
             except BaseException:
                 with suppress(RuntimeError):  # the cause is the first error
-                    self._graphs[-1].capture_end()
+                    self._graph.capture_end()
                 raise
-            self._graphs[-1].capture_end()
+            self._graph.capture_end()
         return result
-
-    def call(self, function: Callable[[], None]) -> None:
-        """While recording: a replay calls `function` when it has started the kernels so far."""
-        self._graphs[-1].capture_end()
-        self._between.append(function)
-        self._begin()
-
-    def _begin(self) -> None:
-        self._graphs.append(torch.cuda.CUDAGraph())
-        # thread_local: the thread that pins batches may call CUDA at the same time
-        pool = self.memory.pool.id  # PyTorch 2.10 does not take the pool itself
-        self._graphs[-1].capture_begin(pool, capture_error_mode="thread_local")  # type: ignore[arg-type]
 
     def replay(self) -> None:
         """Run what was recorded."""
-        for index, graph in enumerate(self._graphs):
-            graph.replay()
-            if index < len(self._between):
-                self._between[index]()
+        self._graph.replay()
 
 
 @dataclass
@@ -120,9 +105,7 @@ class _Captured:
 class StepGraph:
     """compute_gradients of this process, from a graph once WARMUP_STEPS steps in a row have the same shapes.
 
-    A step with other shapes, such as one with an unusable image, runs in the memory of the graph. The graph
-    contains no all-reduce: it consists of parts, and the host begins to sum a bucket between two of them. So
-    one process may replay while another one does not.
+    A step with other shapes, such as one with an unusable image, runs in the memory of the graph.
     """
 
     def __init__(self) -> None:
@@ -131,21 +114,13 @@ class StepGraph:
         self._steps = 0  # without a graph, in a row, with this key
         self._failed = False
 
-    def gradients(
-        self,
-        networks: Networks,
-        inputs: StepInputs,
-        sizes: list[int],
-        gradient_sum: GradientSum | None = None,
-    ) -> Sums:
+    def gradients(self, networks: Networks, inputs: StepInputs, sizes: list[int]) -> Sums:
         """The same as vae.step.compute_gradients."""
         # Backward in this thread: cuDNN's plans, the pool and a capture are each those of one thread.
         with torch.autograd.set_multithreading_enabled(False):
-            return self._gradients(networks, inputs, sizes, gradient_sum or GradientSum([], 1))
+            return self._gradients(networks, inputs, sizes)
 
-    def _gradients(
-        self, networks: Networks, inputs: StepInputs, sizes: list[int], gradient_sum: GradientSum
-    ) -> Sums:
+    def _gradients(self, networks: Networks, inputs: StepInputs, sizes: list[int]) -> Sums:
         key = (*sizes, inputs.image_share, *(tensor.shape for _, tensor in _tensors(inputs)))
         if self._captured is not None and self._captured.key == key:
             return _replay(self._captured, inputs)
@@ -157,7 +132,7 @@ class StepGraph:
         if self._steps > WARMUP_STEPS and not self._failed:
             self._captured, failure = None, ""
             try:
-                self._captured = _capture(key, networks, inputs, sizes, gradient_sum)
+                self._captured = _capture(key, networks, inputs, sizes)
             except RuntimeError as error:
                 failure = str(error).splitlines()[0].split(". ")[0]
             if self._captured is not None:
@@ -168,9 +143,9 @@ class StepGraph:
             torch.cuda.empty_cache()
             console.info(f"--cuda_graph: {failure}; training continues without a graph, only slower")
         if self._captured is None:
-            return compute_gradients(networks, inputs, sizes, gradient_sum.last_pass)
+            return compute_gradients(networks, inputs, sizes)
         with self._captured.recording.memory.shared():
-            sums = compute_gradients(networks, inputs, sizes, gradient_sum.last_pass)
+            sums = compute_gradients(networks, inputs, sizes)
         return _copied(sums)  # the next replay overwrites them; the gradients are used before it
 
     @contextmanager
@@ -196,14 +171,11 @@ class StepGraph:
         return self._captured is not None
 
 
-def _capture(
-    key: tuple[Any, ...], networks: Networks, inputs: StepInputs, sizes: list[int], gradient_sum: GradientSum
-) -> _Captured:
+def _capture(key: tuple[Any, ...], networks: Networks, inputs: StepInputs, sizes: list[int]) -> _Captured:
     copies: dict[str, Any] = {name: tensor.clone() for name, tensor in _tensors(inputs)}
     inputs = replace(inputs, **copies)
     recording = Recording()
-    with gradient_sum.recorded(recording.call):
-        sums = recording.record(lambda: compute_gradients(networks, inputs, sizes, gradient_sum.last_pass))
+    sums = recording.record(lambda: compute_gradients(networks, inputs, sizes))
     trained = [p for network in trained_networks(networks) for p in network.parameters()]
     gradients = [(p, p.grad) for p in trained if p.grad is not None]
     return _Captured(key, inputs, recording, sums, gradients)

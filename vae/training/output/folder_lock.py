@@ -35,18 +35,6 @@ class FolderLock:
                 self._file.close()
             self._file = None
 
-    def find_folder(self, folder: Path) -> Path | None:
-        """Where the locked folder is now: `folder`, unless it was moved; None if it is removed or unknown."""
-        if self._file is None:
-            return folder
-        ours = os.fstat(self._file.fileno())
-        for place in (folder / LOCK_NAME, f"/proc/self/fd/{self._file.fileno()}"):  # the second: on Linux
-            with suppress(OSError):
-                path = Path(os.readlink(place)) if os.path.islink(place) else Path(place)
-                if os.path.samestat(os.stat(path), ours):
-                    return path.parent
-        return None
-
     def acquire(self, folder: Path) -> None:
         """Lock the `folder` of a run, unless this object has; UserError if another process holds the lock.
 

@@ -13,6 +13,7 @@ from vae.losses.adversarial import adaptive_weight
 from vae.losses.terms import LossTerms
 from vae.system import console
 from vae.system.errors import DataError, HangError
+from vae.training.data_parallel import GradientWaits
 from vae.training.distributed import Distributed
 from vae.training.memory.oom_retry import OomRetry
 from vae.training.memory.stage_memory import low_memory_warning, memory_peaks
@@ -42,6 +43,7 @@ class Recorder:
     dist: Distributed
     logbook: Logbook
     options: RunConfig
+    gradient_waits: GradientWaits
     planned_bytes: int = 0  # GPU memory that the stage needs
     _metrics: RunningMetrics = field(default_factory=RunningMetrics)
 
@@ -131,7 +133,7 @@ class Recorder:
         metrics = self._metrics
         retry = self.retry
         step = self.state.position.step
-        allreduce = retry.gradient_sum.exposed_seconds()
+        allreduce = self.gradient_waits.seconds()
         exhausted = retry.settings.out_of_memory
         gathered = metrics.health.gathered(self.dist, metrics.seconds(), wait_share, allreduce, exhausted)
         self.logbook.record("data", step, gathered.data())

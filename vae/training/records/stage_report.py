@@ -2,10 +2,10 @@
 
 import os
 import shutil
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
 import torch
 from tqdm import tqdm
 
@@ -16,9 +16,8 @@ from vae.memory.plan import checkpoint_bytes
 from vae.memory.plan_table import floor_seconds
 from vae.model.autoencoder import IMAGE_CHANNELS, AutoencoderKL, downsampling
 from vae.model.initialization import carriers_per_group, distinct_latents
-from vae.sampling.buckets import Buckets
-from vae.shards.dataset_json import is_dataset
-from vae.shards.mixture import dataset_paths
+from vae.sampling.buckets import Shape
+from vae.shards.dataset_json import dataset_paths, is_dataset
 from vae.shards.shard_cache import default_folder, has_remote_shards
 from vae.system import console
 from vae.system.addresses import public_text
@@ -69,11 +68,11 @@ def print_stage(run: PreparedRun, schedule: StageSchedule, plan: StagePlan) -> N
     if config.optim.train_part == "decoder":
         start += ", trains the decoder only"
     validation = run.validation_set.count if run.validation_set else 0
-    buckets = run.training_set.buckets(config, size, steps.images)
+    shapes = run.training_set.shapes(config, size)
     lines = [
         f"model   {model_line(config.model, state.autoencoder)}; {start}",
         f"data    {data_line(config.data, run.training_set.num_images, validation)}; "
-        f"{crops_text(config.data.crop, size, buckets)}, {console.counted(run.num_workers, 'worker')}",
+        f"{crops_text(config.data.crop, size, shapes)}, {console.counted(run.num_workers, 'worker')}",
         cache_line(config.data),
         f"loss    {loss_line(run.networks.terms, schedule.loss)}",
         f"device  {device_line(run.dist, config.speed, run.networks.dtype, run.compiled)}",
@@ -105,13 +104,12 @@ def data_line(config: DataConfig, training: int, validation: int) -> str:
     return f"{training} images of {public_text(config.data_path)}, {shown}"
 
 
-def crops_text(crop: str, image_size: int, buckets: Buckets | None) -> str:
-    """The size of the training crops, or their shapes as width x height, with the share of images of each."""
-    if buckets is None:
+def crops_text(crop: str, image_size: int, shapes: Sequence[Shape] | None) -> str:
+    """The size of the training crops, or their shapes as width x height."""
+    if shapes is None:
         return f"{image_size} px {crop} crops"
-    shares = np.bincount(buckets.codes, minlength=len(buckets.shapes)) / max(1, len(buckets.codes))
-    shapes = [f"{w}x{h} {share:.0%}" for (h, w), share in zip(buckets.shapes, shares, strict=True)]
-    return f"{image_size} px {crop} crops of {console.counted(len(shapes), 'shape')} ({', '.join(shapes)})"
+    texts = [f"{width}x{height}" for height, width in shapes]
+    return f"{image_size} px {crop} crops of {console.counted(len(texts), 'shape')} ({', '.join(texts)})"
 
 
 def loss_line(terms: LossTerms, loss: LossConfig) -> str:

@@ -10,11 +10,11 @@ from vae.config.options import Config
 from vae.interop.vae_files import read_vae
 from vae.system import console
 from vae.system.errors import NonFiniteError
-from vae.training.checkpoints.broadcast import from_main
 from vae.training.checkpoints.saver import Saver
 from vae.training.checkpoints.store import (
     is_on_line,
     list_checkpoints,
+    load_on_all,
     position_name,
     saved_step,
     valid_checkpoints,
@@ -53,7 +53,7 @@ class Rollback:
         overflows = state.fp16 and self.saver.stability.nonfinite_streak > 0
         diverged_at, first_epoch = state.position.step, state.stage.first_epoch
         learning_rate = state.optimizers[0].param_groups[0]["lr"]
-        saver.give_up()  # before files are read
+        saver.writer.finish()  # before files are read
         source, content = self._last_good(reason)
         state.is_changing = True
         self._restore(content, is_start=source is None)
@@ -86,7 +86,7 @@ class Rollback:
 
     def _last_good(self, reason: str) -> tuple[Path | None, dict[str, Any]]:
         """The last good checkpoint and its content; or else the run's start."""
-        good = from_main(lambda: next(valid_checkpoints(self._candidates()), None), self.saver.dist)
+        good = load_on_all(lambda: next(valid_checkpoints(self._candidates()), None), self.saver.dist)
         if good is not None:
             return good
         if self.saver.provenance.resumed_from is not None:
@@ -123,7 +123,7 @@ class Rollback:
         """The snapshot before the first step, on the CPU."""
         resumed = self.saver.provenance.resumed_from is not None
         init_from = None if resumed else self.config.model.init_from
-        source = from_main(lambda: read_vae(Path(init_from)), self.saver.dist) if init_from else None
+        source = read_vae(Path(init_from)) if init_from else None
         if source is not None:
             source.drop_other_decoder(self.config.model)
         state = begin_state(self.config, torch.device("cpu"), self.saver.state.fp16, source)
