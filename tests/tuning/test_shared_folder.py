@@ -36,8 +36,8 @@ def test_killed_and_joined_search_loses_and_doubles_no_trial(words, stub, tmp_pa
     processes = [start_search(stub, *command) for _ in range(2)]
     outputs = [process.communicate(timeout=120)[0] for process in processes]
     assert [process.returncode for process in processes] == [0, 0], outputs
-    killed, *rows = sorted(rows_of(folder), key=lambda row: row["state"] != "fail")
-    assert (killed["trial"], killed["state"], killed["folder"]) == (1, "fail", "0001")
+    killed, *rows = sorted(rows_of(folder), key=lambda row: row["state"] != "interrupted")
+    assert (killed["trial"], killed["state"], killed["folder"]) == (1, "interrupted", "0001")
     assert {row["state"] for row in rows} == {"complete"}
     assert len(rows) == len({row["folder"] for row in rows}) == 6
     for row in rows:

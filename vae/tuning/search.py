@@ -310,5 +310,7 @@ def _sampler(config: TuneConfig, number: int) -> optuna.samplers.BaseSampler:
 
 def _row(trial: FrozenTrial) -> str:
     """A line of trials.jsonl."""
-    row = {"trial": trial.number, "state": trial.state.name.lower(), "values": trial.values}
+    was_interrupted = trial.state == TrialState.FAIL and REASON not in trial.user_attrs
+    state = "interrupted" if was_interrupted else trial.state.name.lower()
+    row = {"trial": trial.number, "state": state, "values": trial.values}
     return json.dumps({**row, "params": options_of(trial.params), **trial.user_attrs}) + "\n"
