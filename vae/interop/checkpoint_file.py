@@ -18,7 +18,6 @@ from vae.interop.torch_file import DamagedFileError, NeedsCodeError, check_sums,
 from vae.interop.vae_path import check_checkpoint_path
 from vae.system.errors import UserError
 from vae.system.files import (
-    check_regular,
     flush_file,
     flush_folder,
     open_new,
@@ -117,7 +116,6 @@ def verify_checkpoint(path: Path) -> None:
 
 
 def _verify(path: Path) -> None:
-    check_regular(path)
     if path.stat().st_size == 0:
         raise DamagedCheckpointError(f"{path} is empty")
     recorded = _recorded_digest(path)

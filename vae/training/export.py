@@ -22,7 +22,6 @@ from vae.model.autoencoder import AutoencoderKL
 from vae.step import Networks, network_input, unwrapped
 from vae.system import console
 from vae.system.errors import NonFiniteError, UserError
-from vae.system.files import is_link
 from vae.system.folder_marker import read_marker
 from vae.training.checkpoints.store import position_name
 from vae.training.output.run_folder import epoch_name, resume_command
@@ -115,7 +114,7 @@ class Export:
 
     def _is_foreign(self, before: dict[str, str], run_id: str) -> bool:
         """Whether the folder has files that this run has not written, but would replace."""
-        if is_link(self.folder) or not self.folder.is_dir():
+        if not self.folder.is_dir():
             return os.path.lexists(self.folder)
         names = (WEIGHTS_NAME, "config.json")
         return before.get(RUN_KEY) != run_id and any((self.folder / name).exists() for name in names)

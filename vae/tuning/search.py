@@ -4,12 +4,12 @@ import json
 import logging
 import os
 import sys
-import time
 import warnings
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import optuna
+from filelock import FileLock
 from optuna.distributions import distribution_to_json
 from optuna.storages import JournalStorage
 from optuna.storages.journal import JournalFileBackend, JournalFileOpenLock
@@ -26,13 +26,12 @@ from vae.system.addresses import public_options, public_text
 from vae.system.errors import UserError
 from vae.system.files import open_appending, replace_text, write_json
 from vae.system.folder_marker import check_folder, claim_folder
-from vae.system.lock_file import open_locked
 from vae.system.script import ROOT
 from vae.training.command import check_command as check_training
 from vae.training.datasets import find_images
 from vae.tuning.plots import write_plots
 from vae.tuning.space import Space, as_choice, options_of, read_space, suggest
-from vae.tuning.training_process import POLL_SECONDS, TrialError, Validation, ended_with_us, is_locked, train
+from vae.tuning.training_process import TrialError, Validation, ended_with_us, is_locked, train
 
 COMMAND = "tune"  # in the marker of the folder
 JOURNAL_NAME = "journal.log"
@@ -129,9 +128,7 @@ class Search:
         self.folder = Path(config.output_dir)
         claim_folder(self.folder, COMMAND)
         (self.folder / "trials").mkdir(exist_ok=True)
-        while (lock := open_locked(self.folder / ".start.lock")) is None:
-            time.sleep(POLL_SECONDS)
-        with lock:
+        with FileLock(self.folder / ".start.lock"):
             self.study = _open_study(self.folder, _identity(config, base))
             self._continue_killed()
             states = (TrialState.COMPLETE, TrialState.RUNNING, TrialState.WAITING)
@@ -165,9 +162,7 @@ class Search:
 
     def train(self, trial: Trial) -> tuple[float, ...]:
         """The objective of the study: train one trial; returns the values of its last validation."""
-        lock = open_locked(self._lock_path(trial))
-        assert lock is not None, "nobody else has this number"
-        with lock:
+        with FileLock(self._lock_path(trial)):
             is_default = DEFAULTS in trial.user_attrs
             # A seed of its own for each trial: processes with equal seeds would draw the same.
             self.study.sampler = _sampler(self.config, trial.number)

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from filelock import FileLock, Timeout
 from optuna import TrialPruned
 
 from vae.config.flags import command_words
@@ -17,7 +18,6 @@ from vae.system import child_process, console
 from vae.system.addresses import public_options
 from vae.system.errors import EXIT_CONFIG, EXIT_NON_FINITE
 from vae.system.files import open_appending, open_regular, read_json_lines, write_json
-from vae.system.lock_file import open_locked
 from vae.system.script import ROOT
 from vae.training.output.folder_lock import LOCK_NAME
 from vae.training.output.run_folder import checkpoint_paths
@@ -127,7 +127,8 @@ def is_locked(path: Path) -> bool:
     """Whether another process holds the lock of this file; a missing file has none."""
     if not path.exists():
         return False
-    file = open_locked(path)
-    if file is not None:
-        file.close()
-    return file is None
+    try:
+        with FileLock(path, timeout=0):
+            return False
+    except Timeout:
+        return True
