@@ -113,7 +113,8 @@ class ShardCache:
                     for _ in range(TRIES):
                         fetch(part)
                         if sha256_of_file(part) == sha256:
-                            os.replace(part, path)
+                            with self._lock():  # who counts the files sees one of both names
+                                os.replace(part, path)
                             return path
                 finally:
                     part.unlink(missing_ok=True)
