@@ -100,7 +100,8 @@ class FolderImages:
         """All images in each epoch."""
         return ShuffledOrder(len(self.names), seed)
 
-    def fingerprint(self) -> str:
+    @property
+    def version(self) -> str:
         """SHA-256 of the names: as long as it is the same, a run resumes in the same order."""
         return hashlib.sha256("\n".join(self.names).encode("utf-8", "surrogateescape")).hexdigest()
 

@@ -90,11 +90,6 @@ class StreamOrder:
         """Shards of the windows of all streams."""
         return self.window_shards * self.num_streams
 
-    @property
-    def num_images(self) -> int:
-        """Samples of the dataset."""
-        return int(self._counts.sum())
-
     def __len__(self) -> int:
         """Samples of an epoch; fewer than num_streams are left out, other ones in each epoch."""
         return self.length * self.num_streams

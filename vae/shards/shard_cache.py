@@ -30,6 +30,7 @@ FOLDER_NAME = "vae-trainer-shards"
 POLL_SECONDS = 0.1  # until a download of another process ends
 SPARE_BYTES = GIB  # of the disk that stay free
 TRIES = 2  # to download a file with the right SHA-256
+LOCK_DIGITS = 3  # of a SHA-256: at most 4096 files with locks, which stay
 _OWN_NAME = re.compile(r"([0-9a-f]{64})\.(?:tar|npy|(\d+)\.[0-9a-f]{8}\.part)")
 
 
@@ -104,14 +105,16 @@ class ShardCache:
             with self._lock(sha256):
                 if path.exists():
                     return path
-                for left in self.folder.glob(f"{sha256}.*.part"):  # of a process that was killed
-                    left.unlink()
+                for left in self.folder.glob(f"{sha256[:LOCK_DIGITS]}*.part"):
+                    if _OWN_NAME.fullmatch(left.name):  # of a process that was killed
+                        left.unlink()
                 part = self._reserve(name, sha256, size)
                 try:
                     for _ in range(TRIES):
                         fetch(part)
                         if sha256_of_file(part) == sha256:
-                            os.replace(part, path)
+                            with self._lock():  # who counts the files sees one of both names
+                                os.replace(part, path)
                             return path
                 finally:
                     part.unlink(missing_ok=True)
@@ -133,8 +136,9 @@ class ShardCache:
         """Bytes that the files of this cache may have now."""
         return self._limit(self._files())
 
-    def _lock(self, name: str = "") -> FileLock:
-        return FileLock(self.folder / f"{name}.lock")
+    def _lock(self, sha256: str = "") -> FileLock:
+        """The lock of downloads whose SHA-256 begins alike; without one, of counting and removing files."""
+        return FileLock(self.folder / f"{sha256[:LOCK_DIGITS]}.lock")
 
     def _reserve(self, name: str, sha256: str, size: int) -> Path:
         """Make room for a download and create its file; waits for other downloads, which can be removed."""
@@ -164,7 +168,6 @@ class ShardCache:
             with suppress(OSError):  # Windows: a process reads it
                 file.path.unlink()
                 excess -= file.bytes
-                (self.folder / f"{file.path.stem}.lock").unlink()
         return excess <= 0
 
     def _limit(self, files: list[_File]) -> int:

@@ -113,10 +113,6 @@ class ShardImages:
         """Every sample in each epoch, except fewer than `num_streams`."""
         return StreamOrder(self._samples, count_streams(len(self), self.num_streams), seed)
 
-    def fingerprint(self) -> str:
-        """The version of the dataset and the number of streams."""
-        return f"{self.version} {self.num_streams}"
-
     def record(self) -> dict[str, Any]:
         """Path, version and size of the dataset."""
         return {"dataset": self.location, "version": self.version, "samples": len(self)}

@@ -49,10 +49,6 @@ class TrainingSet:
         """Images of an epoch."""
         return len(self.order)
 
-    def fingerprint(self) -> str:
-        """A hash: as long as it is the same, a run resumes in the same order."""
-        return self.images.fingerprint()
-
     def record(self) -> Any:
         """What `split.json` says about the images."""
         return self.excluded.without(self.images.record())

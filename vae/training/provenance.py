@@ -151,7 +151,7 @@ def _version(of: TrainingSet | ValidationSet) -> dict[str, Any]:
     dataset = datasets[0] if len(datasets) == 1 else None
     return {
         "path": public_text(images.location),
-        "version": images.version if isinstance(images, ShardImages) else images.fingerprint(),
+        "version": images.version,
         "images": len(images),
         "policy": dict(dataset.policy) if dataset else None,
         "transforms": dict(dataset.transforms) if dataset else None,
