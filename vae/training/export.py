@@ -99,7 +99,7 @@ class Export:
                 f"{self._remedy('lower --learning_rate')}"
             )
         weights = stored_weights(state.eval_model, "fp32")
-        start = state.lineage.start
+        start = state.identity.start
         digest = checkpoint_digest(checkpoint)
         marker = read_marker(self.folder.parent)
         metadata = {CHECKPOINT_KEY: digest, RUN_KEY: marker.id if marker else ""}
