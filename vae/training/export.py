@@ -37,7 +37,6 @@ from vae.training.provenance import note_exported
 from vae.training.state import TrainingState
 
 EXPORT_NAME = "vae"  # folder in OUTPUT_DIR
-WORSE_KEY = "below_start_of_epoch"  # metadata key of an export below its start: the stage's first epoch
 LATENT_IMAGES = 256  # crops from which the latent statistics are measured
 
 
@@ -107,13 +106,10 @@ class Export:
         if state.eval_model.bn is None:
             metadata |= channel_metadata(constants)
         before = stored_metadata(self.folder / WEIGHTS_NAME)
-        stage = str(state.stage.first_epoch)
-        if state.history.is_below_start:
-            metadata[WORSE_KEY] = stage
         if self._is_foreign(before, metadata[RUN_KEY]):
             console.warning(f"{self.folder} is not of this run, so it is kept in {self._keep_replaced()}")
-        elif state.history.is_below_start and before and before.get(WORSE_KEY) != stage:
-            self._report_worse(self._keep_replaced())
+        if state.history.is_below_start:
+            self._report_worse()
         shape = state.eval_model.config
         size = state.stage.image_size
         config = diffusers_config(shape, size, constants.scaling, constants.shift, overflows_fp16)
@@ -149,11 +145,10 @@ class Export:
             ) from error
         return kept
 
-    def _report_worse(self, kept: Path) -> None:
+    def _report_worse(self) -> None:
         history = self._state.history
         line = (
-            f"PSNR is {history.last_psnr:.2f} dB, and {history.start_psnr:.2f} dB at the start of this "
-            f"stage, so the VAE of before is kept in {kept}"
+            f"PSNR is {history.last_psnr:.2f} dB, and {history.start_psnr:.2f} dB at the start of this stage"
         )
         if self._config.loss.adversarial_weight > 0:
             console.info(f"{line}: the adversarial loss may lower PSNR, so compare the pictures of both")
