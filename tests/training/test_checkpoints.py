@@ -3,7 +3,6 @@
 import errno
 import os
 import re
-from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -18,6 +17,7 @@ from vae.system.files import write_json
 from vae.system.folder_marker import claim_folder
 from vae.training.checkpoints import saver, store
 from vae.training.checkpoints.store import (
+    abandon_newer,
     list_checkpoints,
     load_named,
     load_newest,
@@ -25,15 +25,12 @@ from vae.training.checkpoints.store import (
     saved_step,
     stage_ends,
 )
-from vae.training.provenance import Lineage
 from vae.training.run import train
 from vae.training.stages import Position, Stage
 
-LINE = Lineage("a")
 
-
-def put(folder: Path, name: str, step: int, line: Lineage = LINE) -> Path:
-    save_checkpoint(folder / name, checkpoint(step) | {"run": asdict(line)})
+def put(folder: Path, name: str, step: int) -> Path:
+    save_checkpoint(folder / name, checkpoint(step))
     return folder / name
 
 
@@ -64,7 +61,7 @@ def test_checkpoint_is_read_once_until_its_file_changes(tmp_path, monkeypatch):
     read = store.read_torch_file
     monkeypatch.setattr(store, "read_torch_file", lambda *args, **kw: reads.append(1) or read(*args, **kw))
     put(tmp_path, path.name, 7)
-    assert (saved_step(path), store.is_on_line(path, LINE), len(reads)) == (7, True, 1)
+    assert (saved_step(path), saved_step(path), len(reads)) == (7, 7, 1)
     put(tmp_path, path.name, 8)
     assert (saved_step(path), len(reads)) == (8, 2)
 
@@ -131,7 +128,7 @@ def test_prune_keeps_the_best_the_last_of_each_stage_and_the_newest(tmp_path):
     put(tmp_path, "checkpoint_step_65.pt", 65)
     apart = stage_ends(STAGES, Position(epoch=7, step=70)) | {"checkpoint_epoch_1.pt"}
     needed = {"checkpoint_epoch_4.pt", "checkpoint_epoch_7.pt"}
-    removed = prune(tmp_path, 2, apart=apart, needed=needed, step=70, line=LINE)
+    removed = prune(tmp_path, 2, apart=apart, needed=needed)
     assert {path.name for path in removed} == {f"checkpoint_epoch_{n}.pt" for n in (2, 5, 6)}
     assert remaining(tmp_path) == {
         "checkpoint_epoch_1.pt",  # the best
@@ -142,16 +139,18 @@ def test_prune_keeps_the_best_the_last_of_each_stage_and_the_newest(tmp_path):
     }
 
 
-def test_abandoned_checkpoints_do_not_count_and_go_when_they_are_passed(tmp_path):
-    """Run "a" reached step 80. Then "b" continued it from step 20, and is at step 50 now."""
-    for step in (10, 20, 30, 40, 60, 70, 80):
-        put(tmp_path, f"checkpoint_step_{step}.pt", step, Lineage("a"))
-    b = Lineage("b", (("a", 20),))
-    for step in (35, 50):
-        put(tmp_path, f"checkpoint_step_{step}.pt", step, b)
-    removed = prune(tmp_path, 3, apart=set(), needed=set(), step=50, line=b)
-    assert {path.name for path in removed} == {f"checkpoint_step_{n}.pt" for n in (10, 30, 40)}
-    assert remaining(tmp_path) == {f"checkpoint_step_{n}.pt" for n in (20, 35, 50, 60, 70, 80)}
+def test_newer_checkpoints_are_moved_out_of_the_way(tmp_path, capsys):
+    for step in (10, 20, 30, 40):
+        put(tmp_path, f"checkpoint_step_{step}.pt", step)
+    record_path(tmp_path / "checkpoint_step_40.pt").unlink()
+    (tmp_path / "checkpoint_step_50.pt").write_bytes(b"damaged")  # its step is not known
+    abandon_newer(tmp_path, 20)
+    assert {path.name for path in tmp_path.glob("*.pt")} == {f"checkpoint_step_{n}.pt" for n in (10, 20, 50)}
+    moved = {path.name for path in (tmp_path / "abandoned").iterdir()}
+    assert moved == {"checkpoint_step_30.pt", "checkpoint_step_30.pt.sha256", "checkpoint_step_40.pt"}
+    assert "2 newer checkpoints (checkpoint_step_40.pt, checkpoint_step_30.pt) are" in capsys.readouterr().out
+    abandon_newer(tmp_path, 20)
+    assert capsys.readouterr().out == ""
 
 
 # ---- real runs ----------------------------------------------------------------------------------------

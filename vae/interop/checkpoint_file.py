@@ -28,7 +28,7 @@ from vae.system.files import (
 )
 
 _MAX_RECORD_BYTES = 4096  # a SHA-256 and a file name
-CHECKPOINT_FORMAT = 4  # increase it when keys are renamed or removed: older files are then refused
+CHECKPOINT_FORMAT = 5  # increase it when keys are renamed or removed: older files are then refused
 
 
 class DamagedCheckpointError(UserError):

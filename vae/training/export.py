@@ -29,7 +29,6 @@ from vae.training.provenance import note_exported
 from vae.training.state import TrainingState
 
 EXPORT_NAME = "vae"  # folder in OUTPUT_DIR
-WORSE_KEY = "below_start_of_epoch"  # metadata key of an export below its start: the stage's first epoch
 LATENT_IMAGES = 256  # crops from which the latent statistics are measured
 
 
@@ -91,19 +90,16 @@ class Export:
                 f"{self._remedy('lower --learning_rate')}"
             )
         weights = stored_weights(state.eval_model, "fp32")
-        start = state.lineage.start
+        start = state.identity.start
         digest = checkpoint_digest(checkpoint)
         marker = read_marker(self.folder.parent)
         metadata = {CHECKPOINT_KEY: digest, RUN_KEY: marker.id if marker else ""}
         metadata |= {START_KEY: start} if start else {}
         before = stored_metadata(self.folder / WEIGHTS_NAME)
-        stage = str(state.stage.first_epoch)
-        if state.history.is_below_start:
-            metadata[WORSE_KEY] = stage
         if self._is_foreign(before, metadata[RUN_KEY]):
             console.warning(f"{self.folder} is not of this run, so it is kept in {self._keep_replaced()}")
-        elif state.history.is_below_start and before and before.get(WORSE_KEY) != stage:
-            self._report_worse(self._keep_replaced())
+        if state.history.is_below_start:
+            self._report_worse()
         model, size = state.eval_model, state.stage.image_size
         in_file = state.latent_constants is not None and bool(state.latent_constants.mean)
         how = {"force_upcast": overflows_fp16, "were_in_config": in_file}
@@ -136,11 +132,10 @@ class Export:
             ) from error
         return kept
 
-    def _report_worse(self, kept: Path) -> None:
+    def _report_worse(self) -> None:
         history = self._state.history
         line = (
-            f"PSNR is {history.last_psnr:.2f} dB, and {history.start_psnr:.2f} dB at the start of this "
-            f"stage, so the VAE of before is kept in {kept}"
+            f"PSNR is {history.last_psnr:.2f} dB, and {history.start_psnr:.2f} dB at the start of this stage"
         )
         if self._config.loss.adversarial_weight > 0:
             console.info(f"{line}: the adversarial loss may lower PSNR, so compare the pictures of both")

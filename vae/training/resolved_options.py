@@ -30,7 +30,6 @@ from vae.training.checkpoints.store import load_named, load_newest, load_on_all
 from vae.training.command import Command
 from vae.training.distributed import Distributed
 from vae.training.output.run_folder import folders_of_runs, resume_command
-from vae.training.provenance import saved_lineage
 from vae.training.schedule import RANDOM, TRAINED, WARM
 from vae.training.stages import Position, Stage, first_stages, resumed_stages
 
@@ -133,7 +132,7 @@ def _find_checkpoint(command: Command) -> tuple[Path, dict[str, Any]] | None:
         return None
     marker = read_marker(folder)
     is_inside = path.parent.resolve() == folder.resolve()
-    if marker is not None and is_inside and not saved_lineage(content).is_of(marker.id):
+    if marker is not None and is_inside and content["run"]["id"] != marker.id:
         raise UserError(
             f"--resume_from {command.resume_from}: {path} is not of the run in --output_dir {folder}: give a "
             "new --output_dir"

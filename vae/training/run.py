@@ -19,7 +19,7 @@ from vae.system import console
 from vae.system.errors import EXIT_SAVED_RESUMABLE, LostProcessError, NonFiniteError, UserError
 from vae.system.folder_marker import claim_folder
 from vae.training.checkpoints.saver import Saver
-from vae.training.checkpoints.store import position_name, set_aside_others
+from vae.training.checkpoints.store import abandon_newer, position_name, set_aside_others
 from vae.training.checkpoints.writer import CheckpointWriter, copy_fits
 from vae.training.command import Command, check_command
 from vae.training.distributed import Distributed
@@ -240,6 +240,7 @@ class _Run:
         folder = self.prepared.output_dir
         self.dist.on_main(self._claim_folder)
         if self.dist.is_main:
+            abandon_newer(folder, self.state.position.step)
             split = {"train": run.training_set.record(), "validation": []}
             if run.validation_set:
                 split["validation"] = run.validation_set.record()
@@ -249,15 +250,10 @@ class _Run:
         self.dist.barrier()
 
     def _claim_folder(self) -> None:
-        """Mark and lock the folder. The first run in it has the id of its marker, later ones an ancestor."""
+        """Mark and lock the folder. The run has the id of its marker."""
         state = self.state
-        lineage = self.state.lineage
-        marker = claim_folder(self.prepared.output_dir, RUN_COMMAND, folder_id=lineage.id)
-        if not lineage.is_of(marker.id):  # the first one was killed before it saved anything
-            if lineage.ancestors:
-                state.lineage = replace(lineage, ancestors=((marker.id, 0), *lineage.ancestors))
-            else:
-                state.lineage = replace(lineage, id=marker.id)
+        marker = claim_folder(self.prepared.output_dir, RUN_COMMAND, folder_id=state.identity.id)
+        state.identity = replace(state.identity, id=marker.id)
         self.lock.acquire(self.prepared.output_dir)
         set_aside_others(self.prepared.output_dir, marker.id)
 

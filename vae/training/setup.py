@@ -3,6 +3,7 @@
 import math
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -18,6 +19,7 @@ from vae.data.probing import SAMPLE, probe
 from vae.data.workers import resolve_num_workers
 from vae.device import is_out_of_memory
 from vae.interop.averaging import hash_of_weights
+from vae.interop.checkpoint_content import Identity
 from vae.interop.half_precision import LargestActivation
 from vae.losses.terms import LossTerms, build_terms
 from vae.memory.plan import stage_spec
@@ -30,7 +32,7 @@ from vae.step import Networks
 from vae.system import console
 from vae.system.addresses import public_text
 from vae.system.errors import DataError, UserError
-from vae.training.checkpoints.store import is_on_line, saved_step
+from vae.training.checkpoints.store import saved_step
 from vae.training.command import Command
 from vae.training.data_parallel import GradientWaits, data_parallel
 from vae.training.datasets import TrainingSet, cached_shards, check_cache, find_images
@@ -53,9 +55,8 @@ from vae.training.provenance import (
     Resume,
     compare,
     print_resume,
-    read_last_run,
+    read_good_checkpoint,
     samples_record,
-    saved_lineage,
 )
 from vae.training.recovery.stability import Stability
 from vae.training.resolved_options import ResolvedOptions, machine_of, resolve_options, run_stages
@@ -175,9 +176,8 @@ def _provenance(
     position = state.begun_at
     continues = None
     if content is not None:
-        parent = saved_lineage(content).id
         step = content["position"]["step"]
-        continues = {"run": parent, "step": step, "checkpoint": str(path)}
+        continues = {"run": content["run"]["id"], "step": step, "checkpoint": str(path)}
     samples = samples_record(config, training_set, validation_set, stage, processes, continues)
     resume = Resume(NEW)
     if content is not None:
@@ -190,7 +190,7 @@ def _continue(state: TrainingState, options: ResolvedOptions, config: Config, po
     """Begin a run, after a checkpoint if there is one: another --learning_rate makes its rollbacks void."""
     content = options.content
     if content is None:
-        state.lineage = replace(state.lineage, start=hash_of_weights(state.autoencoder.state_dict()))
+        state.identity = replace(state.identity, start=hash_of_weights(state.autoencoder.state_dict()))
         return
     try:
         restore(state, content)
@@ -203,7 +203,11 @@ def _continue(state: TrainingState, options: ResolvedOptions, config: Config, po
             f"({reason:.200})"
         ) from None
     state.apply_given_scaling(config)
-    state.lineage = saved_lineage(content).continued(position.step)
+    state.identity = Identity(**content["run"]).continued()
+    assert options.path is not None
+    if options.path.parent.resolve() != Path(config.run.output_dir).resolve():
+        saved = state.identity
+        state.identity = Identity.new(parent=saved.id, restarts=saved.restarts, start=saved.start)
     if config.optim.learning_rate != content["config"]["learning_rate"]:
         state.rollbacks = {}
 
@@ -216,8 +220,8 @@ def begin_stability(run: PreparedRun) -> Stability:
     step = state.begun_at.step
     if resumed_from is not None:
         stability.begin(step, resumed_from)
-        _, good = read_last_run(run.output_dir)
-        if good is not None and 0 <= saved_step(good) <= step and is_on_line(good, state.lineage):
+        good = read_good_checkpoint(run.output_dir)
+        if good is not None and 0 <= saved_step(good) <= step:
             stability.good = good
     return stability
 

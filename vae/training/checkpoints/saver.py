@@ -15,7 +15,7 @@ from vae.training.checkpoints.store import position_name, prune, stage_ends
 from vae.training.checkpoints.writer import CheckpointWriter
 from vae.training.distributed import Distributed
 from vae.training.output.run_folder import resume_command
-from vae.training.provenance import Provenance, write_last_run
+from vae.training.provenance import Provenance, write_run
 from vae.training.recovery.stability import NOT_FINITE, Stability, raise_if_diverged
 from vae.training.stages import Position, current_stage
 from vae.training.state import TrainingState, checkpoint_content
@@ -145,8 +145,6 @@ class Saver:
             self.config.run.keep_checkpoints,
             apart=stage_ends(self.state.stages, at) | {name for name in best if name},
             needed=self.stability.needed(),
-            step=at.step,
-            line=self.state.lineage,
         )
 
     def content(self) -> dict[str, Any]:
@@ -172,6 +170,6 @@ class Saver:
         return path.name if path and begins and path.parent.resolve() == self.folder.resolve() else None
 
     def note_good(self) -> None:
-        """Store which checkpoint of the folder is good, and that this run is the last one in it."""
+        """Store the run, and which checkpoint of its folder is good."""
         if self.dist.is_main:
-            write_last_run(self.folder, self.state.lineage, self.stability.good)
+            write_run(self.folder, self.state.identity, self.stability.good)

@@ -137,7 +137,7 @@ class Recorder:
         exhausted = retry.settings.out_of_memory
         gathered = metrics.health.gathered(self.dist, metrics.seconds(), wait_share, allreduce, exhausted)
         self.logbook.record("data", step, gathered.data())
-        trainer = {"restarts": len(self.state.lineage.ancestors), "out_of_memory": gathered.out_of_memory()}
+        trainer = {"restarts": self.state.identity.restarts, "out_of_memory": gathered.out_of_memory()}
         self.logbook.record("trainer", step, {**trainer, **gathered.comparison()})
 
     def _warn_of_low_memory(self) -> None:

@@ -12,7 +12,7 @@ from vae.system import console
 from vae.system.errors import NonFiniteError
 from vae.training.checkpoints.saver import Saver
 from vae.training.checkpoints.store import (
-    is_on_line,
+    abandon_newer,
     list_checkpoints,
     load_on_all,
     position_name,
@@ -20,16 +20,16 @@ from vae.training.checkpoints.store import (
     valid_checkpoints,
 )
 from vae.training.output.logbook import Logbook
-from vae.training.provenance import ROLLBACK, Resume, saved_lineage
+from vae.training.provenance import ROLLBACK, Resume
 from vae.training.stages import current_stage
 from vae.training.state import begin_state, restore, snapshot
 
 
 def begin_run(saver: Saver, logbook: Logbook, resume: Resume) -> None:
-    """Record the run as the last one in its folder: `latest` follows it, even before its first checkpoint."""
+    """Record that the run begins or goes on here."""
     saver.note_good()
-    lineage = saver.state.lineage
-    logbook.record("run", saver.state.position.step, saver.provenance.run_record(lineage, resume))
+    identity = saver.state.identity
+    logbook.record("run", saver.state.position.step, saver.provenance.run_record(identity, resume))
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ class Rollback:
         saver.writer.finish()  # before files are read
         source, content = self._last_good(reason)
         state.is_changing = True
-        self._restore(content, is_start=source is None)
+        self._restore(content)
         state.is_changing = False
         caps, step = state.rollbacks.setdefault(first_epoch, []), state.position.step
         good, is_allowed = saver.folder / position_name(state.position), overflows or len(caps) < allowed
@@ -64,6 +64,8 @@ class Rollback:
             state.leave_fp16()
         elif is_allowed:
             caps.append(0.5 * learning_rate / peak if peak else 0.5)
+        if saver.dist.is_main:
+            abandon_newer(saver.folder, step)
         if is_allowed or source != good:  # so that a resumed run knows of the rollback
             saver.replace(good)
         self.saver.stability.begin(step, None)
@@ -97,23 +99,18 @@ class Rollback:
         """The good checkpoint, then older ones; or else what the run continued."""
         good, saver = self.saver.stability.good, self.saver
         limit = saved_step(good) if good else self.saver.state.begun_at.step
-        older = [
-            path
-            for path in list_checkpoints(saver.folder)
-            if 0 <= saved_step(path) <= limit and is_on_line(path, self.saver.state.lineage)
-        ]
+        older = [path for path in list_checkpoints(saver.folder) if 0 <= saved_step(path) <= limit]
         return [*dict.fromkeys(filter(None, [good, *older, saver.provenance.resumed_from]))]
 
-    def _restore(self, content: dict[str, Any], is_start: bool) -> None:
+    def _restore(self, content: dict[str, Any]) -> None:
         """Load the content of a checkpoint, but keep the number of rollbacks; a new run begins after it."""
         state, rollbacks = self.saver.state, self.saver.state.rollbacks
         if state.discriminator is not None and content["discriminator"] is None:
             restore(state, self._initial_content())
         restore(state, content)
-        lineage = state.lineage if is_start else saved_lineage(content)
         if state.position.step == state.begun_at.step:  # a new stage may begin here
             state.position = replace(state.begun_at)
-        state.lineage = lineage.continued(state.position.step)
+        state.identity = state.identity.continued()
         state.rollbacks = rollbacks
         stage = current_stage(state.stages, state.position.epoch)
         assert stage is not None  # a step followed the checkpoint
