@@ -11,6 +11,7 @@ import re
 import secrets
 import shutil
 import stat
+import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -112,7 +113,21 @@ def atomic_path(path: Path) -> Iterator[Path]:
         mode = (folder / _SCRATCH_MARK).stat().st_mode & 0o777
         temporary.chmod(mode)  # safetensors makes its files readable by their owner only
         flush_file(temporary)
+        _replace(temporary, path)
+
+
+def _replace(temporary: Path, path: Path) -> None:
+    """Rename a file to `path`; on Windows, programs that have it open are waited for, for some seconds."""
+    for seconds in (0.2, 0.8, 2.0) if os.name == "nt" else ():
+        with suppress(PermissionError):
+            os.replace(temporary, path)
+            return
+        time.sleep(seconds)
+    try:
         os.replace(temporary, path)
+    except PermissionError as error:
+        reason = f"{error.strerror}: close the programs that use it, and repeat the command"
+        raise PermissionError(error.errno, reason, os.fspath(path)) from None
 
 
 def flush_file(path: Path) -> None:
