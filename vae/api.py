@@ -27,8 +27,7 @@ from vae.images.decoding import decode_image, parse_background
 from vae.images.formats import BadImageError
 from vae.images.metadata import profile_of
 from vae.images.pixels import to_float, to_uint8
-from vae.inference.codec import decode_latents, encode_images
-from vae.inference.padding import MIN_SIDE, padded_side
+from vae.inference.codec import MIN_SIDE, decode_latents, encode_images, padded_side
 from vae.interop import vae_files
 from vae.interop.run_files import METRICS_NAME
 from vae.interop.vae_files import LoadedVae

@@ -10,8 +10,7 @@ from PIL import Image
 from tests.harness.runs import TINY
 from vae.config.options import DataConfig
 from vae.config.resolve import resolve
-from vae.data.augment import color_jitter, resized_crop, unit
-from vae.data.dataset import CropDataset, FolderImages
+from vae.data.dataset import CropDataset, FolderImages, color_jitter, resized_crop, unit
 from vae.system.errors import UserError
 from vae.training.provenance import EXACT, _transform, compare
 

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from vae.inference.padding import crop_back, pad_to_multiple, padded_side
+from vae.inference.codec import crop_back, pad_to_multiple, padded_side
 
 
 @pytest.mark.parametrize(("side", "expected"), [(8, 8), (9, 16), (16, 16), (3071, 3072)])

@@ -1,6 +1,6 @@
 """The model of PyTorch's allocator by hand; tests/null_gpu/test_steps.py compares it with PyTorch."""
 
-from vae.memory.segments import (
+from vae.memory.live_bytes import (
     CUBLAS_WORKSPACE,
     CUDNN_WORKSPACE,
     LARGE_PAGE,

@@ -14,7 +14,7 @@ from tests.harness.pages import code_blocks, commands, page_text
 from tests.harness.runs import TINY
 from tests.harness.vae_families import SMALL, diffusers_model, research_model
 from tests.harness.wan_models import official_weights, wan_model
-from vae.config.latent_scaling import PUBLISHED_SCALING
+from vae.config.declare import PUBLISHED_SCALING
 from vae.interop.vae_files import load_vae
 from vae.training.run import train
 

@@ -12,7 +12,7 @@ from vae.config.flags import parse_flags
 from vae.config.tune_flags import TuneConfig
 from vae.system.errors import UserError
 from vae.tuning import search
-from vae.tuning.plots import write_plots
+from vae.tuning.search import write_plots
 
 RATE = {"learning_rate": {"low": 1e-6, "high": 1e-1, "log": True}}
 

@@ -4,9 +4,17 @@ from dataclasses import MISSING, dataclass
 from difflib import get_close_matches
 from pathlib import PurePath
 
-from vae.config.declare import device_option, kernels_option, option, weights_option
+from vae.config.declare import (
+    PUBLISHED_SCALING,
+    check_scaling,
+    device_option,
+    kernels_option,
+    option,
+    scaling_option,
+    shift_option,
+    weights_option,
+)
 from vae.config.flags import parse_section
-from vae.config.latent_scaling import PUBLISHED_SCALING, check_scaling, scaling_option, shift_option
 from vae.config.options import MIN_IMAGE_SIZE
 from vae.system.console import counted
 from vae.system.errors import UserError

@@ -15,9 +15,10 @@ from vae.config.declare import (
     kernels_option,
     max_pixels_option,
     option,
+    scaling_option,
+    shift_option,
     term_weight,
 )
-from vae.config.latent_scaling import scaling_option, shift_option
 from vae.system.addresses import public_options
 
 CONTRACT = "contract"  # a key of config.json that is no option: see vae/training/provenance.py

@@ -4,7 +4,7 @@ import re
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
-from vae.config.latent_scaling import check_scaling
+from vae.config.declare import check_scaling
 from vae.config.options import (
     MIN_IMAGE_SIZE,
     MIN_VIEW,

@@ -22,8 +22,7 @@ from vae.evaluation.metrics import MS_SSIM_MIN_SIDE, SSIM_WINDOW, ms_ssim, ssim
 from vae.evaluation.results import PER_IMAGE, SizeResult
 from vae.images.pixels import as_float, as_uint8, to_float, to_uint8
 from vae.images.psnr import MAX_PSNR_DB, psnr
-from vae.inference.codec import decode_latents, encode_images
-from vae.inference.padding import crop_back, pad_to_multiple
+from vae.inference.codec import crop_back, decode_latents, encode_images, pad_to_multiple
 from vae.interop.vae_files import LoadedVae
 from vae.losses.perceptual import PerceptualLoss
 from vae.model.autoencoder import AutoencoderKL, Posterior

@@ -10,7 +10,7 @@ from vae.config.infer_flags import InferConfig
 from vae.images.decoding import decode_image
 from vae.images.formats import BadImageError
 from vae.images.pixels import to_float
-from vae.inference.padding import MIN_SIDE
+from vae.inference.codec import MIN_SIDE
 from vae.system.files import atomic_path
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import torch
 from safetensors import SafetensorError, safe_open
 
-from vae.inference.padding import padded_side
+from vae.inference.codec import padded_side
 from vae.interop.safetensors_file import write_safetensors
 from vae.model.autoencoder import AutoencoderKL, Posterior
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 
+from vae.config.declare import published_flags
 from vae.config.export_flags import CHANNELS, FOLDED_SCALING, ExportConfig
-from vae.config.latent_scaling import published_flags
 from vae.config.options import build
 from vae.device import DTYPES, pick_device
 from vae.interop.averaging import combine

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from vae.config.latent_scaling import PUBLISHED_SCALING
+from vae.config.declare import PUBLISHED_SCALING
 from vae.config.options import ModelConfig
 from vae.model.autoencoder import FLUX2_EPS, LatentNorm
 from vae.model.tiny import BLOCKS

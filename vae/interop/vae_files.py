@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from vae.config.latent_scaling import PUBLISHED_SCALING
+from vae.config.declare import PUBLISHED_SCALING
 from vae.config.options import ModelConfig, build
 from vae.interop.checkpoint_file import DamagedCheckpointError, checked, is_checkpoint, verify_checkpoint
 from vae.interop.diffusers_folder import parse_config, read_config

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import torch
 from safetensors import SafetensorError, safe_open
 
-from vae.config.latent_scaling import PUBLISHED_SCALING
+from vae.config.declare import PUBLISHED_SCALING
 from vae.interop.compvis_names import BLOCK, current_name, from_compvis, is_compvis
 from vae.interop.torch_file import DamagedFileError, NeedsCodeError, read_torch_file
 from vae.interop.vae_path import CONVERT, VaePath

@@ -8,7 +8,7 @@ CPU_SHARE = 0.5  # of the free main memory: data workers and the system need the
 # Bytes that must be free on a CUDA device in addition to the live tensors of a step, or it is not chosen. On
 # an RTX 5090, cuDNN's first choice needs at most 164 MiB of workspace for each convolution of a step,
 # PyTorch's sums up to 128 MiB (both: benchmarks/LOG.md), cuBLAS 32 MiB. What PyTorch reserves is predicted by
-# vae.memory.segments: it frees gaps when memory is short. cuDNN's search in the first step of a shape uses
+# vae.memory.live_bytes: it frees gaps when memory is short. cuDNN's search in the first step of a shape uses
 # what is free, and PyTorch returns it. Not measured on a card yet.
 CUDA_RESERVE = GIB // 2
 

@@ -1,6 +1,11 @@
-"""Counting live bytes and FLOPs while code runs, usually on the meta device or with fake tensors."""
+"""Counting live bytes and FLOPs while code runs, usually on the meta device or with fake tensors.
 
+And what PyTorch's allocator reserves for these tensors on a card, with expandable segments.
+"""
+
+import bisect
 import weakref
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -78,3 +83,117 @@ class LiveBytes(TorchDispatchMode):
 
 def _tensors(tree: object) -> list[torch.Tensor]:
     return [leaf for leaf in tree_leaves(tree) if isinstance(leaf, torch.Tensor)]
+
+
+# ---- how the allocator places what a step allocates --------------------------------------------------------
+# It takes memory from the driver in pages, at the end of one address range for small and of one for large
+# tensors, and places a tensor into the smallest gap that it fits into. Gaps that no tensor fits into remain:
+# 1 % of the peak without recomputation, up to a fifth with it. c10/cuda/CUDACachingAllocator.cpp in PyTorch.
+
+MIB = 2**20
+CUBLAS_WORKSPACE = 32 * MIB  # of PyTorch, on Hopper and Blackwell; 8 MiB on other cards
+CUDNN_WORKSPACE = 164 * MIB  # at most, of its first choices (benchmarks/LOG.md)
+ALIGNMENT = 512
+SMALL, SMALL_PAGE, LARGE_PAGE = MIB, 2 * MIB, 20 * MIB  # kSmallSize, kSmallBuffer, kLargeBuffer
+
+Event = tuple[int, int]  # a key of a storage, and its bytes when it is created or 0 when it is freed
+
+
+class AddressRange:
+    """An expandable segment: allocations and the gaps between them. Nothing in it is given back."""
+
+    def __init__(self, page: int) -> None:
+        self.mapped = 0  # bytes that are reserved, from the start of the range
+        self._page = page
+        self._gaps: list[tuple[int, int]] = []  # (size, start), sorted
+        self._size_from: dict[int, int] = {}  # of each gap, by its start
+        self._start_to: dict[int, int] = {}  # by its end
+
+    def allocate(self, size: int) -> int:
+        """The start of `size` bytes in the smallest gap that fits, or at the end, which can grow."""
+        index = bisect.bisect_left(self._gaps, (size, 0))
+        while index < len(self._gaps) and sum(self._gaps[index]) == self.mapped:
+            index += 1
+        start = (
+            self._gaps[index][1] if index < len(self._gaps) else self._start_to.get(self.mapped, self.mapped)
+        )
+        found = self._take(start) if start in self._size_from else 0
+        if found < size:
+            more = -(-(size - found) // self._page) * self._page
+            self.mapped += more
+            found += more
+        if found > size:
+            self._add(start + size, found - size)
+        return start
+
+    def free(self, start: int, size: int) -> None:
+        """Free bytes, and join them with the gaps on both sides."""
+        if start + size in self._size_from:
+            size += self._take(start + size)
+        if start in self._start_to:
+            before = self._start_to[start]
+            size += self._take(before)
+            start = before
+        self._add(start, size)
+
+    def _add(self, start: int, size: int) -> None:
+        bisect.insort(self._gaps, (size, start))
+        self._size_from[start] = size
+        self._start_to[start + size] = start
+
+    def _take(self, start: int) -> int:
+        size = self._size_from.pop(start)
+        del self._start_to[start + size]
+        del self._gaps[bisect.bisect_left(self._gaps, (size, start))]
+        return size
+
+
+class Allocator:
+    """The two address ranges, and the storages in them by key."""
+
+    def __init__(self) -> None:
+        self._small, self._large = AddressRange(SMALL_PAGE), AddressRange(LARGE_PAGE)
+        self._live: dict[int, tuple[AddressRange, int, int]] = {}
+
+    @property
+    def reserved(self) -> int:
+        """Bytes that have been taken from the driver."""
+        return self._small.mapped + self._large.mapped
+
+    def allocate(self, size: int) -> tuple[AddressRange, int, int]:
+        """Range, start and rounded size of a new storage."""
+        size = -(-size // ALIGNMENT) * ALIGNMENT
+        part = self._small if size <= SMALL else self._large
+        return part, part.allocate(size), size
+
+    def replay(self, events: Iterable[Event]) -> None:
+        """Create and free storages."""
+        for key, size in events:
+            if size:
+                self._live[key] = self.allocate(size)
+            else:
+                part, *place = self._live.pop(key)
+                part.free(*place)
+
+
+def reserved_bytes(events: list[Event], resident: int, moments: int) -> int:
+    """Bytes that are reserved after two steps with these events; `resident` bytes stay between steps.
+
+    The first update creates `moments` tensors for each gradient, in gaps between the gradients. The next step
+    frees the gradients first.
+    """
+    gradients: dict[int, int] = {}
+    for key, size in events:
+        if size:
+            gradients[key] = size
+        else:
+            del gradients[key]
+    allocator = Allocator()
+    allocator.allocate(CUBLAS_WORKSPACE)
+    allocator.allocate(max(ALIGNMENT, resident - moments * sum(gradients.values())))
+    allocator.replay(events)
+    for size in [*gradients.values()] * moments:
+        allocator.allocate(size)
+    allocator.replay((key, 0) for key in gradients)
+    allocator.replay(events)
+    return allocator.reserved + CUDNN_WORKSPACE  # where the peak is in a convolution, no gap fits it

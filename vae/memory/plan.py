@@ -11,8 +11,7 @@ from vae.config.options import RECOMPUTE, Config, LossConfig, ModelConfig
 from vae.losses.latent_statistics import needs_statistics
 from vae.losses.terms import LossTerms, build_terms
 from vae.memory.available import CUDA_RESERVE
-from vae.memory.live_bytes import LiveBytes
-from vae.memory.segments import CUBLAS_WORKSPACE, reserved_bytes
+from vae.memory.live_bytes import CUBLAS_WORKSPACE, LiveBytes, reserved_bytes
 from vae.model.activation_scale import scale_activations
 from vae.model.autoencoder import AutoencoderKL, downsampling
 from vae.model.discriminator import Discriminator

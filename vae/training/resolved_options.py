@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from vae.config.latent_scaling import published_flags
+from vae.config.declare import published_flags
 from vae.config.options import Config
 from vae.config.recipes import recipe_values
 from vae.config.resolve import (

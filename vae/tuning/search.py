@@ -1,20 +1,25 @@
 """A search from top to bottom: an Optuna study in a folder, whose trials are runs of train_vae.py."""
 
+import io
 import json
 import logging
 import os
 import sys
 import warnings
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import matplotlib
 import optuna
 from filelock import FileLock
 from optuna.distributions import distribution_to_json
+from optuna.importance import PedAnovaImportanceEvaluator
 from optuna.storages import JournalStorage
 from optuna.storages.journal import JournalFileBackend, JournalFileOpenLock
 from optuna.study import Study
 from optuna.trial import FrozenTrial, Trial, TrialState
+from optuna.visualization import matplotlib as plots
 
 from vae.config.flags import read_json
 from vae.config.options import Config, all_options, flatten, names_where
@@ -24,12 +29,11 @@ from vae.config.tune_flags import DIRECTIONS, RANDOM_TRIALS, TuneConfig
 from vae.system import child_process, console
 from vae.system.addresses import public_options, public_text
 from vae.system.errors import UserError
-from vae.system.files import open_appending, replace_text, write_json
+from vae.system.files import open_appending, replace_bytes, replace_text, write_json
 from vae.system.folder_marker import check_folder, claim_folder
 from vae.system.script import ROOT
 from vae.training.command import check_command as check_training
 from vae.training.datasets import find_images
-from vae.tuning.plots import write_plots
 from vae.tuning.space import Space, as_choice, options_of, read_space, suggest
 from vae.tuning.training_process import TrialError, Validation, ended_with_us, is_locked, train
 
@@ -309,3 +313,40 @@ def _row(trial: FrozenTrial) -> str:
     state = "interrupted" if was_interrupted else trial.state.name.lower()
     row = {"trial": trial.number, "state": state, "values": trial.values}
     return json.dumps({**row, "params": options_of(trial.params), **trial.user_attrs}) + "\n"
+
+
+# ---- plots -------------------------------------------------------------------------------------------------
+MIN_COMPLETE = 10  # trials for importances and slices: of fewer, they show chance
+
+
+def write_plots(folder: Path, study: optuna.Study, objectives: Sequence[str], params: list[str]) -> None:
+    """Write what the complete trials are enough for, of which there is at least one."""
+    matplotlib.use("agg")
+    complete = study.get_trials(deepcopy=False, states=(optuna.trial.TrialState.COMPLETE,))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for index, name in enumerate(objectives):
+            target = None if len(objectives) == 1 else lambda trial, index=index: trial.values[index]
+            plots.plot_optimization_history(study, target=target, target_name=name)
+            _save(folder / f"history_{name}.png")
+            if len(complete) >= MIN_COMPLETE:
+                evaluator = PedAnovaImportanceEvaluator()
+                plots.plot_param_importances(study, evaluator, params, target=target, target_name=name)
+                _save(folder / f"importances_{name}.png")
+                plots.plot_slice(study, target=target, target_name=name)
+                _save(folder / f"slices_{name}.png")
+        if len(objectives) == 1:
+            plots.plot_intermediate_values(study)
+            _save(folder / "validations.png")
+        elif len(objectives) <= 3:
+            plots.plot_pareto_front(study, target_names=list(objectives))
+            _save(folder / "pareto_front.png")
+
+
+def _save(path: Path) -> None:
+    from matplotlib import pyplot
+
+    content = io.BytesIO()
+    pyplot.gcf().savefig(content, format="png", dpi=90, bbox_inches="tight")
+    pyplot.close("all")
+    replace_bytes(path, content.getvalue())
