@@ -56,8 +56,6 @@ def files_in(folder):
         ("validate", [*RAW, "--target_size", "512"], 2, "belongs to --mode preprocess"),
         ("validate", [*RAW, "--limit", "0"], 2, "--limit 0"),
         ("validate", [*RAW, "--max_aspect", "0.5"], 2, "--max_aspect 0.5"),
-        ("validate", [*RAW, "--undo_quarantine"], 2, "--quarantine_dir"),
-        ("validate", [*RAW, "--undo_quarantine", "--quarantine_dir", "empty"], 77, "nothing to undo"),
         ("validate", [], 2, "--input_dir"),
         ("analyze", ["--input_dir", "bad", *OUT], 77, "none of 1 images can be read, for example a.png"),
         ("analyze", [*RAW, "--output_dir", "bad"], 78, "did not write (a.png)"),

@@ -162,9 +162,6 @@ class ValidateConfig(ReadingConfig):
     quarantine_dir: str | None = option(
         None, "move rejected files to this folder", metavar="DIR", writes=True
     )
-    undo_quarantine: bool = option(
-        False, "move every file in --quarantine_dir back into --input_dir, and do nothing else"
-    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -398,11 +395,7 @@ def _check_together(config: PrepareConfig, given: set[str]) -> None:
 
 
 def _check_validate(config: ValidateConfig) -> None:
-    if config.undo_quarantine and config.part:
-        raise UsageError(f"--undo_quarantine is no work of a part: leave --part {config.part} out")
-    if config.undo_quarantine and not config.quarantine_dir:
-        raise UsageError("--undo_quarantine needs --quarantine_dir: give the folder to empty")
-    if config.quarantine_dir and config.limit is not None and not config.undo_quarantine:
+    if config.quarantine_dir and config.limit is not None:
         raise UsageError(
             f"--quarantine_dir with --limit {config.limit} leaves files unchecked: leave one out"
         )

@@ -14,8 +14,8 @@ from vae.data.manifest import MANIFEST_NAME
 from vae.prepare.blocks import FileBlock, Source, open_source
 from vae.prepare.check import Check
 from vae.prepare.folders import check_apart, check_output_file, output_folder, write_error
+from vae.prepare.quarantine import RECORD_NAME, move_rejected
 from vae.prepare.quarantine import VERB as QUARANTINE
-from vae.prepare.quarantine import move_rejected, undo
 from vae.prepare.reasons import NOT_REJECTED, count_rejected, duplicates_text, print_summary, remedy
 from vae.prepare.rows import RowFolder, parse_part, rules_of
 from vae.prepare.selection import EXACT, READABLE, drop_exact, flags
@@ -39,15 +39,10 @@ LISTS = {
 
 
 def run_validate(config: ValidateConfig) -> int:
-    """Validate images or empty a quarantine, and print a summary; returns the exit code.
+    """Validate images, and print a summary; returns the exit code.
 
     DataError if there are no images, and UserError for unusable folders or flags.
     """
-    if config.undo_quarantine:
-        assert config.quarantine_dir is not None, "the flags were checked together"
-        moved, left = undo(config.quarantine_dir, config.input_dir)
-        console.info(f"{config.quarantine_dir}: {moved} files moved back, {left} left")
-        return EXIT_DATA if left else 0
     check_output_file(config.output_file, "--output_file", overwrite=config.overwrite)
     if is_dataset(config.input_dir) and config.input_dir.lower().partition("?")[0].endswith(".json"):
         return run_verify(config)
@@ -98,7 +93,7 @@ def _validate_images(config: ValidateConfig) -> int:
         ]
         if config.quarantine_dir:
             moved = move_rejected(_files_to_move(table), config.input_dir, config.quarantine_dir)
-            last.append(f"  moved    {moved:>7}  to quarantine; --undo_quarantine moves them back")
+            last.append(f"  moved    {moved:>7}  to quarantine; {RECORD_NAME} in it lists them")
         print_summary(
             table,
             source,
