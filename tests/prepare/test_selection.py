@@ -137,16 +137,12 @@ def test_growth_has_no_image_of_the_old_dataset_and_keeps_its_subsets(source, ol
     assert "left out      16  in_other_dataset" in done.stdout
 
 
-def test_training_and_validate_refuse_a_validation_set_that_shares_images(source, old, tmp_path):
-    for kind, reason in (("a.png", "is_in_training"), ("c.jpg", "looks_alike")):
+def test_training_refuses_a_validation_set_that_shares_images(source, old, tmp_path):
+    for kind in ("a.png", "c.jpg"):
         (tmp_path / kind).mkdir()
         name = next(one for one in names_in(source, old) if one.endswith("a.png"))[:3] + kind
         (tmp_path / kind / name).write_bytes((source / name).read_bytes())
         other = pack(tmp_path / kind, tmp_path / f"{kind}-set")
-        report = tmp_path / f"{kind}.json"
-        words = ("--input_dir", old, "--val_path", other, "--output_file", report)
-        prepare("--mode", "validate", *words, code=77)
-        assert {one["reason"] for one in json.loads(report.read_text())["problems"]} == {reason}
         given = {**TINY, "data_path": str(old), "val_path": str(other), "output_dir": str(tmp_path / "run")}
         del given["val_split"]
         with pytest.raises(DataError, match=r"--val_path .*for example [0-9a-f]{32}.*other images"):

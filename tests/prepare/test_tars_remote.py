@@ -44,8 +44,6 @@ def test_dataset_here_reads_tars_there(gives_ranges, web, tmp_path, monkeypatch)
     found, images = read_all(path, tmp_path / "cache")
     assert found == images_of(*tars)
     assert images.metadata(3) == {"source": "class1/000003.png", "caption": "a text", "label": "1"}
-    words = ("--mode", "validate", "--input_dir", path, "--cache_dir", tmp_path / "cache")
-    prepare(*words, "--num_workers", "1", "--output_file", tmp_path / "report.json", "--overwrite", code=0)
     version = read_dataset(path).version
     assert index(web, tmp_path / "set").returncode == 0  # again
     prepare("--mode", "index", "--input", web.root / "tars", "--output_dir", tmp_path / "local", code=0)

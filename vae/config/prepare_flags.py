@@ -5,7 +5,7 @@ from contextlib import suppress
 from dataclasses import MISSING, dataclass, fields
 from typing import Any
 
-from vae.config.declare import MAX_PIXELS, background_option, cache_dir_option, cache_gib_option, option
+from vae.config.declare import MAX_PIXELS, background_option, option
 from vae.config.flags import parse_section
 from vae.config.parser import OneLineParser, unknown_flag
 from vae.config.values import most_similar
@@ -151,14 +151,6 @@ class ValidateConfig(ReadingConfig):
     rows_dir: str | None = _rows_dir_option()
     part: str | None = _part_option()
     strict: bool = option(False, f"exit with {EXIT_DATA} if any file was rejected")
-    val_path: str | None = option(
-        None,
-        "dataset of shards that must share no image with the one in --input_dir",
-        metavar="FILE",
-        unset="its validation set",
-    )
-    cache_dir: str | None = cache_dir_option()
-    cache_gib: float = cache_gib_option("; it needs room for the largest shard")
     quarantine_dir: str | None = option(
         None, "move rejected files to this folder", metavar="DIR", writes=True
     )

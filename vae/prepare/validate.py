@@ -20,8 +20,6 @@ from vae.prepare.reasons import NOT_REJECTED, count_rejected, duplicates_text, p
 from vae.prepare.rows import RowFolder, parse_part, rules_of
 from vae.prepare.selection import EXACT, READABLE, drop_exact, flags
 from vae.prepare.table import Table
-from vae.prepare.verify import run_verify
-from vae.shards.dataset_json import is_dataset
 from vae.system import console
 from vae.system.console import printable
 from vae.system.errors import EXIT_DATA, UserError
@@ -44,17 +42,6 @@ def run_validate(config: ValidateConfig) -> int:
     DataError if there are no images, and UserError for unusable folders or flags.
     """
     check_output_file(config.output_file, "--output_file", overwrite=config.overwrite)
-    if is_dataset(config.input_dir) and config.input_dir.lower().partition("?")[0].endswith(".json"):
-        return run_verify(config)
-    if config.val_path:
-        raise UserError(
-            f"--val_path {config.val_path} is compared with a dataset of shards: give its dataset.json as "
-            "--input_dir, or leave the flag out"
-        )
-    return _validate_images(config)
-
-
-def _validate_images(config: ValidateConfig) -> int:
     began = time.monotonic()
     source = open_source(config)
     if config.quarantine_dir:
