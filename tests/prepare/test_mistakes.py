@@ -59,7 +59,6 @@ def files_in(folder):
         ("validate", [], 2, "--input_dir"),
         ("analyze", ["--input_dir", "bad", *OUT], 77, "none of 1 images can be read, for example a.png"),
         ("analyze", [*RAW, "--output_dir", "bad"], 78, "did not write (a.png)"),
-        ("shard", [*RAW, *OUT, "--beside", "none.json"], 77, "--beside none.json does not exist"),
         ("shard", [*RAW, *OUT, "--val_split", "1"], 2, "--val_split 1.0"),
         ("shard", ["--input_dir", "mds", *OUT], 77, "MDS"),
         ("shard", ["--input_dir", "lit", *OUT], 77, "LitData"),

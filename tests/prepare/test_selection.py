@@ -125,18 +125,6 @@ def old(source, tmp_path_factory):
     return pack(root / "raw", root / "set", val_split=0.3)
 
 
-def test_growth_has_no_image_of_the_old_dataset_and_keeps_its_subsets(source, old, tmp_path):
-    done = shard(source, tmp_path / "new", "--beside", old, "--val_split", "0.2", code=0)
-    parts = ("dataset.json", "validation.json")
-    before = [set(names_in(source, old.with_name(name))) for name in parts]
-    after = [set(names_in(source, tmp_path / "new" / name)) for name in parts]
-    assert not (before[0] | before[1]) & (after[0] | after[1])
-    assert len(before[0] | before[1] | after[0] | after[1]) == 3 * PHOTOS
-    photos = [{name[:2] for name in one | other} for one, other in zip(before, after, strict=True)]
-    assert not photos[0] & photos[1]
-    assert "left out      16  in_other_dataset" in done.stdout
-
-
 def test_training_refuses_a_validation_set_that_shares_images(source, old, tmp_path):
     for kind in ("a.png", "c.jpg"):
         (tmp_path / kind).mkdir()

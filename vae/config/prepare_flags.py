@@ -168,12 +168,6 @@ class ShardConfig(SelectConfig, ReadingConfig):
         "share of the images for a validation dataset; not used if a manifest defines the split",
         metavar="SHARE",
     )
-    beside: tuple[str, ...] | None = option(
-        None,
-        "dataset.json of datasets that will train together with this one: their images are left out, and "
-        "images that look like theirs join the same subset",
-        metavar="FILE",
-    )
     near_duplicates: bool = option(
         True, "keep images that look alike in one subset, and refuse a manifest whose split separates them"
     )

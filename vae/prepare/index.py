@@ -156,7 +156,7 @@ def _publish(config: IndexConfig, table: Table, root: Path, base: str, began: fl
     if written:
         policy = {name: getattr(config, name) for name in (*RULES, *CHOICES)} | {"near_duplicates": False}
         digest = table.digest(policy, *CONTENT)
-        claim_content(root, TRAINING, digest, "give a new folder")
+        claim_content(root, TRAINING, digest)
         _write_datasets(table, root, base, policy)
     _print_summary(config, table, root, images, written, time.monotonic() - began)
     return 0 if written else EXIT_DATA

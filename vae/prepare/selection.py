@@ -3,29 +3,24 @@
 Each function sets the reason of the rows that it leaves out.
 """
 
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from vae.config.prepare_flags import SelectConfig
 from vae.data.exclude_list import KEY_DIGITS, read_exclude_list, refuse_unmatched
-from vae.images.formats import BadImageError
 from vae.prepare.join import json_path, read_joined
-from vae.prepare.near_duplicates import group_names, near_between, phashes_of, words_of
+from vae.prepare.near_duplicates import group_names, words_of
 from vae.prepare.parquet_source import short
 from vae.prepare.subsets import NONE, choose_val_groups, gather
 from vae.prepare.table import Table
-from vae.shards.dataset_json import read_dataset
-from vae.shards.store import TooLargeError
 from vae.system import console
 from vae.system.console import counted
-from vae.system.errors import DataError, UserError
+from vae.system.errors import UserError
 from vae.system.files import utf8_text
 
 EXACT, NEAR = "exact_duplicate", "near_duplicate"
 READABLE = f"reason IN ('', '{EXACT}')"  # images that have passed the check, copies included
-BESIDE = "--beside"
 EXAMPLES = 6  # images named for each flag
 MAX_COLUMNS = 500  # of metadata that --where may use
 TRAIN, VAL = "train", "val"
@@ -140,43 +135,6 @@ def refuse_divided_look_alikes(table: Table) -> None:
             f"example {', '.join(names)}: run prepare_data.py --mode split --group_by near_duplicates, or "
             "allow it with --no-near_duplicates"
         )
-
-
-def compare_with(table: Table, paths: Sequence[str]) -> None:
-    """Leave out images of other datasets, which train beside this one.
-
-    Images that look like theirs join the same subset. One that looks like images of both subsets is left out.
-    """
-    for path in paths:
-        training = read_dataset(path, flag=BESIDE)
-        validation = training.beside(training.validation) if training.validation else None
-        subsets = {TRAIN: training, **({VAL: read_dataset(validation, flag=BESIDE)} if validation else {})}
-        keys = list[bytes]()
-        near = dict[str, np.ndarray]()
-        found = table.columns("SELECT n, phash FROM images WHERE reason = '' ORDER BY n")
-        hashes = words_of(found["phash"])
-        for subset, dataset in subsets.items():
-            is_near = np.zeros(len(hashes), bool)
-            try:
-                for rows in map(dataset.fetch_index, dataset.shards):
-                    keys += rows["key"].tolist()
-                    theirs = phashes_of(rows)
-                    for ours, _ in near_between(hashes, theirs[theirs.any(axis=1)]):
-                        is_near[ours] = True
-            except (BadImageError, TooLargeError) as error:
-                raise DataError(f"{BESIDE} {path} is damaged: {error}") from None
-            near[subset] = found["n"][is_near]
-        for subset, numbers in near.items():
-            with table.arrays("chosen", n=numbers):
-                table.run(
-                    "UPDATE images SET subset = ? FROM chosen WHERE images.n = chosen.n AND reason = ''",
-                    subset,
-                )
-        with table.arrays("theirs", key=np.array([key.decode() for key in keys], object)):
-            table.leave_out("in_other_dataset", f"sha256[1:{KEY_DIGITS}] = theirs.key", source="theirs")
-        both = np.intersect1d(near.get(TRAIN, []), near.get(VAL, [])).astype(np.int64)
-        with table.arrays("theirs", n=both):
-            table.leave_out("looks_like_both", "images.n = theirs.n", source="theirs")
 
 
 def _exclude(table: Table, file: str) -> None:

@@ -22,7 +22,6 @@ from vae.prepare.preprocess import SETTINGS_NAME
 from vae.prepare.reasons import broken_lines, count_rejected, duplicates_text, print_summary
 from vae.prepare.rows import RowFolder, open_rows, rules_of
 from vae.prepare.selection import (
-    BESIDE,
     KEY_DIGITS,
     SUBSETS,
     TRAIN,
@@ -32,14 +31,13 @@ from vae.prepare.selection import (
     apply_rules,
     check_where,
     choose_validation,
-    compare_with,
     drop_exact,
     refuse_divided_look_alikes,
 )
 from vae.prepare.shard_writer import SUFFIXES, Member, Plan, note_path, write_shard
 from vae.prepare.table import Table
 from vae.progress import Progress
-from vae.shards.dataset_json import dataset_content, read_dataset, write_dataset
+from vae.shards.dataset_json import dataset_content, write_dataset
 from vae.shards.index import Shard
 from vae.system import console
 from vae.system.errors import EXIT_DATA, DataError, UserError
@@ -62,8 +60,6 @@ def run_shard(config: ShardConfig) -> int:
     DataError if there are none, and UserError for unusable folders or flags.
     """
     check_where(config)
-    for path in config.beside or ():  # a mistake is an error now, not after hours
-        read_dataset(path, flag=BESIDE)
     began = time.monotonic()
     check_apart(config.input_dir, config.output_dir)
     source = open_source(config)
@@ -84,8 +80,7 @@ def run_shard(config: ShardConfig) -> int:
         if not config.part:
             remove_temporary(root)  # of killed processes
         if images[TRAINING]:
-            advice = f"give a new folder; to train with both, add --beside {root / TRAINING}"
-            claim_content(root, TRAINING, table.digest(config.shard_mb, CONTENT), advice)
+            claim_content(root, TRAINING, table.digest(config.shard_mb, CONTENT))
             written = _pack(root, table, config, folder, sum(images.values()))
         if config.part:
             console.info(f"{folder.part_text(source)}\n  its part of the shards is written")
@@ -127,8 +122,6 @@ def _select(table: Table, source: Source, config: ShardConfig) -> None:
             refuse_divided_look_alikes(table)
     else:
         choose_validation(table, config.val_split, near=config.near_duplicates)
-    if config.beside:
-        compare_with(table, config.beside)
 
 
 def _pack(
