@@ -213,32 +213,24 @@ class AnalyzeConfig(ReadingConfig):
     part: str | None = _part_option()
 
 
-PREVIOUS = "as in the previous split; first split: "
-
-
 @dataclass(frozen=True, kw_only=True)
 class SplitConfig:
     """Assign the images of a manifest to training and validation."""
 
     input_dir: str = option(MISSING, "folder with a manifest, or the manifest itself", metavar="DIR")
     val_split: float | None = option(
-        None, "share of the validation set", metavar="SHARE", unset=f"{PREVIOUS}0.1, or 0 with --num_folds"
+        None, "share of the validation set", metavar="SHARE", unset="0.1, or 0 with --num_folds"
     )
-    num_folds: int | None = option(
-        None, "folds that the other images are divided into", metavar="K", unset=f"{PREVIOUS}no folds"
-    )
+    num_folds: int = option(0, "folds that the other images are divided into; 0: none", metavar="K")
     group_by: str | None = option(
         None,
         "images to keep together: near_duplicates, manifest (the groups in it), folder:N "
         "(the N outermost folders) or a column of --join",
         metavar="RULE",
-        unset=f"{PREVIOUS}manifest if it has groups, otherwise near_duplicates",
+        unset="manifest if it has groups, otherwise near_duplicates",
     )
-    label_by: str | None = option(
-        None,
-        "label to balance by: manifest, folder:N or a column of --join",
-        metavar="RULE",
-        unset=f"{PREVIOUS}manifest",
+    label_by: str = option(
+        "manifest", "label to balance by: manifest, folder:N or a column of --join", metavar="RULE"
     )
     join: str | None = _join_option()
     join_on: str = option(
@@ -246,9 +238,7 @@ class SplitConfig:
         "column of --join with the path of each image below the prepared or the original folder",
         metavar="NAME",
     )
-    seed: int | None = option(
-        None, "another seed gives another split", metavar="N", unset=f"{PREVIOUS}0", at_least=0
-    )
+    seed: int = option(0, "another seed gives another split", metavar="N", at_least=0)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -47,7 +47,7 @@ def move_rejected(files: Iterable[tuple[str, str, str]], input_dir: str, quarant
                     shutil.move(source, target)
                     moved += 1
                 except PermissionError as error:
-                    _print_not_moved(source, error.strerror)
+                    _print_not_moved(source, str(error.strerror))
     except OSError as error:
         raise write_error(error, quarantine_dir, FLAG) from error
     return moved

@@ -12,7 +12,7 @@ from vae.data.exclude_list import KEY_DIGITS, read_exclude_list, refuse_unmatche
 from vae.prepare.join import json_path, read_joined
 from vae.prepare.near_duplicates import group_names, words_of
 from vae.prepare.parquet_source import short
-from vae.prepare.subsets import NONE, choose_val_groups, gather
+from vae.prepare.subsets import choose_val_groups, gather
 from vae.prepare.table import Table
 from vae.system import console
 from vae.system.console import counted
@@ -117,7 +117,7 @@ def choose_validation(table: Table, share: float, *, near: bool) -> None:
     )
     groups = gather(found["hash"])
     if share and len(groups.hashes) > 1:
-        in_val = choose_val_groups(groups, share, np.full(len(groups.hashes), NONE))[groups.of_image]
+        in_val = choose_val_groups(groups, share)[groups.of_image]
         with table.arrays("chosen", n=found["n"][in_val]):
             table.run("UPDATE images SET subset = ? FROM chosen WHERE images.n = chosen.n", VAL)
 
