@@ -174,11 +174,11 @@ def cut(data):
 
 
 BROKEN = {
-    "ends within": cut,
-    "end mark": lambda data: data[: -(-len(data.rstrip(b"\0")) // 512) * 512],
+    "unexpected end of data": cut,
+    "its end mark is missing": lambda data: data[: -(-len(data.rstrip(b"\0")) // 512) * 512],
     "compressed with gzip": lambda data: b"\x1f\x8b" + data,
     "no tar file": lambda data: b"x" * 2000,
-    "after byte": lambda data: data[:1024] + b"?" * 512 + data[1536:],
+    "damaged (": lambda data: data[:1024] + b"?" * 512 + data[1536:],
 }
 
 
@@ -301,9 +301,7 @@ def pax_header(text: bytes) -> bytes:
 
 
 HOSTILE = {
-    "digits": pax_header(b"1" * 2**20),
     "nested": pax_header(b"11 path=ab\n") * 2000,
-    "long name": tarfile.TarInfo("a" * 90_000).tobuf(tarfile.GNU_FORMAT),
     "negative size": b"a.png" + bytes(119) + b"\xff" * 12 + bytes(376),
 }
 
