@@ -106,14 +106,6 @@ def test_processes_end_if_their_parent_is_killed():
     wait_until(lambda: not any(map(is_running, children)))
 
 
-def test_task_is_repeated_without_what_ended_its_process():
-    def retry(task, failure):
-        return ("double", failure.reason)
-
-    found = list(run_tasks(work, [("exit", 3)], 1, LIMITS, retry))
-    assert found == [(("double", "crashed"), "crashedcrashed")]
-
-
 def test_number_of_workers():
     assert count_workers("auto") >= 1
     assert [count_workers(number) for number in (0, "1", 5)] == [1, 1, 5]

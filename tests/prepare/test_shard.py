@@ -110,7 +110,7 @@ def test_killed_check_repeats_only_its_unfinished_blocks(source, tmp_path, monke
         lambda self, block, n, item: seen.append(block.id) or row(self, block, n, item),
     )
     pack(source, tmp_path / "set")
-    assert not {f"{block}.jsonl" for block in seen} & set(done)
+    assert not {f"{block}.parquet" for block in seen} & set(done)
     pack(source, tmp_path / "other")
     assert files(tmp_path / "set") == files(tmp_path / "other")
 

@@ -98,13 +98,13 @@ def block_id(*listing: Any) -> str:
 
 def given(image: bytes | BadImageError) -> Callable[[], bytes]:
     """A function that gives the bytes of an image, or raises why there are none."""
+    return partial(_give, image)
 
-    def read() -> bytes:
-        if isinstance(image, BadImageError):
-            raise image
-        return image
 
-    return read
+def _give(image: bytes | BadImageError) -> bytes:
+    if isinstance(image, BadImageError):
+        raise image
+    return image
 
 
 def _read(path: str) -> bytes:

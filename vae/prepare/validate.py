@@ -9,6 +9,8 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from vae.config.prepare_flags import ValidateConfig
 from vae.data.manifest import MANIFEST_NAME
 from vae.prepare.blocks import FileBlock, Source, open_source
@@ -105,12 +107,12 @@ def compare_with_manifest(table: Table, source: Source, is_whole: bool) -> bool:
     if is_whole and source.folder is not None:
         listed = table.all("SELECT path FROM manifest ANTI JOIN images ON name = path ORDER BY path")
         missing = [n for (n,) in listed if not os.path.lexists(os.path.join(source.folder, n))]
-        table.lines("missing", ({"name": name} for name in missing), {"name": "VARCHAR"})
-        table.run(
-            "INSERT INTO images (n, block, number, name, reason, detail, flags) "
-            "SELECT (SELECT max(n) FROM images) + row_number() OVER (), -1, 0, name, 'missing', "
-            "'the manifest lists it, the folder lacks it', [] FROM missing"
-        )
+        with table.arrays("missing", name=np.array(missing, object)):
+            table.run(
+                "INSERT INTO images (n, block, number, name, reason, detail, flags) "
+                "SELECT (SELECT max(n) FROM images) + row_number() OVER (), -1, 0, name, 'missing', "
+                "'the manifest lists it, the folder lacks it', [] FROM missing"
+            )
     return source.folder is not None and (Path(source.folder) / MANIFEST_NAME).is_file()
 
 
