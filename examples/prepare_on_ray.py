@@ -18,10 +18,11 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from vae.config.prepare_flags import ShardConfig, parse_prepare_flags
-from vae.prepare.blocks import Block, open_source
+from vae.prepare.blocks import Block
 from vae.prepare.check import Check
 from vae.prepare.folders import check_apart
 from vae.prepare.rows import check_block, open_rows, rules_of, save_rows
+from vae.prepare.source import open_source
 from vae.system import console
 from vae.system.script import run_script
 

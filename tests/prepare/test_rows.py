@@ -8,9 +8,10 @@ import pytest
 from tests.harness.image_kinds import detailed, encoded
 from tests.harness.tars import write_tar
 from vae.config.prepare_flags import ShardConfig
-from vae.prepare.blocks import Block, Item, Source, given, open_source
+from vae.prepare.blocks import Block, Item, given
 from vae.prepare.check import Check
 from vae.prepare.rows import RowFolder
+from vae.prepare.source import Source, open_source
 from vae.prepare.table import Table
 
 IMAGES = {f"{number}.png": encoded(detailed(number), "PNG") for number in range(6)}

@@ -13,7 +13,7 @@ from vae.charts import BLUE, PAGE_SCALE, new_figure, png
 from vae.config.prepare_flags import AnalyzeConfig
 from vae.html import data_uri, page_chart, write_page
 from vae.images.formats import BadImageError
-from vae.prepare.blocks import Block, open_source
+from vae.prepare.blocks import Block
 from vae.prepare.check import Check, check_image
 from vae.prepare.dataset_stats import (
     COLUMNS,
@@ -31,6 +31,7 @@ from vae.prepare.pool import count_workers, run_tasks
 from vae.prepare.reasons import broken_lines, count_rejected, group_lines
 from vae.prepare.rows import open_rows, rules_of
 from vae.prepare.selection import drop_exact, name_near_groups
+from vae.prepare.source import open_source
 from vae.prepare.table import Table
 from vae.system import console
 from vae.system.console import printable

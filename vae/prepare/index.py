@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from vae.config.prepare_flags import IndexConfig
-from vae.prepare.blocks import Block, Source
+from vae.prepare.blocks import Block
 from vae.prepare.check import HeaderCheck
 from vae.prepare.folders import HIDDEN, claim_content, inside
 from vae.prepare.inputs import common_folder, find_files
@@ -31,6 +31,7 @@ from vae.prepare.selection import (
     drop_exact,
 )
 from vae.prepare.shard_writer import save_index
+from vae.prepare.source import Source
 from vae.prepare.table import Table
 from vae.prepare.tar_source import tar_blocks
 from vae.shards.dataset_json import dataset_content, read_dataset, write_dataset

@@ -18,7 +18,7 @@ from uuid import uuid4
 from vae.config.prepare_flags import PreprocessConfig
 from vae.data.manifest import KEYS, MANIFEST_NAME, read_rows
 from vae.images.formats import BadImageError
-from vae.prepare.blocks import Block, Item, Source, open_source
+from vae.prepare.blocks import Block, Item
 from vae.prepare.check import Check, Row, rejected
 from vae.prepare.folders import HIDDEN, check_apart, inside
 from vae.prepare.naming import name_outputs, output_of
@@ -26,6 +26,7 @@ from vae.prepare.reasons import count_rejected, duplicates_text, print_summary
 from vae.prepare.resize import EXTENSIONS, encode, engine, plan_shape, resize_to_shape
 from vae.prepare.rows import RowFolder, open_rows, rules_of
 from vae.prepare.selection import apply_rules, check_where, drop_exact, drop_near, name_near_groups
+from vae.prepare.source import Source, open_source
 from vae.prepare.table import Table
 from vae.system import console
 from vae.system.errors import EXIT_DATA

@@ -1,7 +1,7 @@
 """Reasons for rejecting a file: the remedy for each, and the lines about them in a terminal summary."""
 
 from vae.images.folder import Skips
-from vae.prepare.blocks import Source
+from vae.prepare.source import Source
 from vae.prepare.table import Table
 from vae.system import console
 from vae.system.console import counted, printable

@@ -14,7 +14,6 @@ from typing import Any
 
 from vae.config.prepare_flags import ShardConfig
 from vae.images.formats import EXTENSIONS_OF
-from vae.prepare.blocks import Source, open_source
 from vae.prepare.check import Check
 from vae.prepare.folders import HIDDEN, check_apart, claim_content
 from vae.prepare.pool import Failure, Limits, count_workers, run_tasks
@@ -35,6 +34,7 @@ from vae.prepare.selection import (
     refuse_divided_look_alikes,
 )
 from vae.prepare.shard_writer import SUFFIXES, Member, Plan, note_path, write_shard
+from vae.prepare.source import Source, open_source
 from vae.prepare.table import Table
 from vae.progress import Progress
 from vae.shards.dataset_json import dataset_content, write_dataset

@@ -11,9 +11,10 @@ from typing import Any
 
 import numpy as np
 
-from vae.prepare.blocks import Block, Source
+from vae.prepare.blocks import Block
 from vae.prepare.database import connect_for_all, literal, sql
 from vae.prepare.rows import RowFolder
+from vae.prepare.source import Source
 from vae.system.errors import DataError
 from vae.system.files import open_new_text, utf8_text
 

@@ -13,7 +13,7 @@ import numpy as np
 
 from vae.config.prepare_flags import ValidateConfig
 from vae.data.manifest import MANIFEST_NAME
-from vae.prepare.blocks import FileBlock, Source, open_source
+from vae.prepare.blocks import FileBlock
 from vae.prepare.check import Check
 from vae.prepare.folders import check_apart, check_output_file, output_folder, write_error
 from vae.prepare.quarantine import RECORD_NAME, move_rejected
@@ -21,6 +21,7 @@ from vae.prepare.quarantine import VERB as QUARANTINE
 from vae.prepare.reasons import NOT_REJECTED, count_rejected, duplicates_text, print_summary, remedy
 from vae.prepare.rows import RowFolder, parse_part, rules_of
 from vae.prepare.selection import EXACT, READABLE, drop_exact, flags
+from vae.prepare.source import Source, open_source
 from vae.prepare.table import Table
 from vae.system import console
 from vae.system.console import printable
