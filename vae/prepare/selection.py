@@ -3,6 +3,7 @@
 Each function sets the reason of the rows that it leaves out.
 """
 
+import json
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,7 @@ from vae.prepare.table import Table
 from vae.system import console
 from vae.system.console import counted
 from vae.system.errors import UserError
-from vae.system.files import utf8_text
+from vae.system.files import parse_json, utf8_text
 
 EXACT, NEAR = "exact_duplicate", "near_duplicate"
 READABLE = f"reason IN ('', '{EXACT}')"  # images that have passed the check, copies included
@@ -26,6 +27,8 @@ MAX_COLUMNS = 500  # of metadata that --where may use
 TRAIN, VAL = "train", "val"
 TRAINING, VALIDATION = "dataset.json", "validation.json"  # the subsets, as the files of their datasets
 SUBSETS = {VALIDATION: VAL, TRAINING: TRAIN}  # the training set last: it names the other
+# Types of JSON values that are no texts.
+_KINDS = {"BIGINT": "DOUBLE", "UBIGINT": "DOUBLE", "DOUBLE": "DOUBLE", "BOOLEAN": "BOOLEAN"}
 _COLUMNS_OF_ROWS = ("name", "bytes", "format", "width", "height", "flags")
 
 
@@ -170,23 +173,21 @@ def _join(table: Table, text: str, key: str) -> None:
 
 def _where(table: Table, text: str) -> None:
     """Leave out the images for which an SQL expression is not true; UserError if it is no expression."""
-    columns = [f'"{name}"' for name in _COLUMNS_OF_ROWS]
-    keys = table.all(
-        r"""SELECT key, list(DISTINCT json_type(metadata, '$."' || replace(key, '\', '\\') || '"'))
-        FROM (SELECT metadata, unnest(json_keys(metadata)) AS key FROM images)
-        WHERE key <> '' AND NOT contains(key, '"') """
-        f"AND key NOT IN {_COLUMNS_OF_ROWS} GROUP BY key ORDER BY key LIMIT {MAX_COLUMNS}"
-    )
-    for key, types in keys:
-        kinds = set(types) - {"NULL"}
-        kind = "DOUBLE" if kinds and kinds <= {"UBIGINT", "BIGINT", "DOUBLE"} else "VARCHAR"
-        kind = "BOOLEAN" if kinds == {"BOOLEAN"} else kind
-        columns.append(f"TRY_CAST(metadata ->> '{json_path(key)}' AS {kind}) AS \"{key}\"")
-    table.run(f"CREATE VIEW wanted AS SELECT n, {', '.join(columns)} FROM images WHERE reason = ''")
-    query = f"SELECT n FROM wanted WHERE (\n{text}\n)"
+    query = "SELECT json_group_structure(metadata) FROM images WHERE metadata IS NOT NULL"
+    ((structure,),) = table.all(query)
+    taken = {"", *_COLUMNS_OF_ROWS}  # in lower case, as SQL compares names
+    kinds: dict[str, str] = {}
+    for key, kind in parse_json(structure or "{}").items():
+        if key.lower() not in taken and len(kinds) < MAX_COLUMNS:
+            taken.add(key.lower())
+            kinds[key] = _KINDS.get(str(kind), "VARCHAR")
+    text_of_kinds = json.dumps(kinds).replace("'", "''")  # a view has no parameters
+    metadata = f", unnest(from_json(metadata, '{text_of_kinds}'))" if kinds else ""
+    own = ", ".join(_COLUMNS_OF_ROWS)
+    table.run(f"CREATE VIEW wanted AS SELECT n AS _n, {own}{metadata} FROM images WHERE reason = ''")
     try:
         table.lock()
-        numbers: Any = table.columns(query)["n"].astype(np.int64)
+        numbers: Any = table.columns(f"SELECT _n FROM wanted WHERE (\n{text}\n)")["_n"].astype(np.int64)
     except table.error as error:
         raise _refuse_where(text, short(error)) from None
     with table.arrays("fulfilling", n=numbers):
