@@ -113,7 +113,7 @@ def _preprocess(config: PreprocessConfig, source: Source, folder: RowFolder, roo
             console.info(folder.part_text(source))
             return 0
         table = Table(folder, source.blocks)
-        drop_exact(table, "reason = '' OR phash IS NOT NULL")
+        drop_exact(table, also_rejected=True)
         if config.drop_duplicates:
             name_near_groups(table)
             drop_near(table)

@@ -10,9 +10,9 @@ import numpy as np
 
 from vae.config.prepare_flags import SelectConfig
 from vae.data.exclude_list import KEY_DIGITS, read_exclude_list, refuse_unmatched
+from vae.prepare.database import short, sql
 from vae.prepare.join import json_path, read_joined
 from vae.prepare.near_duplicates import group_names, words_of
-from vae.prepare.parquet_source import short
 from vae.prepare.subsets import choose_val_groups, gather
 from vae.prepare.table import Table
 from vae.system import console
@@ -20,7 +20,7 @@ from vae.system.console import counted
 from vae.system.errors import UserError
 from vae.system.files import parse_json, utf8_text
 
-EXACT, NEAR = "exact_duplicate", "near_duplicate"
+EXACT = "exact_duplicate"
 READABLE = f"reason IN ('', '{EXACT}')"  # images that have passed the check, copies included
 EXAMPLES = 6  # images named for each flag
 MAX_COLUMNS = 500  # of metadata that --where may use
@@ -63,22 +63,14 @@ def apply_rules(table: Table, config: SelectConfig) -> None:
         _where(table, config.where)
 
 
-def drop_exact(table: Table, checked: str = "reason = ''") -> None:
+def drop_exact(table: Table, *, also_rejected: bool = False) -> None:
     """Leave out all but the first of images with equal bytes, among those that have passed the check."""
-    table.run(
-        f"UPDATE images SET reason = '{EXACT}', detail = 'of ' || first.name FROM ("
-        f"SELECT sha256, arg_min(name, n) AS name, min(n) AS n FROM images WHERE {checked} "
-        "GROUP BY sha256 HAVING count(*) > 1) AS first "
-        f"WHERE ({checked}) AND images.sha256 = first.sha256 AND images.n > first.n"
-    )
+    table.run(sql("exact_duplicates"), also_rejected)
 
 
 def flags(table: Table) -> list[tuple[str, int, list[str]]]:
     """(flag, number of images, the first of their names), most frequent first, of all readable images."""
-    return table.all(
-        f"SELECT flag, count(*) AS c, list(name ORDER BY n)[1:{EXAMPLES}] FROM (SELECT n, name, "
-        f"unnest(flags) AS flag FROM images WHERE {READABLE}) GROUP BY flag ORDER BY c DESC, flag"
-    )
+    return table.all(sql("flags"), EXAMPLES)
 
 
 def name_near_groups(table: Table) -> None:
@@ -94,16 +86,7 @@ def name_near_groups(table: Table) -> None:
 
 def drop_near(table: Table) -> None:
     """Leave out all but the largest of images that look alike, by `grp`."""
-    kept = f"first(n ORDER BY {LARGEST_FIRST}) AS n, first(name ORDER BY {LARGEST_FIRST}) AS name"
-    table.leave_out(
-        NEAR,
-        "images.grp = k.grp AND images.n <> k.n",
-        detail="'of ' || k.name",
-        source=f"(SELECT grp, {kept} FROM images WHERE reason = '' AND grp IS NOT NULL GROUP BY grp) AS k",
-    )
-
-
-LARGEST_FIRST = "width::BIGINT * height DESC, bytes DESC, name"  # of a group: which one is kept
+    table.run(sql("near_duplicates"))
 
 
 def choose_validation(table: Table, share: float, *, near: bool) -> None:
@@ -114,10 +97,7 @@ def choose_validation(table: Table, share: float, *, near: bool) -> None:
     table.run("UPDATE images SET subset = ? WHERE reason = ''", TRAIN)
     if near and share:
         name_near_groups(table)
-    found = table.columns(
-        "SELECT n, CASE WHEN grp IS NULL THEN ('0x' || sha256[1:16])::UBIGINT ELSE md5_number_lower(grp) END "
-        "AS hash FROM images WHERE reason = ''"
-    )
+    found = table.columns(sql("group_hashes"))
     groups = gather(found["hash"])
     if share and len(groups.hashes) > 1:
         in_val = choose_val_groups(groups, share)[groups.of_image]
@@ -128,10 +108,7 @@ def choose_validation(table: Table, share: float, *, near: bool) -> None:
 def refuse_divided_look_alikes(table: Table) -> None:
     """UserError if images that look alike are in both subsets."""
     name_near_groups(table)
-    names = [name for (name,) in table.all(
-        "SELECT name FROM images WHERE grp IN (SELECT grp FROM images WHERE reason = '' GROUP BY grp "
-        "HAVING count(DISTINCT subset) > 1 ORDER BY grp LIMIT 2) ORDER BY name LIMIT 6"
-    )]  # fmt: skip
+    names = [name for (name,) in table.all(sql("divided_groups"))]
     if names:
         raise UserError(
             "--input_dir: its manifest has images that look alike in training and in validation, for "

@@ -181,8 +181,6 @@ def _members(table: Table, subset: str) -> Iterator[Member]:
         if metadata:
             theirs = parse_json(metadata)
             content = {**theirs, **content, **({"of_source": theirs["key"]} if "key" in theirs else {})}
-        if kind not in EXTENSIONS_OF:
-            raise DataError(f"a row of {name} is damaged: delete {HIDDEN} in the output folder")
         extension = EXTENSIONS_OF[kind][0].lstrip(".")
         text = json.dumps(content)
         yield Member(block, number, position, sha256, extension, size, (width, height), phash, text)
