@@ -16,7 +16,7 @@ from tests.harness.tars import write_img2dataset
 from vae.prepare.blocks import FileBlock
 from vae.prepare.draw import draw_image
 from vae.prepare.near_duplicates import find_shared
-from vae.prepare.rows import BlockRows, RowFolder, save_rows
+from vae.prepare.rows import BlockRows, RowFolder
 from vae.prepare.selection import choose_validation
 from vae.prepare.table import Table
 from vae.shards.dataset_json import read_dataset
@@ -83,7 +83,7 @@ def chosen(tmp_path, hashes, groups, share):
     ]  # fmt: skip
     with RowFolder(tmp_path, "", {}).claimed() as folder:
         text = json.dumps([*rows, {"number": -1, "name": ""}])
-        save_rows(folder.rows, block, BlockRows(text, 0, False))
+        folder.save(block, BlockRows(text, 0, False))
         table = Table(folder, [block])
         with table.arrays("given", n=np.arange(len(hashes)), grp=np.array(groups, object)):
             table.run("UPDATE images SET grp = given.grp FROM given WHERE given.n = images.n")

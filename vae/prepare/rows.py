@@ -6,6 +6,7 @@ again, because it may have been copied again.
 """
 
 import json
+import os
 import shutil
 import tempfile
 from collections.abc import Iterable, Iterator, Sequence
@@ -27,7 +28,7 @@ from vae.prepare.tar_source import BrokenTarError, TarBlock
 from vae.progress import Progress
 from vae.shards.store import StoreError
 from vae.system.errors import UserError
-from vae.system.files import atomic_path
+from vae.system.files import flush_file
 from vae.system.lock_file import open_locked
 
 OF_BLOCK = -1  # the number of the row about the block itself
@@ -89,7 +90,7 @@ class RowFolder:
     @contextmanager
     def claimed(self) -> Iterator["RowFolder"]:
         """Hold the folder; UserError if it has other settings, or another process works on this part."""
-        self.root.mkdir(parents=True, exist_ok=True)
+        self.rows.mkdir(parents=True, exist_ok=True)
         name = f"part-{self.part.number}-of-{self.part.total}"
         lock = None
         with suppress(OSError):  # a file system without locks
@@ -130,23 +131,20 @@ class RowFolder:
         workers = max(1, min(count_workers(maker.config.num_workers), len(todo)))
         unit = "image" if any(block.count for block in blocks) else source.unit
         bad = 0
-        died: list[Block] = []
         results = run_tasks(partial(check_block, maker), todo, workers, maker.limits)
         with Progress(title, total, unit, done=done) as bar, closing(results):
-
-            def finish(block: Block, rows: BlockRows) -> None:
-                nonlocal bad
-                save_rows(self.rows, block, rows)
+            for block, rows in _with_repeats(maker, results):
+                self.save(block, rows)
                 bad += rows.bad
                 bar.update(block.count or 1, note=f"{bad} bad")
 
-            for block, rows in results:
-                if isinstance(rows, Failure):
-                    died.append(block)
-                else:
-                    finish(block, rows)
-            for block in died:
-                finish(block, _check_one_by_one(maker, block))
+    def save(self, block: Block, rows: BlockRows) -> None:
+        """Write the rows of a block."""
+        name = block.id + (BROKEN_SUFFIX if rows.is_broken else SUFFIX)
+        temporary = self.scratch / name  # the next process of this part removes it
+        _database().sql(sql("rows"), params=[rows.json]).write_parquet(str(temporary))
+        flush_file(temporary)
+        os.replace(temporary, self.rows / name)
 
     def part_text(self, source: Source) -> str:
         """The summary of a part."""
@@ -165,12 +163,6 @@ class RowFolder:
 @cache
 def _database() -> Any:
     return connect()
-
-
-def save_rows(folder: Path, block: Block, rows: BlockRows) -> None:
-    """Write the rows of a block."""
-    with atomic_path(folder / (block.id + (BROKEN_SUFFIX if rows.is_broken else SUFFIX))) as temporary:
-        _database().sql(sql("rows"), params=[rows.json]).write_parquet(str(temporary))
 
 
 def check_block(maker: AnyCheck, block: Block) -> BlockRows:
@@ -218,6 +210,20 @@ def _collect(block: Block, facts: dict[str, Any], rows: Iterable[Row]) -> BlockR
 
 
 # ---- a block that has ended its process --------------------------------------------------------------------
+
+
+def _with_repeats(
+    maker: AnyCheck, results: Iterable[tuple[Block, BlockRows | Failure]]
+) -> Iterator[tuple[Block, BlockRows]]:
+    """Each block and its rows; last those that have ended their process, which are repeated."""
+    died: list[Block] = []
+    for block, rows in results:
+        if isinstance(rows, Failure):
+            died.append(block)
+        else:
+            yield block, rows
+    for block in died:
+        yield block, _check_one_by_one(maker, block)
 
 
 def _check_one_by_one(maker: AnyCheck, block: Block) -> BlockRows:
