@@ -16,7 +16,7 @@ from typing import Any
 from uuid import uuid4
 
 from vae.config.prepare_flags import PreprocessConfig
-from vae.data.manifest import KEYS, MANIFEST_NAME, read_rows
+from vae.data.manifest import GROUP_KEYS, IMAGE_KEYS, MANIFEST_NAME, read_rows
 from vae.images.formats import BadImageError
 from vae.prepare.blocks import Block, Item
 from vae.prepare.check import Check, Row, rejected
@@ -38,8 +38,6 @@ SETTINGS = (
     "target_size", "resize_mode", "format", "quality", "upscale",
     "max_pixels", "background", "first_frame", "min_size", "max_aspect",
 )  # fmt: skip
-# Other keys of a row come from others.
-OUR_KEYS = ("path", "sha256", "width", "height", "source", "flags", "phash")
 MAX_ROUNDS = 2  # the second one makes images again that were deleted since
 
 
@@ -172,13 +170,13 @@ def _write_manifest(table: Table, root: Path) -> int:
     kept: dict[str, dict[str, Any]] = {}
     if manifest.is_file():
         for row in read_rows(manifest, flag="--output_dir"):
-            kept[row["path"]] = {k: v for k, v in row.items() if k not in OUR_KEYS and v is not None}
+            kept[row["path"]] = {k: v for k, v in row.items() if k not in IMAGE_KEYS and v is not None}
     left = set(kept)
 
     def lines() -> Iterator[str]:
         columns = "made.path, made.sha256, made.width, made.height, name, flags, phash"
         for values in table.stream(f"SELECT {columns} FROM images WHERE reason = '' ORDER BY n"):
-            row: dict[str, Any] = dict.fromkeys(KEYS) | dict(zip(OUR_KEYS, values, strict=True))
+            row: dict[str, Any] = dict(zip(IMAGE_KEYS, values, strict=True)) | dict.fromkeys(GROUP_KEYS)
             left.discard(row["path"])
             yield json.dumps(row | kept.get(row["path"], {})) + "\n"
 

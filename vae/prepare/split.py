@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from vae.config.prepare_flags import SplitConfig
-from vae.data.manifest import KEYS, MANIFEST_NAME, group_key, read_rows
+from vae.data.manifest import GROUP_KEYS, IMAGE_KEYS, MANIFEST_NAME, SPLIT_KEYS, group_key, read_rows
 from vae.prepare.join import read_column
 from vae.prepare.near_duplicates import GROUP_PREFIX, group_names, words_of
 from vae.prepare.reasons import group_lines
@@ -33,7 +33,7 @@ NEAR_DUPLICATES, MANIFEST, FOLDER = "near_duplicates", "manifest", "folder"
 FLAG = "--input_dir"
 Rule = Callable[[dict[str, Any]], str | None]
 DEFAULT_SHARE = 0.1
-SPLIT_KEYS = (*KEYS, "split", "fold")
+KEYS = (*IMAGE_KEYS, *GROUP_KEYS, *SPLIT_KEYS)
 SETTINGS = ("val_split", "num_folds", "group_by", "label_by", "seed")  # that decide the subsets
 SUBSET_NAMES = {TRAIN: "train", VAL: "val"}
 
@@ -164,7 +164,7 @@ def _new_lines(
     for row, subset, fold in zip(rows, subsets.tolist(), folds.tolist(), strict=True):
         row |= {"group": rules[0](row), "label": rules[1](row), "split": SUBSET_NAMES[subset]}
         row["fold"] = None if fold < 0 else fold
-        yield json.dumps({key: row.get(key) for key in SPLIT_KEYS} | row) + "\n"
+        yield json.dumps({key: row.get(key) for key in KEYS} | row) + "\n"
 
 
 def rule_for(by: str, flag: str, config: SplitConfig) -> Rule:

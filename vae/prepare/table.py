@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from vae.data.manifest import IMAGE_KEYS, SPLIT_KEYS
 from vae.prepare.blocks import Block
 from vae.prepare.database import connect_for_all, literal, sql
 from vae.prepare.rows import RowFolder
@@ -18,8 +19,7 @@ from vae.prepare.source import Source
 from vae.system.errors import DataError
 from vae.system.files import open_new_text, utf8_text
 
-# Of a manifest: what --mode preprocess and --mode split write.
-MANIFEST_KEYS = {"path", "sha256", "width", "height", "source", "flags", "split", "fold", "phash"}
+OWN_KEYS = (*IMAGE_KEYS, *SPLIT_KEYS)  # of a manifest; others are metadata
 FETCHED = 5000  # rows at a time
 
 
@@ -112,7 +112,7 @@ class Table:
 
         def rows() -> Iterator[dict[str, Any]]:
             for row in source.manifest():
-                more = {utf8_text(k): v for k, v in row.items() if k not in MANIFEST_KEYS and v is not None}
+                more = {utf8_text(k): v for k, v in row.items() if k not in OWN_KEYS and v is not None}
                 path, sha256 = utf8_text(row["path"]), utf8_text(row["sha256"])
                 yield {"path": path, "sha256": sha256, "split": row.get("split"), "more": more or None}
 
