@@ -29,7 +29,7 @@ from vae.system.script import run_script
 
 def write_rows(folder: RowFolder, check: Check, row: dict[str, Block]) -> dict[str, int]:
     """Write the rows of a block into the output folder; returns the number of rejected images."""
-    rows = check_block(check, row["block"])
+    rows = check_block(check, folder.scratch, row["block"])
     folder.save(row["block"], rows)
     return {"rejected": rows.bad}
 

@@ -82,8 +82,9 @@ def chosen(tmp_path, hashes, groups, share):
         for n, value in enumerate(hashes)
     ]  # fmt: skip
     with RowFolder(tmp_path, "", {}).claimed() as folder:
-        text = json.dumps([*rows, {"number": -1, "name": ""}])
-        folder.save(block, BlockRows(text, 0, False))
+        lines = folder.scratch / "rows.jsonl"
+        lines.write_text("\n".join(map(json.dumps, [*rows, {"number": -1, "name": ""}])))
+        folder.save(block, BlockRows(lines, 0, False))
         table = Table(folder, [block])
         with table.arrays("given", n=np.arange(len(hashes)), grp=np.array(groups, object)):
             table.run("UPDATE images SET grp = given.grp FROM given WHERE given.n = images.n")

@@ -2,7 +2,7 @@
 CREATE TABLE manifest AS
 SELECT * FROM read_json(
     $1,
-    columns = {"path": 'VARCHAR', "sha256": 'VARCHAR', "split": 'VARCHAR', "more": 'JSON'},
+    columns = {path: 'VARCHAR', sha256: 'VARCHAR', split: 'VARCHAR', more: 'JSON'},
     format = 'newline_delimited',
     maximum_object_size = 67108864
 );

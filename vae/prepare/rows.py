@@ -20,7 +20,7 @@ from vae.config.prepare_flags import ReadingConfig
 from vae.images.formats import BadImageError
 from vae.prepare.blocks import Block, Item
 from vae.prepare.check import AnyCheck, Row, rejected, start_row
-from vae.prepare.database import connect, sql
+from vae.prepare.database import connect, literal, sql
 from vae.prepare.folders import FULL_DISK, HIDDEN, claim_settings, output_folder
 from vae.prepare.pool import Failure, count_workers, run_tasks, time_limit
 from vae.prepare.source import Source
@@ -70,7 +70,7 @@ def open_rows(config: Any, verb: str, rules: dict[str, Any]) -> Iterator[tuple[P
 class BlockRows(NamedTuple):
     """The rows of a block."""
 
-    json: str  # a list of all rows
+    lines: Path  # a temporary file with the rows as JSON lines
     bad: int  # images that are not accepted
     is_broken: bool  # it could not be read to its end
 
@@ -131,9 +131,9 @@ class RowFolder:
         workers = max(1, min(count_workers(maker.config.num_workers), len(todo)))
         unit = "image" if any(block.count for block in blocks) else source.unit
         bad = 0
-        results = run_tasks(partial(check_block, maker), todo, workers, maker.limits)
+        results = run_tasks(partial(check_block, maker, self.scratch), todo, workers, maker.limits)
         with Progress(title, total, unit, done=done) as bar, closing(results):
-            for block, rows in _with_repeats(maker, results):
+            for block, rows in _with_repeats(maker, self.scratch, results):
                 self.save(block, rows)
                 bad += rows.bad
                 bar.update(block.count or 1, note=f"{bad} bad")
@@ -142,9 +142,10 @@ class RowFolder:
         """Write the rows of a block."""
         name = block.id + (BROKEN_SUFFIX if rows.is_broken else SUFFIX)
         temporary = self.scratch / name  # the next process of this part removes it
-        _database().sql(sql("rows"), params=[rows.json]).write_parquet(str(temporary))
+        _database().sql(sql("rows"), params=[literal(rows.lines)]).write_parquet(str(temporary))
         flush_file(temporary)
         os.replace(temporary, self.rows / name)
+        rows.lines.unlink()
 
     def part_text(self, source: Source) -> str:
         """The summary of a part."""
@@ -165,10 +166,10 @@ def _database() -> Any:
     return connect()
 
 
-def check_block(maker: AnyCheck, block: Block) -> BlockRows:
+def check_block(maker: AnyCheck, scratch: Path, block: Block) -> BlockRows:
     """The rows of a block. A process that takes too long for one image ends."""
     facts = dict[str, Any]()
-    return _collect(block, facts, _checked(maker, block, facts))
+    return _collect(scratch, block, facts, _checked(maker, block, facts))
 
 
 def _checked(maker: AnyCheck, block: Block, facts: dict[str, Any]) -> Iterator[Row]:
@@ -189,31 +190,34 @@ def _image_time(maker: AnyCheck, block: Block) -> AbstractContextManager[None]:
     return time_limit(maker.seconds + (STORE_SECONDS if block.is_remote else 0))
 
 
-def _collect(block: Block, facts: dict[str, Any], rows: Iterable[Row]) -> BlockRows:
-    """The rows of the images, and the one about the block itself, with `facts`."""
-    texts: list[str] = []
+def _collect(scratch: Path, block: Block, facts: dict[str, Any], rows: Iterable[Row]) -> BlockRows:
+    """Write the rows of the images, and the one about the block itself, with `facts`."""
+    path = scratch / f"{block.id}.jsonl"
     bad = 0
     whole: Row = {"number": OF_BLOCK, "name": ""}
-    try:
-        for row in rows:
-            texts.append(json.dumps(row))
-            bad += "reason" in row
-    except (BrokenTarError, StoreError, OSError) as error:
-        if not isinstance(block, TarBlock) or getattr(error, "errno", None) in FULL_DISK:
-            raise
-        detail = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
-        whole = rejected(whole, BadImageError("broken_tar", detail))
-    if facts:
-        whole["metadata"] = facts
-    texts.append(json.dumps(whole))
-    return BlockRows(f"[{','.join(texts)}]", bad, "reason" in whole)
+    with open(path, "w", encoding="utf-8", newline="") as file:
+        try:
+            for row in rows:
+                file.write(json.dumps(row) + "\n")
+                bad += "reason" in row
+        except BadImageError as error:
+            whole = rejected(whole, error)
+        except (BrokenTarError, StoreError, OSError) as error:
+            if not isinstance(block, TarBlock) or getattr(error, "errno", None) in FULL_DISK:
+                raise
+            detail = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+            whole = rejected(whole, BadImageError("broken_tar", detail))
+        if facts:
+            whole["metadata"] = facts
+        file.write(json.dumps(whole) + "\n")
+    return BlockRows(path, bad, "reason" in whole)
 
 
 # ---- a block that has ended its process --------------------------------------------------------------------
 
 
 def _with_repeats(
-    maker: AnyCheck, results: Iterable[tuple[Block, BlockRows | Failure]]
+    maker: AnyCheck, scratch: Path, results: Iterable[tuple[Block, BlockRows | Failure]]
 ) -> Iterator[tuple[Block, BlockRows]]:
     """Each block and its rows; last those that have ended their process, which are repeated."""
     died: list[Block] = []
@@ -223,21 +227,16 @@ def _with_repeats(
         else:
             yield block, rows
     for block in died:
-        yield block, _check_one_by_one(maker, block)
-
-
-def _check_one_by_one(maker: AnyCheck, block: Block) -> BlockRows:
-    """The rows of a block that has ended its process: each image is a task, and ends no other one's."""
-    with closing(run_tasks(partial(_read, maker), [block], 1, maker.limits)) as results:
-        for _, failure in results:
-            if isinstance(failure, Failure):  # not an image, but reading the block ends the process
-                whole = rejected({"number": OF_BLOCK, "name": ""}, BadImageError(*failure))
-                return BlockRows(json.dumps([whole]), 0, True)
-    facts = dict[str, Any]()
-    return _collect(block, facts, _checked_one_by_one(maker, block, facts))
+        facts = dict[str, Any]()
+        yield block, _collect(scratch, block, facts, _checked_one_by_one(maker, block, facts))
 
 
 def _checked_one_by_one(maker: AnyCheck, block: Block, facts: dict[str, Any]) -> Iterator[Row]:
+    """The rows, each from a task of its own. BadImageError if reading the block ends the process."""
+    with closing(run_tasks(partial(_read, maker), [block], 1, maker.limits)) as results:
+        for _, failure in results:
+            if isinstance(failure, Failure):
+                raise BadImageError(*failure)
     tasks = enumerate(block.items(facts))
     workers = count_workers(maker.config.num_workers)
     with closing(run_tasks(partial(_check_alone, maker, block), tasks, workers, maker.limits)) as results:
