@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from tests.harness.image_kinds import detailed, encoded
-from tests.harness.preparing import shard
+from tests.harness.preparing import prepare, shard
 from tests.harness.runs import run_script
 from tests.harness.shards import pack
 from vae.data.dataset import CropDataset
@@ -67,6 +67,19 @@ def test_shards_have_the_original_bytes_and_the_metadata(source, tmp_path):
     assert len(captions) == 30
     dataset = read_dataset(tmp_path / "set" / "dataset.json")
     assert (dataset.samples, dataset.validation) == (27, "validation.json")
+
+
+def test_images_of_shards_are_validated_in_their_tar_files(source, tmp_path):
+    shard(source, tmp_path / "set", code=0)
+    words = ("--input_dir", tmp_path / "set", "--output_file", tmp_path / "report.json", "--overwrite")
+    prepare("--mode", "validate", *words, code=0, says="30 accepted, 0 rejected")
+    path = tmp_path / "set" / "images-000000.tar"
+    with tarfile.open(path) as tar:
+        image = next(member for member in tar if member.name.endswith("png"))
+    data = bytearray(path.read_bytes())
+    data[image.offset_data + image.size // 2] ^= 1
+    path.write_bytes(data)
+    prepare("--mode", "validate", *words, "--strict", code=77, says="29 accepted, 1 rejected")
 
 
 def test_printed_command_quotes_a_folder_with_a_space(source, tmp_path):

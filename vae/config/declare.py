@@ -106,11 +106,12 @@ def cache_dir_option() -> Any:
     )
 
 
-def cache_gib_option(without: str = "; 0: images are read one by one over the network") -> Any:
-    """--cache_gib of every script that reads a dataset of shards; `without`: what 0 means."""
+def cache_gib_option() -> Any:
+    """--cache_gib of every script that reads a dataset of shards."""
     return option(
         50,
-        "maximum GiB of --cache_dir, less if the disk is smaller" + without,
+        "maximum GiB of --cache_dir, less if the disk is smaller; 0: images are read one by one over the "
+        "network",
         metavar="GIB",
         at_least=0,
         inherited=False,
