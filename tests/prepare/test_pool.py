@@ -79,7 +79,8 @@ def test_endless_items_are_read_as_needed():
 
     with closing(run_tasks(work, items(), 1, Limits())) as results:
         first = [next(results)[1] for _ in range(20)]
-    assert sorted(first) == list(range(0, 40, 2))
+    assert len(set(first)) == 20
+    assert set(first) <= {2 * number for number in taken}
     assert len(taken) < 30
 
 

@@ -142,7 +142,7 @@ def test_commands_of_the_guide(raw, tmp_path):
     assert [row["path"] for row in rows] == ["little.jpg", "square.jpg", "sub/tall.jpg", "wide.jpg"]
     assert [(row["width"], row["height"]) for row in rows] == [(38, 32), (32, 32), (32, 43), (43, 32)]
     assert rows[2]["source"] == "sub/tall.png"
-    assert " ".join(rows[0]) == "path sha256 width height source flags group label phash"
+    assert " ".join(rows[0]) == "path sha256 width height source flags phash group label"
 
 
 def test_sources_without_an_image_are_listed(raw, tmp_path):
