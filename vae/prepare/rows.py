@@ -28,7 +28,7 @@ from vae.prepare.tar_source import BrokenTarError, TarBlock
 from vae.progress import Progress
 from vae.shards.store import StoreError
 from vae.system.errors import UserError
-from vae.system.files import flush_file
+from vae.system.files import flush_file, open_new_text
 from vae.system.lock_file import open_locked
 
 OF_BLOCK = -1  # the number of the row about the block itself
@@ -195,7 +195,8 @@ def _collect(scratch: Path, block: Block, facts: dict[str, Any], rows: Iterable[
     path = scratch / f"{block.id}.jsonl"
     bad = 0
     whole: Row = {"number": OF_BLOCK, "name": ""}
-    with open(path, "w", encoding="utf-8", newline="") as file:
+    path.unlink(missing_ok=True)  # of a process that has ended
+    with open_new_text(path) as file:
         try:
             for row in rows:
                 file.write(json.dumps(row) + "\n")

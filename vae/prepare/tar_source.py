@@ -144,20 +144,20 @@ class TarBlock(Block):
 
         BrokenTarError if it is not complete; OSError or StoreError if it cannot be read.
         """
-        reader = _Reader(chunks_of(self.file))
+        file = _Reader(chunks_of(self.file))
         seen = _Seen()
         try:
-            with tarfile.open(fileobj=reader, mode="r|", tarinfo=_Info) as tar:  # type: ignore[call-overload]
+            with tarfile.open(fileobj=file, mode="r|", tarinfo=_Info) as tar:  # type: ignore[call-overload]
                 for _, members in groupby(self._members(tar), lambda member: member.key):
                     yield from self._group(members, seen)
-            while reader.read(CHUNK_BYTES):
+            while file.read(CHUNK_BYTES):
                 pass  # what follows the end mark belongs to the SHA-256
         except StoreError:
             raise
         except (*TAR_ERRORS, RecursionError, MemoryError) as error:
             raise BrokenTarError(_why_no_tar(self.file, error)) from error
         if facts is not None:
-            facts |= {"bytes": reader.bytes, "sha256": reader.digest.hexdigest()}
+            facts |= {"bytes": file.bytes, "sha256": file.digest.hexdigest()}
 
     def _members(self, tar: tarfile.TarFile) -> Iterator[_Member]:
         """The members with a key; what is no plain file is with the ones before it."""
