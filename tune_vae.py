@@ -4,20 +4,21 @@
 
 def main(argv: list[str]) -> int:
     """Parse the flags and search; returns the exit code."""
+    from importlib.util import find_spec
+
     from vae.config.tune_flags import parse_tune_flags
+    from vae.system.errors import UserError
 
     config = parse_tune_flags(argv)
-    from vae.tuning.defaults import check_command
+    if find_spec("optuna") is None:
+        raise UserError("tune_vae.py needs optuna: run pip install -r requirements-tune.txt")
+    from vae.tuning.search import check_command, search, search_on_cards
 
-    base = check_command(config)  # finds mistakes before Optuna is imported
+    base = check_command(config)
     if config.cards and len(config.cards) > 1:
-        from vae.tuning.training_process import search_on_cards
-
         search_on_cards(config, argv)
-        return 0
-    from vae.tuning.search import search
-
-    search(config, base)
+    else:
+        search(config, base)
     return 0
 
 

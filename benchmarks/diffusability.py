@@ -31,9 +31,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 from benchmarks.short_runs import crop_of, measure, read_photos, train  # noqa: E402
-from vae.config.options import LossConfig, ModelConfig  # noqa: E402
-from vae.evaluation.diffusability import diffusability  # noqa: E402
-from vae.evaluation.velocity import (  # noqa: E402
+from examples.diffusion_probe import (  # noqa: E402
     MAX_CROP,
     VelocityNetwork,
     held_out_loss,
@@ -41,7 +39,9 @@ from vae.evaluation.velocity import (  # noqa: E402
     middle,
     samples_of,
 )
-from vae.evaluation.velocity import train as train_velocity  # noqa: E402
+from examples.diffusion_probe import train as train_velocity  # noqa: E402
+from vae.config.options import LossConfig, ModelConfig  # noqa: E402
+from vae.evaluation.diffusability import diffusability  # noqa: E402
 from vae.images.pixels import to_float  # noqa: E402
 from vae.inference.codec import decode_latents, encode_images  # noqa: E402
 from vae.model.autoencoder import AutoencoderKL  # noqa: E402
@@ -151,7 +151,7 @@ def measure_vae(
         network: torch.nn.Module = VelocityNetwork(raw.shape[1]).to(raw)
         network.load_state_dict(torch.load(path, weights_only=True))
     else:
-        network = train_velocity((raw - mean) / std, seed, given.steps, lambda: None, given.batch)
+        network = train_velocity((raw - mean) / std, seed, given.steps, given.batch)
         save_weights(network, path)
     loss = held_out_loss(network, middle((latents_of(model, crops).float() - mean) / std, MAX_CROP))
     noise = torch.randn(CROPS["test"], *raw.shape[1:], generator=torch.Generator().manual_seed(seed))

@@ -1,10 +1,11 @@
 #!/usr/bin/env python3
-"""Kernel launches, collectives and host time of a training step of two processes, on the null GPU.
+"""Kernel launches, collectives, host time and memory of a step of two processes, on the null GPU.
 
     python -m tests.null_gpu --sm 90 python benchmarks/two_cards.py --data_path ./data/demo
 
 Each process has a card, as on two machines; collectives return at once. Host time is CPU time of the process,
-the least of all measured steps; only its ratio means something on another machine.
+the least of all measured steps; only its ratio means something on another machine. Memory is what PyTorch has
+reserved since the first step, and the plan of the stage.
 """
 
 import argparse
@@ -24,18 +25,31 @@ sys.path.insert(0, str(ROOT))
 from vae.system.gpu_memory import set_gpu_memory_variables  # noqa: E402
 from vae.system.script import end_process  # noqa: E402
 
-WARM_UP = 6  # steps: compilation, and the capture of a graph
+WARM_UP = 10  # steps: compilation, and DistributedDataParallel times the first ones, which synchronizes
+BUCKET_BYTES = 25 * 2**20  # the default of DistributedDataParallel
 
 
 def train_and_measure(given: dict[str, Any], steps: int) -> None:
     """Train as one of two processes; the first one prints the least cost of the steps as JSON."""
     set_gpu_memory_variables()  # before PyTorch is imported, as every script does
+    import torch
+    from torch.nn.parallel import distributed
+
     from tests.null_gpu.counters import Counters
+    from vae.system.host import GIB
     from vae.training.loop import TrainingLoop
+    from vae.training.memory.stage_memory import StagePlan
+    from vae.training.parts import PreparedRun
     from vae.training.run import train
 
     costs: list[dict[str, float]] = []
+    plans: list[StagePlan] = []
     take_step = TrainingLoop.take_step
+    plan_stage = PreparedRun.plan
+
+    def kept_plan(self: PreparedRun, stage: Any) -> StagePlan:
+        plans.append(plan_stage(self, stage))
+        return plans[-1]
 
     def measured_step(self: TrainingLoop, batch: Any) -> Any:
         before, started, clock = Counters.now(), time.process_time(), time.perf_counter()
@@ -46,12 +60,21 @@ def train_and_measure(given: dict[str, Any], steps: int) -> None:
         costs.append(cost)
         if len(costs) == WARM_UP + steps:
             if self.stepper.dist.is_main:
-                print(json.dumps({name: min(c[name] for c in costs[WARM_UP:]) for name in costs[0]}))
+                found = {name: min(c[name] for c in costs[WARM_UP:]) for name in costs[0]}
+                found["reserved_gib"] = torch.cuda.max_memory_reserved() / GIB
+                found["predicted_gib"] = plans[-1].predicted / GIB
+                print(json.dumps(found))
             sys.stdout.flush()
             os._exit(0)  # no result can be saved
         return end
 
+    # Whatever the host reads back from a card is zero, but these compare and exchange the networks' shapes.
+    distributed._verify_param_shape_across_processes = lambda *_: True  # type: ignore[assignment]
+    torch.distributed.Reducer._rebuild_buckets = lambda _: False  # type: ignore[method-assign]
+    assign, sizes = distributed.dist._compute_bucket_assignment_by_size, [2**20, BUCKET_BYTES]
+    distributed.dist._compute_bucket_assignment_by_size = lambda ps, _, *rest: assign(ps, sizes, *rest)
     TrainingLoop.take_step = measured_step  # type: ignore[method-assign]
+    PreparedRun.plan = kept_plan  # type: ignore[method-assign]
     train(given)
 
 

@@ -30,8 +30,8 @@ launcher runs the set-up first. Paths are relative to the folder of this script.
                    machine; otherwise: --profile standard
   --profile NAME   trains with this profile
   --demo           a small real run: draws images if ./data/train contains none, and trains with the demo
-                   profile for about 4 minutes into the first unused folder of {DEMO_OUTPUT_DIR},
-                   {DEMO_OUTPUT_DIR}-2, ...; --num_epochs or --train_minutes sets another length
+                   profile for a few minutes into the first unused folder of {DEMO_OUTPUT_DIR},
+                   {DEMO_OUTPUT_DIR}-2, ...; --num_epochs sets another length
   --help           this text; python train_vae.py --help lists the flags of the trainer
 
 All other flags are passed to the trainer. Without --profile, --config or --resume_from the profile is

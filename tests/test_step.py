@@ -1,7 +1,6 @@
 """The step has the gradients of the plain formulas, for any micro-batches; and the update."""
 
 import math
-from contextlib import contextmanager
 
 import pytest
 import torch
@@ -100,21 +99,6 @@ def test_gradients_are_added_to_existing_ones():
     once = gradients(nets.autoencoder)
     compute_gradients(nets, inputs, [2])
     assert relative_difference(gradients(nets.autoencoder), {n: 2 * g for n, g in once.items()}) < 1e-12
-
-
-def test_last_pass_of_each_network_is_marked():
-    nets, inputs = toy_networks(), toy_inputs(3)
-    seen = []
-
-    @contextmanager
-    def last_pass(network):
-        seen.append(type(network).__name__)
-        yield
-        seen.append("end")
-
-    nets.autoencoder.register_forward_pre_hook(lambda _module, args: seen.append(len(args[0])))
-    compute_gradients(nets, inputs, [2, 1], last_pass)
-    assert seen == [2, "AutoencoderKL", 1, "end", "Discriminator", "end"]
 
 
 def test_images_are_fp32_until_the_networks_read_them():

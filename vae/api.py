@@ -89,10 +89,6 @@ def load_images(
     """
     if isinstance(images, str | os.PathLike | Image.Image | np.ndarray | torch.Tensor):
         images = [images]
-    elif not isinstance(images, Sequence):
-        raise DataError(
-            f"images have type {_type(images)}: give a path, a PIL image, an array, a tensor, or a list"
-        )
     batches = [_to_batch(image, background) for image in images]
     if not batches:
         raise DataError("load_images needs at least one image")
@@ -115,25 +111,22 @@ def encode(
     seed: int | None = None,
     dtype: str = "fp32",
     tile: int | None = None,
-    blended: bool = False,
 ) -> torch.Tensor:
     """Encode images to fp32 latents (B, Z, h, w) on the VAE's device.
 
     The latents are the posterior's mode, or a sample that depends on `seed` if one is given. `dtype` is the
     compute dtype: "fp32", "bf16" or "fp16". `tile` is the side of tiles in px for images larger than memory;
-    None processes whole images. `blended` tiles are approximate, and need the memory of one of them.
+    None processes whole images. Tiles are approximate, and need the memory of one of them.
     Diffusion models use `(latents - vae.shift_factor) * vae.scaling_factor`, or
     `vae.autoencoder.bn.normalize(latents)` if the file has statistics of channels (FLUX.2, Wan, Qwen-Image).
     """
-    device = _device(vae)
-    _check_blended(tile, blended)
-    batch = load_images(images).to(device)
+    batch = load_images(images).to(_device(vae))
     if min(batch.shape[2:]) < MIN_SIDE:
         raise DataError(
             f"images have {batch.shape[3]}x{batch.shape[2]} px: the smallest side is {MIN_SIDE} px"
         )
     compute_dtype = _compute_dtype(vae, dtype)
-    posterior = encode_images(vae.autoencoder, batch, dtype=compute_dtype, tile=tile, blended=blended)
+    posterior = encode_images(vae.autoencoder, batch, dtype=compute_dtype, tile=tile)
     if seed is None:
         return posterior.mode()
     noise = keyed_normal(posterior.mean.shape, seed).to(posterior.mean.device)
@@ -147,25 +140,15 @@ def decode(
     *,
     dtype: str = "fp32",
     tile: int | None = None,
-    blended: bool = False,
 ) -> torch.Tensor:
     """Decode latents (B, Z, h, w) to fp32 images (B, 3, H, W) in about [-1, 1], not clamped.
 
     `size` is (H, W) of the encoded images; it removes the padding of sides that are not a multiple of f.
-    `dtype`, `tile` and `blended` are the same as in `encode`.
+    `dtype` and `tile` are the same as in `encode`.
     """
-    device = _device(vae)
-    _check_blended(tile, blended)
-    _check_latents(vae, latents)
-    target = None if size is None else _image_size(vae, latents, size)
-    return decode_latents(
-        vae.autoencoder,
-        latents.to(device),
-        target,
-        dtype=_compute_dtype(vae, dtype),
-        tile=tile,
-        blended=blended,
-    )
+    _check_latents(vae, latents, size)
+    latents, compute_dtype = latents.to(_device(vae)), _compute_dtype(vae, dtype)
+    return decode_latents(vae.autoencoder, latents, size, dtype=compute_dtype, tile=tile)
 
 
 def reconstruct(
@@ -174,36 +157,11 @@ def reconstruct(
     *,
     dtype: str = "fp32",
     tile: int | None = None,
-    blended: bool = False,
 ) -> torch.Tensor:
     """Encode and decode images: fp32 (B, 3, H, W) in about [-1, 1], not clamped. See `encode`."""
-    _device(vae)
     batch = load_images(images)
-    latents = encode(vae, batch, dtype=dtype, tile=tile, blended=blended)
-    return decode(vae, latents, batch.shape[2:], dtype=dtype, tile=tile, blended=blended)
-
-
-def interpolate(
-    vae: LoadedVae,
-    first: ImageLike,
-    second: ImageLike,
-    count: int = 8,
-    *,
-    dtype: str = "fp32",
-    tile: int | None = None,
-    blended: bool = False,
-) -> torch.Tensor:
-    """`count` images from `first` to `second`, both included: fp32 (count, 3, H, W), not clamped.
-
-    Latents lie on the straight line between the modes of both, which have the same size. See `encode`.
-    """
-    if count < 2:
-        raise UserError(f"count={count}: give at least 2 images, the first and the second")
-    ends = load_images([first, second])
-    how: dict[str, Any] = {"dtype": dtype, "tile": tile, "blended": blended}
-    start, end = encode(vae, ends, **how).split(1)
-    latents = [torch.lerp(start, end, float(weight)) for weight in torch.linspace(0, 1, count)]
-    return torch.cat([decode(vae, one, ends.shape[2:], **how) for one in latents])
+    latents = encode(vae, batch, dtype=dtype, tile=tile)
+    return decode(vae, latents, batch.shape[2:], dtype=dtype, tile=tile)
 
 
 def train(**options: Any) -> TrainingResult:
@@ -257,44 +215,22 @@ def export(vae: PathLike | Sequence[PathLike], output: PathLike, **options: Any)
 
 
 def _device(vae: LoadedVae) -> torch.device:
-    if not isinstance(vae, LoadedVae):
-        raise UserError(f"the first argument has type {_type(vae)}: give a VAE that load_vae returned")
     return next(vae.autoencoder.parameters()).device
 
 
-def _check_blended(tile: int | None, blended: bool) -> None:
-    if blended and tile is None:
-        raise UserError("blended=True has no effect without tile: give the side of tiles, such as 512")
-
-
-def _check_latents(vae: LoadedVae, latents: torch.Tensor) -> None:
-    """DataError unless these are latents (B, Z, h, w) of this VAE."""
-    if not isinstance(latents, torch.Tensor):
-        raise DataError(
-            f"latents have type {_type(latents)}: give a tensor (B, Z, h, w), as encode returns it"
-        )
-    channels = vae.autoencoder.config.z_channels
+def _check_latents(vae: LoadedVae, latents: torch.Tensor, size: Sequence[int] | None) -> None:
+    """DataError unless these are latents (B, Z, h, w) of this VAE, of images of `size` (H, W)."""
+    channels, f = vae.autoencoder.config.z_channels, vae.autoencoder.downsampling
     if latents.ndim != 4 or latents.shape[1] != channels or not latents.is_floating_point():
         raise DataError(
             f"latents have shape {tuple(latents.shape)} and dtype {latents.dtype}: "
             f"give floats (B, {channels}, h, w), as encode returns them"
         )
-
-
-def _image_size(vae: LoadedVae, latents: torch.Tensor, size: Sequence[int]) -> tuple[int, int]:
-    """`size` as (H, W); DataError if no image of this size has such latents."""
-    f = vae.autoencoder.downsampling
-    sides = latents.shape[2:]
-    if len(size) != 2 or any(
-        padded_side(int(side), f) != n * f for side, n in zip(size, sides, strict=False)
-    ):
-        height, width = (f"{(n - 1) * f + 1} to {n * f}" for n in sides)
+    if size is not None and [padded_side(int(side), f) for side in size] != [
+        n * f for n in latents.shape[2:]
+    ]:
+        height, width = (f"{(n - 1) * f + 1} to {n * f}" for n in latents.shape[2:])
         raise DataError(f"size={tuple(size)} does not match the latents: give (H, W), H {height}, W {width}")
-    return int(size[0]), int(size[1])
-
-
-def _type(value: object) -> str:
-    return type(value).__name__
 
 
 def _compute_dtype(vae: LoadedVae, name: str) -> torch.dtype:
@@ -315,8 +251,6 @@ def _to_batch(image: ImageLike, background: str) -> torch.Tensor:
         if tensor.ndim not in (3, 4):
             raise DataError(f"an image array has shape {tuple(image.shape)}: give (H, W, 3) or (B, H, W, 3)")
         return _check_batch((tensor if tensor.ndim == 4 else tensor[None]).permute(0, 3, 1, 2))
-    if not isinstance(image, str | os.PathLike | Image.Image):
-        raise DataError(f"an image has type {_type(image)}: give a path, a PIL image, an array or a tensor")
     pixels = (
         _pil_pixels(image, background) if isinstance(image, Image.Image) else _file_pixels(image, background)
     )

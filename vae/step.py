@@ -5,13 +5,14 @@ Every loss is a mean over the images of all processes, so micro-batches do not c
 """
 
 import operator
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial, reduce
 
 import torch
 from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 
 from vae.images.pixels import to_float
 from vae.losses.adversarial import generator_loss, hinge_discriminator_loss, squared_norm
@@ -19,12 +20,13 @@ from vae.losses.latent_statistics import moments, statistics_of
 from vae.losses.reconstruction import reconstruction_loss
 from vae.losses.terms import LossTerms
 
-LastPass = Callable[[nn.Module], AbstractContextManager[object]]
-
 
 @dataclass
 class Networks:
-    """The networks of a step, their loss and compute dtype."""
+    """The networks of a step, their loss and compute dtype.
+
+    With several processes, the trained networks are DistributedDataParallel.
+    """
 
     autoencoder: nn.Module
     discriminator: nn.Module | None
@@ -60,6 +62,11 @@ def trained_networks(networks: Networks) -> list[nn.Module]:
     return [network for network in (networks.autoencoder, networks.discriminator) if network]
 
 
+def unwrapped(network: nn.Module) -> nn.Module:
+    """The network itself, without DistributedDataParallel."""
+    return network.module if isinstance(network, DistributedDataParallel) else network
+
+
 def clear_gradients(networks: Networks) -> None:
     """Delete the gradients of all networks."""
     for network in trained_networks(networks):
@@ -82,28 +89,27 @@ def compute_gradients(
     networks: Networks,
     inputs: StepInputs,
     sizes: list[int],
-    last_pass: LastPass = nullcontext,
 ) -> dict[str, torch.Tensor]:
     """Add this step's gradients to .grad of all trained parameters; return sums over images, on the device.
 
-    `last_pass` is entered with each trained network around its last pass, in which gradients become complete.
+    With several processes, .grad becomes the mean over them.
     The discriminator's gradients are computed before any weight changes. It gets the same detached
     reconstructions in either order, and this way a step that ran out of memory can restart.
     """
-    sums, recons = autoencoder_gradients(networks, inputs, sizes, last_pass)
+    sums, recons = autoencoder_gradients(networks, inputs, sizes)
     if inputs.adversarial_factor is not None:
-        sums |= discriminator_gradients(networks, inputs, recons, sizes, last_pass)
+        sums |= discriminator_gradients(networks, inputs, recons, sizes)
     return sums
 
 
 def autoencoder_gradients(
-    networks: Networks, inputs: StepInputs, sizes: list[int], last_pass: LastPass
+    networks: Networks, inputs: StepInputs, sizes: list[int]
 ) -> tuple[dict[str, torch.Tensor], list[torch.Tensor]]:
     """Gradients of all losses of the autoencoder; returns sums and detached reconstructions."""
     sums: dict[str, torch.Tensor] = {}
     recons = []
     for index, part in enumerate(inputs.split(sizes)):
-        with _pass(networks.autoencoder, index == len(sizes) - 1, last_pass):
+        with _pass(networks.autoencoder, is_last=index == len(sizes) - 1):
             images = to_float(part.images)
             recon, mean, logvar, *views = _forward(networks, images, part)
             grad_recon, values = reconstruction_gradient(networks, recon.detach(), images, part)
@@ -214,7 +220,7 @@ def adversarial_gradient(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Gradient of the unweighted adversarial term at the reconstruction, and the term, (b,)."""
     assert networks.discriminator is not None
-    logits = networks.discriminator(recon)  # without gradients of its parameters
+    logits = unwrapped(networks.discriminator)(recon)  # without gradients of its parameters
     adversarial = generator_loss(logits)
     scale = inputs.image_share * inputs.loss_scale
     (gradient,) = torch.autograd.grad((adversarial * scale).sum(), recon)
@@ -238,13 +244,12 @@ def discriminator_gradients(
     inputs: StepInputs,
     recons: list[torch.Tensor],
     sizes: list[int],
-    last_pass: LastPass,
 ) -> dict[str, torch.Tensor]:
     """Gradients of the discriminator: hinge loss of real images and detached reconstructions."""
     assert networks.discriminator is not None
     sums: dict[str, torch.Tensor] = {}
     for index, (part, recon) in enumerate(zip(inputs.split(sizes), recons, strict=True)):
-        with _pass(networks.discriminator, index == len(sizes) - 1, last_pass):
+        with _pass(networks.discriminator, is_last=index == len(sizes) - 1):
             images = network_input(to_float(part.images), networks)
             real, fake = networks.discriminator(torch.cat([images, recon])).chunk(2)
             hinge = hinge_discriminator_loss(real, fake)  # (b,)
@@ -255,8 +260,11 @@ def discriminator_gradients(
     return sums
 
 
-def _pass(network: nn.Module, is_last: bool, last_pass: LastPass) -> AbstractContextManager[object]:
-    return last_pass(network) if is_last else nullcontext()
+def _pass(network: nn.Module, is_last: bool) -> AbstractContextManager[None]:
+    """A context for a forward and backward pass: only the last one of a step sums over the processes."""
+    if isinstance(network, DistributedDataParallel) and not is_last:
+        return network.no_sync()
+    return nullcontext()
 
 
 def _accumulate(sums: dict[str, torch.Tensor], terms: dict[str, torch.Tensor]) -> None:

@@ -8,14 +8,10 @@ from dataclasses import fields
 import pytest
 
 from tests.harness.runs import ROOT
-from vae.config.check_flags import parse_check_flags
-from vae.config.evaluate_flags import parse_evaluate_flags
-from vae.config.export_flags import parse_export_flags
 from vae.config.flags import COMMON, build_parser, parse_flags
 from vae.config.flags_table import flags_markdown
 from vae.config.infer_flags import parse_infer_flags
 from vae.config.options import ActionConfig, Config, all_options, build, flatten
-from vae.config.prepare_flags import parse_prepare_flags
 from vae.system.errors import UsageError, UserError
 
 INFER = ["--vae", "a", "--mode", "variations", "--input", "b", "--output_dir", "c"]
@@ -77,44 +73,6 @@ def test_result_contains_only_given_flags():
 def test_unknown_flag_is_reported_before_a_missing_one():
     with pytest.raises(UsageError, match=r"--vea: did you mean --vae\?"):
         parse_infer_flags(["--vea", "a"])
-
-
-@pytest.mark.parametrize("typed", ["-1e-4", "-1E-4", "-.5e1", "-1.", "-1_0", "-inf", "-Infinity", "-nan"])
-def test_negative_number_in_any_notation_is_the_value_of_its_flag(typed):
-    """argparse takes -1e-4 for a flag, and then reports only that --learning_rate expects an argument."""
-    with pytest.raises(UserError) as caught:
-        parse_flags(["--learning_rate", typed])
-    message = str(caught.value)
-    assert message.startswith(f"--learning_rate {float(typed)} is ")
-    assert "minimum is 0" in message or "not a finite number" in message
-    assert "\n" not in message
-
-
-def test_word_that_only_starts_like_a_negative_number_is_named():
-    with pytest.raises(UsageError, match="--learning_rate -1x is not a number"):
-        parse_flags(["--learning_rate", "-1x"])
-    with pytest.raises(UsageError, match="unknown flag -x"):
-        parse_flags(["-x", "1"])
-
-
-@pytest.mark.parametrize(
-    ("parse", "argv", "named"),
-    [
-        (parse_evaluate_flags, ["--vae", "a", "--data_path", "b", "--batch_size", "-1e1"], "-1e1"),
-        (parse_infer_flags, [*INFER, "--noise_scale", "-1e-1"], "-0.1"),
-        (parse_prepare_flags, ["--mode", "validate", "--input_dir", "a", "--time_limit", "-1e1"], "-10.0"),
-    ],
-)
-def test_every_script_names_the_negative_number_and_its_flag(parse, argv, named):
-    with pytest.raises(UserError, match=rf"{argv[-2]} {named} is ") as caught:
-        parse(argv)
-    assert "needs a value" not in str(caught.value)
-
-
-def test_negative_numbers_in_scientific_notation_are_valid_where_an_option_has_no_limit():
-    flags = ["--vae", "a", "b", "--output", "c", "--scaling_factor", "1", "--shift_factor", "-1e-2"]
-    assert parse_export_flags(flags).shift_factor == -0.01
-    assert parse_check_flags(["--plan", "--vram_gib", "-1e1"]).vram_gib == -10  # refused by the plan
 
 
 # --- JSON ---------------------------------------------------------------------------------------------

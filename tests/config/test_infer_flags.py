@@ -25,6 +25,6 @@ def test_flag_without_effect_is_refused(flags, message):
 
 
 def test_file_name_that_starts_with_a_minus_can_be_given():
-    with pytest.raises(UsageError, match=r"--input needs a value; .* --input=VALUE"):
+    with pytest.raises(UsageError, match="--input: expected at least one argument"):
         parse_infer_flags([*WORDS, "-rf.jpg"])
     assert parse_infer_flags([*WORDS[:-1], "--input=-rf.jpg"]).input == ("-rf.jpg",)

@@ -16,14 +16,13 @@ from tests.harness.training_runs import SHORT, assert_same, last_checkpoint, rec
 from vae.config.evaluate_flags import EvaluateConfig
 from vae.config.options import DataConfig
 from vae.data.dataset import CropDataset, FolderImages
-from vae.data.exclude_list import Excluded, read_exclude_list, unmatched_text
+from vae.data.exclude_list import Excluded, read_exclude_list, refuse_unmatched
 from vae.data.excluding import find_excluded
 from vae.data.loading import TrainLoader
 from vae.evaluation.image_set import find_images
 from vae.interop.run_files import OTHER_DATA
-from vae.shards.dataset_json import dataset_content, read_dataset, write_dataset
-from vae.shards.index import INDEX, Shard, foreign_index, index_path
-from vae.shards.mixture import MixtureImages
+from vae.shards.dataset_json import read_dataset, write_dataset
+from vae.shards.index import Shard, index_path, index_type
 from vae.shards.shard_images import ShardImages
 from vae.system.errors import DataError, UserError
 from vae.training.provenance import EXACT
@@ -37,11 +36,10 @@ def sha256(data: bytes) -> str:
 
 
 def write_index(folder: Path, tar: Path, name: str, rows: np.ndarray) -> Shard:
-    shard = Shard(name, len(rows), tar.stat().st_size, sha256(tar.read_bytes()))
-    path = index_path(folder, shard)
+    path = index_path(folder, name)
     path.parent.mkdir(parents=True, exist_ok=True)
     np.save(path, rows)
-    return shard._replace(index_sha256=sha256(path.read_bytes()))
+    return Shard(name, len(rows), tar.stat().st_size, sha256(tar.read_bytes()), sha256(path.read_bytes()))
 
 
 def own_dataset(folder: Path, files: dict[str, bytes]) -> Path:
@@ -57,11 +55,11 @@ def own_dataset(folder: Path, files: dict[str, bytes]) -> Path:
                     info = tarfile.TarInfo(member)
                     info.size = len(content)
                     tar.addfile(info, io.BytesIO(content))
-                rows.append(
-                    (key, tar.offset - 2 * 512 - -(-len(data) // 512) * 512, len(data), 0, 64, 64, 0, 0)
-                )
-        shards.append(write_index(folder, tar_path, tar_path.name, np.array(rows, INDEX)))
-    write_dataset(folder / "dataset.json", dataset_content(shards, {}, None))
+                text = tar.offset - 2 * 512
+                offset = text - -(-len(data) // 512) * 512
+                rows.append((key, offset, len(data), 0, 64, 64, 0, 0, text, tar.offset, key))
+        shards.append(write_index(folder, tar_path, tar_path.name, np.array(rows, index_type(32))))
+    write_dataset(folder / "dataset.json", shards, {}, None)
     return folder / "dataset.json"
 
 
@@ -82,9 +80,9 @@ def foreign_dataset(folder: Path) -> Path:
                 )
                 for one in found
             ]
-        shards.append(write_index(folder / "indexes", path, path.name, np.array(rows, foreign_index(32))))
+        shards.append(write_index(folder / "indexes", path, path.name, np.array(rows, index_type(32))))
     more = {"tars": str(folder / "tars"), "indexes": "indexes"}
-    write_dataset(folder / "dataset.json", dataset_content(shards, {}, None, more=more))
+    write_dataset(folder / "dataset.json", shards, {}, None, more=more)
     return folder / "dataset.json"
 
 
@@ -100,9 +98,7 @@ def folder(tmp_path_factory, files):
     for name, data in files.items():
         (folder / name).parent.mkdir(exist_ok=True)
         (folder / name).write_bytes(data)
-        rows.append(
-            {"path": name, "sha256": sha256(data), "source": f"raw/{name}", "url": f"https://x/{name}"}
-        )
+        rows.append({"path": name, "sha256": sha256(data)})
     (folder / "manifest.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     return folder
 
@@ -125,10 +121,9 @@ def write_list(path: Path, *keys: str) -> str:
 def names_of(images, tmp_path, *keys, manifest=None) -> list[str]:
     """The names of the images that these keys exclude; three processes find the same together."""
     listed = read_exclude_list(write_list(tmp_path, *keys))
-    indices, numbers = find_excluded(images, listed, manifest)
+    indices = find_excluded(images, listed, manifest)
     shares = [find_excluded(images, listed, manifest, rank, 3) for rank in range(3)]
-    for whole, parts in zip((indices, numbers), zip(*shares, strict=True), strict=True):
-        assert np.unique(np.concatenate(parts)).tolist() == whole.tolist()
+    assert np.unique(np.concatenate(shares)).tolist() == indices.tolist()
     return [images.name(index) for index in indices.tolist()]
 
 
@@ -139,39 +134,39 @@ def test_files_are_found_by_name_and_hash(folder, files, tmp_path):
     assert names_of(images, tmp_path, sha256(data)[:32]) == ["a/03.png"]
 
 
-def test_manifest_gives_hashes_urls_and_sources(folder, files, tmp_path):
+def test_manifest_gives_hashes(folder, files, tmp_path):
     images = FolderImages("nowhere", list(files))  # no file is read
-    keys = ["a/01.png", "raw/a/02.png", "https://x/a/03.png", sha256(files["a/04.png"])]
+    keys = ["a/01.png", sha256(files["a/04.png"])]
     found = names_of(images, tmp_path, *keys, manifest=str(folder / "manifest.jsonl"))
-    assert found == [f"a/{n:02}.png" for n in (1, 2, 3, 4)]
+    assert found == ["a/01.png", "a/04.png"]
 
 
-def test_shards_are_found_by_hash_name_url_and_source(own, files, tmp_path, monkeypatch):
-    images = ShardImages(read_dataset(own), 1)
+def test_shards_are_found_by_hash_and_name(own, files, tmp_path, monkeypatch):
+    images = ShardImages([read_dataset(own)], 1)
     key = {name: sha256(data)[:32] for name, data in files.items()}
-    keys = [sha256(files["a/00.png"]), "a/01.png", "https://x/a/02.png?a=1"]
-    found = names_of(images, tmp_path, *keys, f"images-000001.tar/{key['a/03.png']}", "images-000000.tar/no")
-    assert sorted(name.rpartition("/")[2] for name in found) == sorted(key[f"a/{n:02}.png"] for n in range(4))
+    keys = [sha256(files["a/00.png"]), f"images-000001.tar/{key['a/03.png']}", "images-000000.tar/no"]
+    found = names_of(images, tmp_path, *keys)
+    assert sorted(name.rpartition("/")[2] for name in found) == sorted(key[f"a/{n:02}.png"] for n in (0, 3))
     read = []
     monkeypatch.setattr(ShardImages, "rows", lambda self, number: read.append(number) or self._index(number))
     assert names_of(images, tmp_path, f"images-000001.tar/{key['a/03.png']}")
     assert set(read) == {1}  # no other index is needed for a name
 
 
-def test_tars_of_others_are_found_by_member_and_url(foreign, tmp_path):
-    images, data = ShardImages(read_dataset(foreign), 1), images_of(foreign.parent / "tars" / "00001.tar")
+def test_tars_of_others_are_found_by_member(foreign, tmp_path):
+    images, data = ShardImages([read_dataset(foreign)], 1), images_of(foreign.parent / "tars" / "00001.tar")
     found = names_of(images, tmp_path, "00000.tar/000000003.jpg", sha256(data["00001.tar/000000012.jpg"]))
     assert found == ["00000.tar/000000003.jpg", "00001.tar/000000012.jpg"]
-    assert len(names_of(images, tmp_path, "http://x")) == len(images) == 20  # the url of each of them
     assert names_of(images, tmp_path, "000000003.jpg") == []  # a name of many tar files
 
 
-def test_mixture_is_searched_in_all_parts(own, foreign, files, tmp_path):
-    parts = [ShardImages(read_dataset(path), 1) for path in (own, foreign)]
+def test_several_datasets_are_all_searched(own, foreign, files, tmp_path):
+    images = ShardImages([read_dataset(path) for path in (own, foreign)], 1)
     keys = [sha256(files["a/05.png"]), "00001.tar/000000019.jpg"]
-    assert len(names_of(MixtureImages(parts, None, "both"), tmp_path, *keys)) == 2
-    listed = read_exclude_list(write_list(tmp_path, *keys))
-    assert find_excluded(MixtureImages(parts, [1, 1], "both", 4), listed)[0].max(initial=0) < 4
+    found = names_of(images, tmp_path, *keys)
+    assert [name.startswith(str(path)) for name, path in zip(found, (own, foreign), strict=True)] == [
+        True
+    ] * 2
 
 
 def test_only_the_places_of_excluded_images_are_empty(folder, files):
@@ -191,13 +186,12 @@ def test_only_the_places_of_excluded_images_are_empty(folder, files):
     assert sum(count for _, count in expected) == 3
 
 
-def test_keys_without_an_image_are_counted(folder, files, tmp_path):
-    keys = read_exclude_list(write_list(tmp_path, *(f"{n:064x}" for n in range(3)), "a/00.png", "a/00.png"))
-    assert len(keys) == 2  # the first halves of three hashes are equal
-    _, matched = find_excluded(FolderImages(folder, list(files)), keys)
-    assert "1 of 2 keys" in unmatched_text(keys, matched)
-    assert f"for example {32 * '0'}" in unmatched_text(keys, matched)
-    assert unmatched_text(keys, np.arange(2)) == ""
+@pytest.mark.parametrize(
+    ("line", "example"), [("b/0.png", "b/0.png"), (f"{7:064x}", 32 * "0"), ("", "no line")]
+)
+def test_a_list_of_no_image_is_refused_with_an_example(line, example, tmp_path):
+    with pytest.raises(UserError, match=rf"--exclude .*list\.txt.*{example}.*omit the flag"):
+        refuse_unmatched(read_exclude_list(write_list(tmp_path, line)))
 
 
 def test_list_that_cannot_be_read_is_one_line(tmp_path, monkeypatch):
@@ -205,7 +199,7 @@ def test_list_that_cannot_be_read_is_one_line(tmp_path, monkeypatch):
         read_exclude_list(str(tmp_path / "none.txt"))
     with pytest.raises(UserError, match="not a regular file"):
         read_exclude_list(str(tmp_path))
-    assert len(read_exclude_list(write_list(tmp_path))) == 0
+    assert not read_exclude_list(write_list(tmp_path)).names
     monkeypatch.setattr("vae.data.exclude_list.MAX_BYTES", 2**20)
     (tmp_path / "list.txt").write_bytes(bytes(2**20 + 1))
     with pytest.raises(UserError, match="larger than 1 MiB"):
@@ -217,7 +211,7 @@ def test_evaluation_leaves_out_excluded_images(folder, files, tmp_path, capsys):
     listed = write_list(tmp_path, sha256(files["a/00.png"]), "a/06.png", "nothing")
     found, _ = find_images(EvaluateConfig(**config, exclude=listed))
     assert found.names == [name for name in files if name not in ("a/00.png", "a/06.png")]
-    assert "2 images are left out; 1 of 3 keys" in capsys.readouterr().out
+    assert "2 images are left out\n" in capsys.readouterr().out
     found, _ = find_images(EvaluateConfig(**config, exclude=listed, max_images=4))
     assert found.names == ["a/03.png", "a/09.png"]  # its choice does not depend on the list
     with pytest.raises(DataError, match="has all 12 images"):
@@ -248,7 +242,7 @@ def test_run_with_a_list_is_the_run_without_these_images(image_folder, tmp_path,
         (damaged / name).write_bytes(b"" if name in gone else path.read_bytes())
     listed = write_list(tmp_path, *gone, "nothing")
     assert train({**given, "exclude": listed, "output_dir": str(tmp_path / "one")}) == 0
-    assert "1 training and 1 validation images are left out; 1 of 3 keys" in capsys.readouterr().out
+    assert "1 training and 1 validation images are left out\n" in capsys.readouterr().out
     assert train({**given, "data_path": str(damaged), "output_dir": str(tmp_path / "other")}) == 0
     one, other = (last_checkpoint(tmp_path / name) for name in ("one", "other"))
     for key in ("model", "ema", "position"):
@@ -261,7 +255,7 @@ def test_run_with_a_list_is_the_run_without_these_images(image_folder, tmp_path,
     assert found == {part: [name for name in names[part] if name not in gone] for part in names}
     training = one["contract"]["training"]
     assert training["exclude"] == sha256(Path(listed).read_bytes())
-    assert (training["exclude_keys"], training["exclude_matched"], training["images"]) == (3, 1, 12)
+    assert training["images"] == 12
 
 
 @pytest.mark.slow

@@ -14,7 +14,7 @@ from vae.data.exclude_list import read_exclude_list
 from vae.data.shared_images import NotComparedError, find_shared_images
 from vae.images.folder import list_images
 from vae.shards.dataset_json import read_dataset
-from vae.shards.remote_shards import open_images
+from vae.shards.shard_images import ShardImages
 from vae.system.errors import DataError
 from vae.training.datasets import find_images
 
@@ -25,7 +25,7 @@ def shared(train, validation, exclude=None):
 
 def opened(path):
     if str(path).endswith(".json"):
-        return open_images(read_dataset(path), None, None)
+        return ShardImages([read_dataset(path)], None)
     return FolderImages(path, list_images(path))
 
 

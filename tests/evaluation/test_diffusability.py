@@ -7,19 +7,12 @@ import torch
 
 from tests.harness.small_vae import write_vae
 from vae.evaluation.diffusability import (
-    COVERAGE,
-    DISTANCE,
-    DISTANCE_SPREAD,
-    RECONSTRUCTION,
     TAUS,
-    VELOCITY,
-    VELOCITY_SPREAD,
     diffusability,
     effective_rank,
-    lowest,
     noise_curve,
     normalise,
-    verdicts,
+    rank_warning,
 )
 from vae.interop.vae_files import load_vae
 
@@ -53,26 +46,10 @@ def test_noise_curve_of_a_linear_decoder():
         assert value == pytest.approx(10 * math.log10(255**2 / mse), rel=0.02)
 
 
-def measures_of(loss: tuple[float, float], distance: tuple[float, float]) -> dict[str, float]:
-    keys = VELOCITY, VELOCITY_SPREAD, DISTANCE, DISTANCE_SPREAD
-    return dict(zip(keys, (*loss, *distance), strict=True))
-
-
-@pytest.mark.parametrize(("better", "other"), ["ab", "ba"])
-def test_the_seeds_decide_whether_a_vae_is_named(better, other):
-    vaes = {
-        better: measures_of((0.412, 0.003), (0.1, 0.01)),
-        other: measures_of((0.447, 0.004), (0.11, 0.01)),
-        "worst": measures_of((0.9, 0.004), (0.9, 0.01)),
-    }
-    of_distance, of_loss = verdicts(vaes)
-    expected = "velocity loss 0.412 ± 0.003 against 0.447 ± 0.004"
-    assert of_loss == f"latents of {better} are easier to model: {expected} of {other}"
-    assert of_distance.startswith(f"latents of {better} and {other}: no difference in sample distance")
-    assert lowest(VELOCITY, vaes) == ([better, other], True)
-    assert lowest(DISTANCE, vaes) == ([better, other], False)
-    assert verdicts({better: vaes[better]}) == []
-    assert verdicts({better: {"noise 0.1 dB": 20.0}, other: {"noise 0.1 dB": 10.0}}) == []  # no seeds
+@pytest.mark.parametrize(("rank", "warned"), [(None, False), (5.4, False), (5.3, True)])
+def test_channels_that_repeat_each_other_are_named(rank, warned):
+    """Below a third of the channels."""
+    assert (rank_warning("a", rank, 16) is not None) == warned
 
 
 def test_every_measure_of_a_vae(tmp_path):
@@ -90,25 +67,10 @@ def test_every_measure_of_a_vae(tmp_path):
 
 def test_latents_that_are_not_finite_have_no_measures(tmp_path):
     model = load_vae(write_vae(tmp_path / "vae")).autoencoder
-    images = torch.randint(0, 256, (40, 3, 32, 32), generator=torch.Generator().manual_seed(7)).byte()
+    images = torch.randint(0, 256, (4, 3, 32, 32), generator=torch.Generator().manual_seed(7)).byte()
     model.decoder.conv_out.bias.data.fill_(torch.nan)
-    measures = diffusability(model, images.split(4), torch.float32, velocity_steps=2)
+    measures = diffusability(model, images.split(4), torch.float32)
     missing = {name for name, value in measures.items() if value is None}
-    distances = {DISTANCE, DISTANCE_SPREAD, RECONSTRUCTION, COVERAGE}
-    assert missing == {f"noise {tau:g} dB" for tau in TAUS} | distances
-    (of_loss,) = verdicts({"a": measures, "b": measures})
-    assert "no difference in velocity loss" in of_loss
+    assert missing == {f"noise {tau:g} dB" for tau in TAUS}
     model.encoder.conv_out.bias.data.fill_(torch.nan)
-    assert diffusability(model, images.split(4), torch.float32, velocity_steps=2) == {}
-
-
-def test_networks_are_compared_by_their_samples_too(tmp_path):
-    model = load_vae(write_vae(tmp_path / "vae")).autoencoder
-    images = torch.randint(0, 256, (40, 3, 32, 32), generator=torch.Generator().manual_seed(7)).byte()
-    measures = diffusability(model, images.split(4), torch.float32, velocity_steps=2)
-    assert measures[VELOCITY] > 1
-    assert measures[DISTANCE] > 0
-    assert measures[DISTANCE_SPREAD] > 0
-    assert 0 < measures[RECONSTRUCTION] < 2
-    assert 0 <= measures[COVERAGE] <= 1
-    assert diffusability(model, images[:20].split(4), torch.float32, velocity_steps=2)[COVERAGE] is None
+    assert diffusability(model, images.split(4), torch.float32) == {}

@@ -20,7 +20,6 @@ from vae.evaluation.measure import (
     latent_bytes,
     through_codec,
 )
-from vae.evaluation.protocols import RULES
 from vae.evaluation.results import PER_IMAGE
 from vae.images.pixels import to_float, to_uint8
 from vae.images.psnr import psnr
@@ -33,7 +32,7 @@ FLAGS = ["--data_path", "images", "--output_dir", "out"]
 
 def test_every_metric_of_an_image_is_measured():
     image = torch.zeros(3, 16, 16, dtype=torch.uint8)
-    metrics = Metrics(torch.device("cpu"), perceptual=None, rfid=None, rules=RULES["resize"])
+    metrics = Metrics(torch.device("cpu"), perceptual=None, rfid=None)
     found = metrics.of_image(image, image)
     assert tuple(found) == PER_IMAGE
     assert found["psnr"] is not None
@@ -41,6 +40,26 @@ def test_every_metric_of_an_image_is_measured():
     assert found["ms_ssim"] is None  # the image is too small
     tiny = image[:, :10]
     assert metrics.of_image(tiny, tiny)["ssim"] is None
+
+
+class Difference:
+    """In place of LPIPS."""
+
+    smallest_side = 8
+
+    def __call__(self, recon: torch.Tensor, images: torch.Tensor) -> torch.Tensor:
+        return (recon - images).abs().mean((1, 2, 3))
+
+
+def test_every_metric_sees_the_reconstruction_in_8_bit():
+    generator = torch.Generator().manual_seed(3)
+    recon = torch.rand(3, 16, 16, generator=generator) * 2.4 - 1.2  # beyond [-1, 1], too
+    image = torch.randint(0, 256, (3, 16, 16), generator=generator).byte()
+    metrics = Metrics(CPU, perceptual=Difference(), rfid=None)
+    found = metrics.of_image(recon, image)
+    assert found == metrics.of_image(to_uint8(recon), image)
+    assert found["lpips"] == Difference()(to_float(to_uint8(recon))[None], to_float(image)[None]).item()
+    assert found["lpips"] != Difference()(recon[None], to_float(image)[None]).item()
 
 
 def test_bicubic_reconstruction_of_any_size():

@@ -14,7 +14,7 @@ def compared(**psnrs: list[float]) -> Results:
         per_image = {str(number): {**none, "psnr": value} for number, value in enumerate(values)}
         metrics = {**none, "psnr": sum(values) / len(values)}
         vaes.append(VaeResult(name, "", "diffusers", [SizeResult(256, metrics, per_image)]))
-    facts = dict.fromkeys(("name", "data_path", "crop", "posterior", "rounding", "dtype", "device"), "")
+    facts = dict.fromkeys(("data_path", "crop", "posterior", "dtype", "device"), "")
     protocol = Protocol(**facts, images=3, sizes=(256,), batch_size=1, perceptual_net=None, seed=0)
     return Results(protocol, {}, vaes, {}, {})
 

@@ -52,7 +52,6 @@ FILE_POINTS = {
     "save.rename": ("rename", rf"{SCRATCH}/checkpoint_\w+\.pt$"),
     "save.rename_record": ("rename", rf"{SCRATCH}/checkpoint_\w+\.pt\.sha256$"),
     "save.flush_folder": ("fsync", r"/(?!\.vae)[^/.]*$"),  # the only flushed path without a point
-    "save.verify": ("open", rf"^(?!.*{SCRATCH}).*checkpoint_\w+\.pt$"),
     "save.prune": ("remove", rf"^(?!.*{SCRATCH}).*checkpoint_\w+\.pt$"),
 }
 SAVE_POINTS = tuple(FILE_POINTS)

@@ -1,20 +1,18 @@
-"""A web server on loopback that serves a folder, with ranges, and fails on purpose."""
+"""A web server on loopback that serves a folder, and fails on purpose."""
 
-import re
 import threading
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from urllib.parse import urlsplit
 
 import pytest
 
-from vae.shards import remote_shards, store
+from vae.shards import shard_cache, store
 
-# Answers: nothing for a long time; the first half of the bytes; bytes without end; 20 bytes per second.
-HANG, CUT, ENDLESS, DRIP = -1, -2, -3, -4
+HANG, CUT = -1, -2  # answers: nothing for a long time; the first half of the bytes
 
 
 class HttpStore:
@@ -23,9 +21,8 @@ class HttpStore:
     def __init__(self, root: Path, port: int = 0) -> None:
         self.root = root
         self.answers: dict[str, list[int]] = {}
-        self.gives_ranges = True
-        self.holds_wholes = False  # shards as a whole are sent only after `released`
-        self.requests: list[tuple[str, str]] = []  # path with query, range
+        self.fails_every = 0  # of so many requests, one is answered with 503
+        self.requests: list[str] = []  # path with query
         self.authorizations: set[str] = set()
         self.sent: Counter[str] = Counter()  # bytes by file name
         self.released = threading.Event()  # ends HANG
@@ -58,8 +55,8 @@ class HttpStore:
         return planned.pop(0) if len(planned) > 1 else planned[0]
 
     def wholes(self, suffix: str = ".tar") -> list[str]:
-        """Names of the files that were asked for as a whole."""
-        names = (urlsplit(path).path.rpartition("/")[2] for path, ranged in self.requests if not ranged)
+        """Names of the files that were asked for."""
+        names = (urlsplit(path).path.rpartition("/")[2] for path in self.requests)
         return [name for name in names if name.endswith(suffix)]
 
 
@@ -67,44 +64,30 @@ class _Handler(BaseHTTPRequestHandler):
     store: HttpStore
 
     def do_GET(self) -> None:
-        name, ranged = urlsplit(self.path).path.lstrip("/"), self.headers.get("Range", "")
-        self.store.requests.append((self.path, ranged))
+        name = urlsplit(self.path).path.lstrip("/")
+        self.store.requests.append(self.path)
         self.store.authorizations.add(self.headers.get("Authorization", ""))
         answer, file = self.store.answer(name), self.store.root / name
         if answer == HANG:
             self.store.released.wait(60)
             return
-        if answer in (ENDLESS, DRIP):
-            self._send_for_ever(name, 2**16 if answer == ENDLESS else 2)
-            return
-        if self.store.holds_wholes and name.endswith(".tar") and not ranged:
-            self.store.released.wait(60)
+        if self.store.fails_every and len(self.store.requests) % self.store.fails_every == 0:
+            answer = 503
         if answer == 200 and not file.is_file():
             answer = 404
         if answer >= 400:
             self.send_error(answer)
             return
-        self._send(name, file.read_bytes(), ranged if self.store.gives_ranges else "", answer == CUT)
+        self._send(name, file.read_bytes(), answer == CUT)
 
-    def _send(self, name: str, data: bytes, ranged: str, cut: bool) -> None:
-        found = re.fullmatch(r"bytes=(\d+)-(\d+)", ranged)
-        if found:
-            data = data[int(found[1]) : int(found[2]) + 1]
-        self.send_response(206 if found else 200)
+    def _send(self, name: str, data: bytes, cut: bool) -> None:
+        self.send_response(200)
         self.send_header("Content-Length", str(len(data)))
         self.end_headers()
         if cut:
             data = data[: len(data) // 2]
         self.wfile.write(data)
         self.store.sent[name] += len(data)
-
-    def _send_for_ever(self, name: str, size: int) -> None:
-        self.send_response(206)
-        self.end_headers()
-        with suppress(OSError):  # the reader has closed the connection
-            while not self.store.released.wait(0 if size > 2 else 0.1):
-                self.wfile.write(bytes(size))
-                self.store.sent[name] += size
 
     def log_message(self, *_args: object) -> None:
         """Print nothing."""
@@ -122,10 +105,7 @@ def http_store(root: Path) -> Iterator[HttpStore]:
 
 
 def hurry(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Pauses of a fraction of a second; images are read from whole shards, so that requests can be counted.
-
-    A busy machine needs the limit of a try, except in a test of HANG.
-    """
-    monkeypatch.setattr(remote_shards, "FIRST_READS", 0)
+    """Pauses of a fraction of a second."""
+    monkeypatch.setattr(shard_cache, "POLL_SECONDS", 0.01)
     monkeypatch.setattr(store, "PAUSES", (0.05, 0.1))
     monkeypatch.setattr(store, "PAUSES_REFUSED", (0.01, 0.02))

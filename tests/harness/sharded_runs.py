@@ -43,7 +43,7 @@ def samples_of_steps(path: Path, dataset: Path | None) -> dict[int, list[Any]]:
 
     Without a dataset, their numbers.
     """
-    key: Callable[[int], Any] = ShardImages(read_dataset(dataset), 1).key if dataset else int
+    key: Callable[[int], Any] = ShardImages([read_dataset(dataset)], 1).key if dataset else int
     steps: dict[int, dict[tuple[int, int], list[Any]]] = {}
     for line in map(json.loads, path.read_text().splitlines()):
         ranks = steps.setdefault(line["step"], {})
@@ -57,7 +57,7 @@ def samples_of_steps(path: Path, dataset: Path | None) -> dict[int, list[Any]]:
 
 def samples_in_order(dataset: Path, steps: int, batch: int) -> dict[int, list[str]]:
     """The sorted keys of each step of an undisturbed run with seed 0 and this number of images in a step."""
-    images = ShardImages(read_dataset(dataset), 64)
+    images = ShardImages([read_dataset(dataset)], 64)
     order, found = images.order(0), {}
     per_epoch = len(order) // batch
     for step in range(steps):

@@ -1,7 +1,5 @@
 """Datasets of shards, packed in this process from a folder of image files."""
 
-import hashlib
-import json
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -21,17 +19,6 @@ def pack(folder: Path, output: Path, shard_bytes: int = shard.MEGABYTE, **option
     with without_workers(), patch.object(shard, "MEGABYTE", shard_bytes / options["shard_mb"]):
         assert shard.run_shard(ShardConfig(input_dir=str(folder), output_dir=str(output), **options)) == 0
     return output / "dataset.json"
-
-
-def make_older(path: Path) -> Path:
-    """Write a `dataset.json` as format 1, which has no hashes of indexes; returns its path."""
-    content = json.loads(path.read_text()) | {"format": 1}
-    for listed in content["shards"]:
-        del listed["index_sha256"]
-    del content["version"]
-    version = hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
-    path.write_text(json.dumps(content | {"version": version}))
-    return path
 
 
 def write_shards(folder: Path, count: int, shard_bytes: int, width: int = 64) -> Path:

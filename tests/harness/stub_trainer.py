@@ -61,10 +61,9 @@ def start_search(stub: Path, *words: str) -> subprocess.Popen[str]:
             import sys
             from pathlib import Path
             sys.path.insert(0, {str(ROOT)!r})
-            from vae.training import child_runs
-            from vae.tuning import training_process
-            child_runs.ROOT = Path({str(stub)!r})
-            child_runs.POLL_SECONDS = training_process.POLL_SECONDS = 0.02
+            from vae.tuning import search, training_process
+            search.ROOT = training_process.ROOT = Path({str(stub)!r})
+            training_process.POLL_SECONDS = 0.02
             from tune_vae import main
             from vae.system.script import run_script
             run_script("tune_vae.py", main)
@@ -78,12 +77,11 @@ def start_search(stub: Path, *words: str) -> subprocess.Popen[str]:
 
 
 def rows_of(folder: Path) -> list[dict]:
-    """The lines of trials.jsonl; none if it does not exist yet."""
-    path = folder / "trials.jsonl"
-    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+    """The lines of trials.jsonl."""
+    return [json.loads(line) for line in (folder / "trials.jsonl").read_text().splitlines()]
 
 
-def starts_of(folder: Path) -> list[tuple[int, str]]:
-    """From which step, and on which card, the run in `folder` was started."""
-    lines = (folder / "run" / "starts.txt").read_text().splitlines()
+def starts_of(folder: Path, row: dict) -> list[tuple[int, str]]:
+    """From which step, and on which card, the run of a trial was started."""
+    lines = (folder / "trials" / row["folder"] / "starts.txt").read_text().splitlines()
     return [(int(line.split()[0]), line.split()[1]) for line in lines]

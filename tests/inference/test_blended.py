@@ -8,13 +8,64 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from tests.harness.small_vae import SMALL
-from tests.inference.test_tiled import WAN, image, network
 from vae.config.options import ModelConfig
-from vae.inference.blended import blend, count_tiles, starts
+from vae.inference import blended
+from vae.inference.blended import Moments, blend, count_tiles, starts
 from vae.inference.codec import decode_latents, encode_images
 from vae.memory.live_bytes import LiveBytes
 from vae.model.autoencoder import AutoencoderKL
 from vae.model.initialization import initialize
+
+NARROW = ModelConfig(channels=(8, 16, 16), layers_per_block=1, norm_groups=4, z_channels=4)
+QUANT = ModelConfig(channels=(8, 16), layers_per_block=2, norm_groups=8, z_channels=4, use_quant_conv=True)
+TINY = ModelConfig(channels=(8, 8), norm_groups=4, z_channels=4, decoder="tiny")
+WAN = ModelConfig(
+    family="wan",
+    channels=(6, 12, 12),
+    z_channels=4,
+    layers_per_block=1,
+    use_quant_conv=True,
+    latent_norm=True,
+)
+
+
+def network(config: ModelConfig, dtype: torch.dtype = torch.float64) -> AutoencoderKL:
+    torch.manual_seed(0)
+    return AutoencoderKL(config).to(dtype)
+
+
+def image(height: int, width: int, dtype: torch.dtype = torch.float64) -> torch.Tensor:
+    torch.manual_seed(1)
+    coarse = torch.rand(2, 3, 5, 7, dtype=torch.float64)
+    smooth = torch.nn.functional.interpolate(coarse, (height, width), mode="bicubic")
+    return (2 * smooth - 1 + 0.1 * torch.randn(smooth.shape, dtype=torch.float64)).to(dtype)
+
+
+@pytest.mark.parametrize("config", [NARROW, replace(QUANT, padding="reflect"), WAN, TINY])
+def test_a_tile_with_the_statistics_of_the_image_is_the_network(config, monkeypatch):
+    monkeypatch.setattr(blended, "SAMPLE_BORDER", 10**9)  # the whole sample is measured
+    model = network(config)
+    operations = {"encode": (model.encode, image(64, 88)[:1])}
+    operations["decode"] = (model.decode, torch.randn(1, 4, 20, 13, dtype=torch.float64))
+    for name, (function, values) in operations.items():
+        steps = blended.steps_of(model, name)
+        moments = blended._no_moments(steps)
+        blended.run_with_moments(steps, values, moments, measure=True)
+        with torch.no_grad():
+            found, whole = blended.run_with_moments(steps, values, moments), function(values)
+        expected = whole if name == "decode" else torch.cat([whole.mean, whole.logvar], 1)
+        torch.testing.assert_close(found, expected, rtol=0, atol=1e-12)
+
+
+def test_statistics_of_parts_equal_those_of_the_whole():
+    h = torch.randn(2, 8, 30, 40, dtype=torch.float64) * 3 + 1000  # E[x²] - E[x]² loses five digits
+    moments = Moments(4)
+    for top, bottom in ((0, 1), (1, 17), (17, 30)):
+        moments.add(h[:, :, top:bottom])
+    mean, rstd = moments.statistics(0.0, h)
+    variance, expected = torch.var_mean(h.reshape(2, 4, -1), dim=-1, correction=0)
+    torch.testing.assert_close(mean, expected, rtol=1e-13, atol=0)
+    torch.testing.assert_close(rstd, variance.rsqrt(), rtol=1e-11, atol=0)
 
 
 @pytest.mark.parametrize("size", [(16, 16), (17, 90), (61, 33), (200, 15)])
@@ -47,10 +98,10 @@ def test_network_with_norms_per_pixel_and_no_attention_is_exact():
     model = network(replace(WAN, mid_attention=False))
     images = image(272, 300)
     whole = encode_images(model, images, dtype=torch.float64)
-    tiled = encode_images(model, images, dtype=torch.float64, tile=256, blended=True)
+    tiled = encode_images(model, images, dtype=torch.float64, tile=256)
     torch.testing.assert_close(tiled.mean, whole.mean, rtol=0, atol=1e-12)
     recon = decode_latents(model, whole.mean, (270, 297), dtype=torch.float64)
-    in_tiles = decode_latents(model, whole.mean, (270, 297), dtype=torch.float64, tile=256, blended=True)
+    in_tiles = decode_latents(model, whole.mean, (270, 297), dtype=torch.float64, tile=256)
     torch.testing.assert_close(in_tiles, recon, rtol=0, atol=1e-12)
 
 
@@ -61,7 +112,7 @@ def test_norms_have_the_statistics_of_the_whole_image():
     images = image(384, 384, torch.float32)[:1]
     images[..., :192] = 0.1 * images[..., :192] + 0.5
     whole = encode_images(model, images).mean
-    blended = encode_images(model, images, tile=128, blended=True).mean
+    blended = encode_images(model, images, tile=128).mean
     alone = torch.cat([encode_images(model, part).mean for part in images.split(128, dim=3)], dim=3)
     assert (blended - whole).square().mean() < (alone - whole).square().mean() / 4
 
@@ -89,7 +140,7 @@ def test_memory_is_that_of_a_tile():
                 model = AutoencoderKL(ModelConfig())
             latents = torch.empty(1, model.config.z_channels, side // 8, side // 8)
             with LiveBytes("cuda") as device, LiveBytes("cpu") as host:
-                decode_latents(model, latents, tile=256, blended=True)
+                decode_latents(model, latents, tile=256)
         peaks.append(device.peak)
         assert host.peak <= 3.5 * 3 * side**2 * 4
     assert peaks[1] == peaks[0]

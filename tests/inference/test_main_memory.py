@@ -16,7 +16,7 @@ MB = 10**6
 
 @pytest.fixture
 def photos(tmp_path, monkeypatch):
-    """A large and a small image. 20 MB are free: SMALL decodes the large one in 42 MB, in tiles in 23 MB."""
+    """A large and a small image. 20 MB are free: SMALL decodes the large one in 42 MB."""
     monkeypatch.setattr(codec, "free_memory", lambda: 20 * MB)
     (tmp_path / "photos").mkdir()
     Image.new("RGB", (400, 300)).save(tmp_path / "photos" / "large.png")
@@ -29,7 +29,6 @@ def photos(tmp_path, monkeypatch):
     [
         ("reconstruct", ("--tiles", "off"), "remove --tiles off"),
         ("encode", ("--tiles", "off"), "remove --tiles off"),
-        ("reconstruct", ("--tiles", "exact"), "remove --tiles exact"),
         ("reconstruct", ("--tiles", "blended"), "shrink"),
     ],
 )
@@ -44,17 +43,8 @@ def test_infer_refuses_the_image_and_finishes_the_others(
     assert [path.stem for path in (tmp_path / "out").glob("[!.]*")] == ["small"]
 
 
-def test_an_image_that_does_not_fit_is_computed_in_tiles(command, photos, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(codec, "free_memory", lambda: 35 * MB)
-    assert command("reconstruct", "--input", photos) == 0
-    said = [line for line in capsys.readouterr().out.splitlines() if "computes in tiles" in line]
-    assert len(said) == 1
-    assert said[0].startswith("large.png does not fit into memory on cpu (decode needs")
-    assert {path.stem for path in (tmp_path / "out").glob("*.png")} == {"large", "small"}
-
-
-def test_blended_tiles_are_the_last_resort_and_only_for_that_image(command, photos, tmp_path, capsys):
-    """Blended tiles of 128 px need 6 MB, and tiles the 23 MB that are not free."""
+def test_only_an_image_that_does_not_fit_is_computed_in_tiles(command, photos, tmp_path, capsys):
+    """Tiles of 128 px need 6 MB."""
     assert command("reconstruct", "--input", photos, "--tile_size", 128) == 0
     warnings = [line for line in capsys.readouterr().out.splitlines() if "approximate" in line]
     assert len(warnings) == 1
@@ -85,5 +75,5 @@ def test_no_image_that_fits_is_refused(shape, least):
     with torch.no_grad(), LiveBytes() as decoding:
         model.decode(latents)
     for name, counted in (("encode", encoding), ("decode", decoding)):
-        demanded = codec._WHOLE[name] * 512**2 * shape.channels[0] * 4
+        demanded = codec._MAPS[name] * 512**2 * shape.channels[0] * 4
         assert least * counted.peak < demanded <= counted.peak

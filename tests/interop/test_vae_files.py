@@ -13,7 +13,6 @@ from tests.harness.checkpoints import checkpoint as checkpoint_content
 from tests.harness.vae_families import FAMILIES, SMALL, diffusers_model, image, research_model, save_research
 from vae.config.options import build
 from vae.interop.checkpoint_file import save_checkpoint
-from vae.interop.fitting import group_names
 from vae.interop.vae_files import load_vae
 from vae.interop.vae_path import WEIGHTS_NAME
 from vae.model.autoencoder import AutoencoderKL
@@ -178,14 +177,14 @@ def transposed(tensors):
     [
         (drop("decoder."), r"has no decoder: it can only encode images \(infer_vae.py --mode encode\)"),
         (drop("encoder."), r"has no encoder: it can only decode latents \(infer_vae.py --mode decode\)"),
-        (drop("decoder.up.1"), r"lacks decoder.up_blocks.0.\* \(18\): part of it is missing"),
-        (drop("post_quant_conv"), "only one of the two quant convolutions"),
-        (drop("encoder.mid.attn_1"), r"lacks encoder.mid_block.attentions.* one of its two middle blocks"),
-        (put("encoder.down.1.attn.0.q.weight", torch.zeros(1)), "attention inside its levels"),
+        (drop("decoder.up.1"), r"lacks decoder.up_blocks.0.\S+ and 17 more: it is cut, or of another"),
+        (drop("post_quant_conv"), "lacks post_quant_conv.bias and 1 more"),
+        (drop("encoder.mid.attn_1"), r"lacks encoder.mid_block.attentions.\S+ and \d+ more"),
+        (put("encoder.down.1.attn.0.q.weight", torch.zeros(1)), r"has the unknown encoder.down\S+attn"),
         (put("encoder.extra.weight", torch.zeros(1)), "has the unknown encoder.extra.weight"),
         (time_axis, "video VAE"),
-        (four_channels, "another shape of encoder.conv_in.weight: its images have 4 channels"),
-        (other_decoder, "its decoder starts with 96 channels, its encoder ends with 32"),
+        (four_channels, "another shape of encoder.conv_in.weight: "),
+        (other_decoder, "another shape of decoder.conv_in.weight"),
         (put("decoder.conv_out.bias", torch.full((3,), torch.nan)), "not finite .*decoder.conv_out"),
         (put("decoder.conv_out.bias", torch.zeros(3).to(torch.float8_e4m3fn)), "fp8 weights .*decoder"),
         (drop("encoder.down.0.block.0.conv1.weight"), "lacks encoder.down_blocks.0.resnets.0.conv1.weight"),
@@ -194,7 +193,7 @@ def transposed(tensors):
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )  # fmt: skip
-def test_unusable_tensors_are_reported_with_likely_cause(edit, message, tmp_path):
+def test_unusable_tensors_are_named(edit, message, tmp_path):
     tensors = {name: value.contiguous() for name, value in research_model("sd", *SMALL).state_dict().items()}
     edit(tensors)
     save_file(tensors, tmp_path / "model.safetensors")
@@ -428,9 +427,3 @@ def test_a_single_strange_tensor_is_one_line(tmp_path, name, dtype):
 def test_a_pipe_is_no_vae(tmp_path):
     os.mkfifo(tmp_path / "model.safetensors")
     assert "is neither a file nor a folder" in error_of(tmp_path / "model.safetensors")
-
-
-def test_many_unknown_names_are_grouped_in_linear_time(tmp_path):
-    names = {f"encoder.n{number}.weight": None for number in range(20_000)}
-    assert group_names(names, names) == "encoder.* (20000)"
-    assert group_names(names, {**names, "encoder.known.weight": None}).endswith("and 19997 more")

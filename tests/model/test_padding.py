@@ -8,7 +8,6 @@ from torch import nn
 
 from tests.harness.vae_families import diffusers_model, image
 from vae.config.options import RECOMPUTE, ModelConfig
-from vae.inference.codec import decode_latents, encode_images
 from vae.model.autoencoder import AutoencoderKL
 from vae.model.initialization import initialize
 from vae.model.layers import readout, reflected
@@ -58,16 +57,6 @@ def test_recompute_levels_give_the_same_gradients(level):
         gradients.append([parameter.grad for parameter in model.parameters()])
     for expected, found in zip(*gradients, strict=True):
         torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-12)
-
-
-@pytest.mark.parametrize("tile", [7, 16])
-def test_exact_tiles_equal_the_whole_image(tile):
-    model, images = network(), torch.randn(1, 3, 45, 38, dtype=torch.float64)
-    whole = encode_images(model, images, dtype=torch.float64).mean
-    tiled = encode_images(model, images, dtype=torch.float64, tile=tile).mean
-    torch.testing.assert_close(tiled, whole, rtol=0, atol=1e-12)
-    recon, in_tiles = (decode_latents(model, whole, dtype=torch.float64, tile=t) for t in (None, tile))
-    torch.testing.assert_close(in_tiles, recon, rtol=0, atol=1e-12)
 
 
 def test_ends_are_computed_in_fp32_and_rounded_once():

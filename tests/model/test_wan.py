@@ -9,7 +9,6 @@ from tests.harness.wan_models import wan_model
 from vae.config.options import RECOMPUTE, ModelConfig
 from vae.interop.wan_names import from_wan, our_names
 from vae.model.autoencoder import AutoencoderKL
-from vae.model.backward_order import backward_order
 from vae.model.recompute import set_recompute
 
 CONFIG = ModelConfig(
@@ -61,8 +60,3 @@ def test_gradients_are_those_of_one_frame(theirs, layout):
         found = {n: p.grad.squeeze() for n, p in model.named_parameters() if p.grad is not None}
         assert relative_difference(found, expected) < tolerance
         expected, tolerance = found, 1e-12
-
-
-def test_every_parameter_has_a_place_in_the_order_of_backward():
-    model = AutoencoderKL(CONFIG)
-    assert {id(p) for p in backward_order(model)} == {id(p) for p in model.parameters()}

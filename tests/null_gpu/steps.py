@@ -11,6 +11,7 @@ import os
 import sys
 import time
 from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 from vae.system.gpu_memory import set_gpu_memory_variables
@@ -160,7 +161,8 @@ def _spec(case: Case, config: Config) -> StepSpec:
 
 
 def _step(config: Config, built: Built, inputs: StepInputs, settings: StepSettings) -> None:
-    OomRetry(built.networks, Distributed(0, 1, DEVICE), settings, "resume").gradients(inputs)
+    dist, size = Distributed(0, 1, DEVICE), config.data.image_size
+    OomRetry(built.networks, dist, settings, Path("run"), size).gradients(inputs)
     fp16 = built.networks.dtype == torch.float16
     optimizers = built.optimizers if inputs.adversarial_factor is not None else built.optimizers[:1]
     apply_update(optimizers, built.update, config.optim, fp16, empty=False)

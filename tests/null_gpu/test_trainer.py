@@ -37,13 +37,13 @@ WITH_AND_WITHOUT_GRAPH = """
 import json, sys
 from vae.system.gpu_memory import set_gpu_memory_variables
 set_gpu_memory_variables()
-from vae.training.memory.cuda_graph import Recording
+from vae.training.memory import cuda_graph
 from vae.training.run import train
-record, captures = Recording.record, []
-def counted(self, compute):
+record, captures = cuda_graph.record, []
+def counted(compute):
     captures.append(None)
-    return record(self, compute)
-Recording.record = counted
+    return record(compute)
+cuda_graph.record = counted
 for given in json.loads(sys.argv[1]):
     assert train(given) == 0
 print(f"{len(captures)} captures")
@@ -86,7 +86,7 @@ def test_a_cuda_graph_ends_with_its_stage(tmp_path: Path):
     assert "out of memory" not in printed
 
 
-def test_validations_and_samples_use_the_memory_of_the_graph(tmp_path: Path):
+def test_validations_and_samples_free_the_memory_of_the_graph(tmp_path: Path):
     """Beside the graph they need 0.43 GiB; its capture needs 0.06, a workspace of cuBLAS and gaps."""
     (tmp_path / "images").mkdir()
     for index in range(20):

@@ -7,7 +7,15 @@ import tempfile
 
 import pytest
 
-from vae.ops.gpu_blocks import NUM_WARPS, SHARED_MEMORY_BYTES, norm_blocks, rms_blocks, row_tile
+from vae.ops.gpu_blocks import (
+    MAX_REGISTERS,
+    NUM_WARPS,
+    SHARED_MEMORY_BYTES,
+    norm_blocks,
+    reduction_programs,
+    rms_blocks,
+    row_tile,
+)
 
 CAPABILITIES = (90, 120)  # H100 and H200; RTX 50
 
@@ -26,6 +34,8 @@ def compile_kernel(kernel, types: dict, constants: dict, aligned: list, num_warp
         attrs={(names.index(name),): [["tt.divisibility", 16]] for name in aligned if name in types},
     )
     options = {"num_warps": num_warps, "num_stages": 1, "enable_fp_fusion": True}
+    if num_warps == NUM_WARPS and {"h", "x"} & set(types):
+        options["maxnreg"] = MAX_REGISTERS
     return compile_source(source, target=GPUTarget("cuda", capability, 32), options=options)
 
 
@@ -42,10 +52,11 @@ def stack_bytes(compiled) -> int:
 
 
 def loops(ptx: str) -> list[str]:
-    """The code of each loop: from a label to the branch back to it."""
+    """The code of each loop without another one in it: from a label to the branch back to it."""
     labels = {match[1]: match.start() for match in re.finditer(r"(\$L__BB\w+):", ptx)}
     branches = [(match[1], match.start()) for match in re.finditer(r"bra(?:\.uni)?\s+(\$L__BB\w+);", ptx)]
-    return [ptx[labels[label] : end] for label, end in branches if labels[label] < end]
+    spans = [(labels[label], end) for label, end in branches if labels[label] < end]
+    return [ptx[start:end] for start, end in spans if not any(start <= a and b < end for a, b in spans)]
 
 
 def norm_launches():
@@ -61,7 +72,7 @@ def norm_launches():
     whole += [(kernels.input_gradient_kernel, {"SILU": True} | given) for given in ({}, none)]
     cases = [("*bf16", 128), ("*fp32", 128), ("*bf16", 384)]
     for (kernel, switches), (element, channels) in itertools.product(whole, cases):
-        blocks = norm_blocks(1, channels, 1024**2, 32)
+        blocks = norm_blocks(1, channels, 1024**2, 32, reduction_programs())
         known = common | dict.fromkeys(("h", "x", "out", "grad_out", "grad_h"), element)
         types = {name: known[name] for name in kernel.arg_names if name in known and name not in switches}
         constants = {"BLOCK": blocks.channels, "ROWS": blocks.rows, "COLUMNS": blocks.columns}
@@ -76,7 +87,7 @@ def attention_launches():
     fp32, bf16 = "*fp32", "*bf16"
     types = {"scores": fp32, "grad_weights": fp32, "weights": bf16, "grad_scores": bf16, "scale": "fp32"}
     types |= {name: fp32 for name in ("log_sums", "sums", "deltas", "out")}
-    types |= {"a": bf16, "b": bf16, "rows": "i32", "columns": "i32"}
+    types |= {"a": bf16, "b": bf16} | dict.fromkeys(("rows", "columns", "stride"), "i32")
     whole = (kernels.softmax_kernel, kernels.gradient_kernel, kernels.row_products_kernel)
     for kernel, width in itertools.product(whole, (64, 512, 2048)):
         tile = row_tile(width)
@@ -108,7 +119,7 @@ def rms_norm_launches():
     for kernel, (element, channels), without in itertools.product(whole, cases, ({}, {"h_bias": None})):
         known = common | dict.fromkeys(("h", "out", "grad_out", "grad_h"), element)
         types = {name: known[name] for name in kernel.arg_names if name in known and name not in without}
-        blocks = rms_blocks(channels, 1024**2)
+        blocks = rms_blocks(channels, 1024**2, reduction_programs())
         constants = {"ROWS": blocks.rows, "COLUMNS": blocks.columns, "SILU": True}
         yield kernel, types, constants | without, NUM_WARPS
 
@@ -123,7 +134,7 @@ def test_kernels_compile_within_shared_memory(launches, capability, tmp_path, mo
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
     for kernel, types, constants, num_warps in launches():
         aligned = [name for name, kind in types.items() if kind.startswith("*")]
-        aligned += ["channels", "pixels", "columns"]
+        aligned += ["channels", "pixels", "stride"]
         compiled = compile_kernel(kernel, types, constants, aligned, num_warps, capability)
         assert compiled.metadata.shared <= SHARED_MEMORY_BYTES
         name = f"{kernel.__name__} {constants}"

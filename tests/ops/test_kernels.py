@@ -57,7 +57,7 @@ def test_norm_blocks_cover_all_elements_within_shared_memory():
     sides = (1, 3, 17, 64, 255, 1024, 4099)
     widths = [(4, 2), (12, 3), (96, 32), (128, 32), (192, 32), (384, 32), (512, 32), (512, 1), (768, 32)]
     for batch, (channels, groups), side in itertools.product((1, 2, 3, 64), widths, sides):
-        blocks = norm_blocks(batch, channels, side * side, groups)
+        blocks = norm_blocks(batch, channels, side * side, groups, total=340)
         assert blocks.rows == power_of_two(blocks.rows)
         assert blocks.columns == power_of_two(blocks.channels)
         assert blocks.channels % (channels // groups) == 0
@@ -75,12 +75,12 @@ def test_norm_blocks_cover_all_elements_within_shared_memory():
 
 def test_blocks_of_norms_start_at_loads_of_16_bytes():
     for channels, groups in ((128, 32), (192, 32), (384, 32), (512, 32), (768, 32)):
-        assert norm_blocks(1, channels, 64, groups).channels % 8 == 0
+        assert norm_blocks(1, channels, 64, groups, total=340).channels % 8 == 0
 
 
 def test_rms_blocks_cover_all_elements_within_shared_memory():
     for channels, pixels in itertools.product((1, 96, 192, 384, 1000, 4096), (1, 255, 4096, 2**24)):
-        blocks = rms_blocks(channels, pixels)
+        blocks = rms_blocks(channels, pixels, most=340)
         assert blocks.columns == power_of_two(channels)
         assert blocks.rows * blocks.tiles >= pixels > blocks.rows * (blocks.tiles - 1)
         assert blocks.programs * blocks.tiles_per_program >= blocks.tiles

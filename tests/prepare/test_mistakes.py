@@ -63,7 +63,6 @@ def files_in(folder):
         ("shard", ["--input_dir", "mds", *OUT], 77, "MDS"),
         ("shard", ["--input_dir", "lit", *OUT], 77, "LitData"),
         ("shard", ["--input_dir", "urls.parquet", *OUT], 77, "and the table as --join"),
-        ("index", ["--input", "a b.tar", *OUT], 77, "rename it"),
         ("split", [*RAW], 77, "contains no manifest.jsonl"),
         ("demo", [*RAW], 2, "--input_dir belongs to --mode"),
         ("demo", ["--cuont", "3"], 2, "--cuont"),

@@ -10,6 +10,7 @@ from tests.harness.http_store import http_store, hurry
 from tests.harness.image_kinds import detailed, encoded
 from tests.harness.preparing import prepare, shard
 from tests.harness.runs import TINY, run_here
+from tests.harness.s3_store import s3_bucket
 from vae.shards.dataset_json import read_dataset
 from vae.shards.shard_images import ShardImages
 from vae.training.run import train
@@ -41,7 +42,7 @@ def write_datasets(folder, files=2, rows=12):
 
 
 def images_of(path):
-    images = ShardImages(read_dataset(path), 1)
+    images = ShardImages([read_dataset(path)], 1)
     return [(images.read(number), images.metadata(number)) for number in range(len(images))]
 
 
@@ -123,34 +124,16 @@ def test_files_on_a_web_server_give_the_same_images(tmp_path, monkeypatch):
     assert versions[0] == versions[1]
 
 
-@pytest.fixture
-def bucket(monkeypatch):
-    """The address of an empty bucket, in a stand-in for S3 on this machine."""
-    server = pytest.importorskip("moto.server", reason="moto is not installed")
-    pytest.importorskip("s3fs", reason="requirements-remote.txt is not installed")
-    import s3fs
-
-    thread = server.ThreadedMotoServer(ip_address="127.0.0.1", port=0)
-    thread.start()
-    host, port = thread.get_host_and_port()
-    monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://{host}:{port}")
-    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
-        monkeypatch.setenv(name, "test")
-    system = s3fs.S3FileSystem(skip_instance_cache=True)
-    system.mkdir("bucket")
-    yield system
-    thread.stop()
-
-
 @pytest.mark.slow
-def test_photos_and_parquet_files_in_a_bucket_need_no_mount(bucket, tmp_path):
+def test_photos_and_parquet_files_in_a_bucket_need_no_mount(tmp_path, monkeypatch):
     write_datasets(tmp_path / "data")
     (tmp_path / "photos/sub").mkdir(parents=True)
     for number in range(6):
         (tmp_path / "photos" / ("sub" * (number % 2)) / f"{number}.png").write_bytes(picture(number * 2))
-    for name in ("data", "photos"):
-        bucket.put(str(tmp_path / name), f"bucket/{name}", recursive=True)
-        shard(f"s3://bucket/{name}/", tmp_path / f"{name}-there", "--val_split", "0.2", code=0)
-        shard(tmp_path / name, tmp_path / f"{name}-here", "--val_split", "0.2", code=0)
-        sets = [read_dataset(tmp_path / f"{name}-{place}/dataset.json") for place in ("there", "here")]
-        assert sets[0].version == sets[1].version
+    with s3_bucket(monkeypatch) as bucket:
+        for name in ("data", "photos"):
+            bucket.put(str(tmp_path / name), f"bucket/{name}", recursive=True)
+            shard(f"s3://bucket/{name}/", tmp_path / f"{name}-there", "--val_split", "0.2", code=0)
+            shard(tmp_path / name, tmp_path / f"{name}-here", "--val_split", "0.2", code=0)
+            sets = [read_dataset(tmp_path / f"{name}-{place}/dataset.json") for place in ("there", "here")]
+            assert sets[0].version == sets[1].version

@@ -43,7 +43,7 @@ def source(tmp_path_factory):
 def names_in(source, dataset):
     """The names of the images of a dataset."""
     names = {sha256(path.read_bytes()).hexdigest()[:32]: path.name for path in source.glob("*_*")}
-    images = ShardImages(read_dataset(dataset), 1)
+    images = ShardImages([read_dataset(dataset)], 1)
     return [names[images.key(number)] for number in range(len(images))]
 
 
@@ -142,7 +142,7 @@ def test_two_sets_without_near_images_share_nothing(old, tmp_path):
     (tmp_path / "raw").mkdir()
     (tmp_path / "raw/x.png").write_bytes(encoded(Image.fromarray(draw_image(96, 5, 99)), "PNG"))
     other = pack(tmp_path / "raw", tmp_path / "set")
-    assert find_shared(*(ShardImages(read_dataset(path), 1) for path in (old, other))) == []
+    assert find_shared(*(ShardImages([read_dataset(path)], 1) for path in (old, other))) == []
 
 
 def test_list_of_images_to_leave_out(source, tmp_path):
@@ -181,7 +181,7 @@ def test_columns_of_another_table_are_joined_by_key_or_url(tmp_path, suffix):
     for mode, source in (("index", "--input"), ("shard", "--input_dir")):
         words = (source, tars, "--output_dir", tmp_path / mode, "--val_split", "0", *rules)
         prepare("--mode", mode, *words, code=0)
-        images = ShardImages(read_dataset(tmp_path / mode / "dataset.json"), 1)
+        images = ShardImages([read_dataset(tmp_path / mode / "dataset.json")], 1)
         assert [images.metadata(n)["punsafe"] for n in range(len(images))] == [0.5, 0.6, 0.7, 0.8]
     assert images.metadata(0)["score"] == 0.5
     words = ("--input", tars, "--output_dir", tmp_path / "none", "--join", scores, "--join_on", "nothing")

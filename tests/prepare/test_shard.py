@@ -17,8 +17,9 @@ from vae.data.dataset import CropDataset
 from vae.prepare import shard as shard_module
 from vae.prepare import shard_writer
 from vae.prepare.blocks import FileBlock
-from vae.shards.dataset_json import dataset_content, read_dataset
-from vae.shards.index import INDEX, Shard, index_path
+from vae.prepare.shard_writer import save_index
+from vae.shards.dataset_json import read_dataset, write_dataset
+from vae.shards.index import Shard, index_path, index_type
 from vae.shards.shard_images import ShardImages
 from vae.system.errors import DataError
 from vae.system.files import sha256_of_file
@@ -197,12 +198,12 @@ def foreign_dataset(folder, members):
         for number, (name, data) in enumerate(members):
             info = tarfile.TarInfo(name)
             info.size = len(data)
-            rows.append((f"{number:032}", tar.offset + 512, len(data), zlib.crc32(data), 64, 64, 0, 0))
+            key = f"{number:032}"
+            rows.append((key, tar.offset + 512, len(data), zlib.crc32(data), 64, 64, 0, 0, 0, 0, key))
             tar.addfile(info, io.BytesIO(data))
-    one = Shard(tar_path.name, len(rows), tar_path.stat().st_size, sha256_of_file(tar_path))
-    np.save(index_path(folder, one), np.array(rows, INDEX))
-    one = one._replace(index_sha256=sha256_of_file(index_path(folder, one)))
-    (folder / "dataset.json").write_text(json.dumps(dataset_content([one], {}, None)))
+    index = save_index(index_path(folder, tar_path.name), np.array(rows, index_type(32)))
+    one = Shard(tar_path.name, len(rows), tar_path.stat().st_size, sha256_of_file(tar_path), index)
+    write_dataset(folder / "dataset.json", [one], {}, None)
     return folder / "dataset.json"
 
 
@@ -220,5 +221,5 @@ def test_archive_within_a_shard_is_no_image(tmp_path):
 
 
 def _crops(path):
-    crops = CropDataset(ShardImages(read_dataset(path), 1), image_size=32)
+    crops = CropDataset(ShardImages([read_dataset(path)], 1), image_size=32)
     return [crops[0, index] for index in range(len(crops))]

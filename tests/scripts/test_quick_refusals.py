@@ -84,7 +84,7 @@ REFUSALS = [
         ["no checkpoint in --output_dir F/out"],
     ),
     ("train_vae.py", TRAIN, {"--profile": "decoder"}, 78, ["--profile decoder", "--init_from"]),
-    ("infer_vae.py", INFER, {"--mode": "improve"}, 2, ["--mode improve is unknown", "reconstruct"]),
+    ("infer_vae.py", INFER, {"--mode": "improve"}, 2, ["--mode", "'improve'", "reconstruct"]),
     ("infer_vae.py", INFER, {"--vae": "F/none"}, 78, ["--vae F/none"]),
     ("infer_vae.py", INFER, {"--output_dir": "F/used"}, 78, ["--output_dir F/used", "empty folder"]),
     ("infer_vae.py", INFER, {"--input": "F/none.png"}, 77, ["--input F/none.png does not exist"]),

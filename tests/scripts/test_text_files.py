@@ -48,8 +48,7 @@ def photos(image_folder, tmp_path):
 def test_lists(encode, lines, photos, tmp_path):
     path = tmp_path / "list.txt"
     path.write_bytes(encode(lines))
-    keys = read_exclude_list(str(path))
-    assert len(keys) == 2
+    assert {"été/日本 1.png", "ü.png"} <= read_exclude_list(str(path)).names
     config = EvaluateConfig(vae=["x"], data_path=[str(photos)], output_dir="x", exclude=str(path), sizes=[32])
     found, _ = find_images(config)
     assert found.names == ["a.png", "été/b c.png"]
@@ -102,7 +101,7 @@ def test_text_in_another_encoding_is_one_line(data, photos, tmp_path):
         read_json(tmp_path / "config.json")
     assert "\n" not in str(caught.value)
     done = shard(photos, tmp_path / "set", "--exclude", tmp_path / "list.txt", code=78)
-    assert re.search(r"--exclude .*list\.txt.*(UTF-8|none of its 1 lines is an image)", done.stderr)
+    assert re.search(r"--exclude .*list\.txt.*(UTF-8|none of its lines is an image)", done.stderr)
     assert "Traceback" not in done.stderr
 
 

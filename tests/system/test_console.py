@@ -1,5 +1,6 @@
 """Console output: who prints, closed pipes, escaped text, and shell commands."""
 
+import errno
 import subprocess
 import sys
 
@@ -103,3 +104,15 @@ def test_fetch_command_is_quoted_for_its_shell():
 
 def test_counted_nouns():
     assert [counted(number, "step") for number in (0, 1, 2)] == ["0 steps", "1 step", "2 steps"]
+
+
+@pytest.mark.parametrize(
+    ("system", "number", "is_closed"),
+    [("posix", errno.EIO, True), ("nt", errno.EINVAL, True), ("posix", errno.EINVAL, False)],
+)
+def test_a_closed_pipe_of_windows_and_a_closed_terminal_are_closed_pipes(
+    monkeypatch, system, number, is_closed
+):
+    monkeypatch.setattr(console.os, "name", system)
+    found = console._as_broken_pipe(OSError(number, "reason"))
+    assert isinstance(found, BrokenPipeError) == is_closed

@@ -1,6 +1,5 @@
 """A command writes only into a new or empty folder, or into its own."""
 
-import json
 import os
 from multiprocessing.pool import ThreadPool
 
@@ -54,43 +53,6 @@ def test_a_damaged_marker_makes_no_folder_ours(tmp_path, content):
         claim_folder(tmp_path, "train")
     (tmp_path / "a.jpg").unlink()
     assert claim_folder(tmp_path, "train") == read_marker(tmp_path)  # a killed claim left it
-
-
-@pytest.mark.skipif(os.name == "nt", reason="links need a privilege on Windows")
-def test_a_marker_that_is_a_link_is_not_read(tmp_path):
-    other = tmp_path / "other"
-    claim_folder(other, "train")
-    folder = tmp_path / "folder"
-    folder.mkdir()
-    (folder / MARKER_NAME).symlink_to(other / MARKER_NAME)
-    (folder / "a.jpg").touch()
-    with pytest.raises(UserError):
-        claim_folder(folder, "train")
-    assert json.loads((other / MARKER_NAME).read_text())["command"] == "train"
-
-
-@pytest.mark.skipif(os.name == "nt", reason="links need special permissions")
-def test_links_out_of_a_folder_are_refused(tmp_path):
-    claim_folder(tmp_path / "run", "train")
-    (tmp_path / "run" / "inside").mkdir()
-    (tmp_path / "run" / "alias").symlink_to("inside")
-    (tmp_path / "run" / "file").symlink_to(tmp_path / "run" / MARKER_NAME)
-    check_folder(tmp_path / "run", "train")
-    (tmp_path / "run" / "samples").symlink_to(tmp_path)
-    with pytest.raises(UserError, match="contains the link samples to another folder"):
-        check_folder(tmp_path / "run", "train")
-    (tmp_path / "given").symlink_to(tmp_path / "empty")  # the user's own way to a disk
-    (tmp_path / "empty").mkdir()
-    assert claim_folder(tmp_path / "given", "train") == read_marker(tmp_path / "empty")
-
-
-@pytest.mark.skipif(os.name == "nt", reason="links need special permissions")
-def test_a_marker_that_is_a_link_is_of_others(tmp_path):
-    claim_folder(tmp_path / "run", "train")
-    (tmp_path / "other").mkdir()
-    (tmp_path / "other" / MARKER_NAME).symlink_to(tmp_path / "run" / MARKER_NAME)
-    with pytest.raises(UserError, match="did not write"):
-        claim_folder(tmp_path / "other", "train")
 
 
 def test_one_of_many_processes_claims_a_folder(tmp_path):

@@ -3,22 +3,21 @@
 import errno
 import os
 import re
-from dataclasses import asdict
 from pathlib import Path
 
 import pytest
 import torch
 
 from tests.harness.checkpoints import checkpoint
-from tests.harness.faults import Fault, run_forked
-from tests.harness.training_runs import assert_same, train_short
-from tests.training.test_gradient_sum import CPU, on_processes
-from vae.interop.checkpoint_file import DamagedCheckpointError, load_checkpoint, record_path, save_checkpoint
+from tests.harness.faults import run_forked
+from tests.harness.training_runs import train_short
+from vae.interop.checkpoint_file import load_checkpoint, record_path, save_checkpoint
 from vae.system.errors import UserError
 from vae.system.files import write_json
 from vae.system.folder_marker import claim_folder
-from vae.training.checkpoints import broadcast, saver, store
+from vae.training.checkpoints import saver, store
 from vae.training.checkpoints.store import (
+    abandon_newer,
     list_checkpoints,
     load_named,
     load_newest,
@@ -26,16 +25,12 @@ from vae.training.checkpoints.store import (
     saved_step,
     stage_ends,
 )
-from vae.training.distributed import Distributed
-from vae.training.provenance import Lineage
 from vae.training.run import train
 from vae.training.stages import Position, Stage
 
-LINE = Lineage("a")
 
-
-def put(folder: Path, name: str, step: int, line: Lineage = LINE) -> Path:
-    save_checkpoint(folder / name, checkpoint(step) | {"run": asdict(line)})
+def put(folder: Path, name: str, step: int) -> Path:
+    save_checkpoint(folder / name, checkpoint(step))
     return folder / name
 
 
@@ -60,15 +55,15 @@ def test_newest_checkpoint_has_the_most_steps(three, tmp_path, capsys):
     assert capsys.readouterr().out == ""
 
 
-def test_saved_checkpoint_is_not_read_until_its_file_changes(tmp_path, monkeypatch):
+def test_checkpoint_is_read_once_until_its_file_changes(tmp_path, monkeypatch):
     """Pruning asks for the step of every checkpoint, after every save."""
     path, reads = tmp_path / "checkpoint_step_7.pt", []
     read = store.read_torch_file
     monkeypatch.setattr(store, "read_torch_file", lambda *args, **kw: reads.append(1) or read(*args, **kw))
-    assert store.save_verified(path, checkpoint(7) | {"run": asdict(LINE)}) is None
-    assert (saved_step(path), store.is_on_line(path, LINE), len(reads)) == (7, True, 0)
+    put(tmp_path, path.name, 7)
+    assert (saved_step(path), saved_step(path), len(reads)) == (7, 7, 1)
     put(tmp_path, path.name, 8)
-    assert (saved_step(path), len(reads)) == (8, 1)
+    assert (saved_step(path), len(reads)) == (8, 2)
 
 
 @pytest.mark.parametrize("damage", ["truncated", "checkpoint", "record"])
@@ -133,7 +128,7 @@ def test_prune_keeps_the_best_the_last_of_each_stage_and_the_newest(tmp_path):
     put(tmp_path, "checkpoint_step_65.pt", 65)
     apart = stage_ends(STAGES, Position(epoch=7, step=70)) | {"checkpoint_epoch_1.pt"}
     needed = {"checkpoint_epoch_4.pt", "checkpoint_epoch_7.pt"}
-    removed = prune(tmp_path, 2, apart=apart, needed=needed, step=70, line=LINE)
+    removed = prune(tmp_path, 2, apart=apart, needed=needed)
     assert {path.name for path in removed} == {f"checkpoint_epoch_{n}.pt" for n in (2, 5, 6)}
     assert remaining(tmp_path) == {
         "checkpoint_epoch_1.pt",  # the best
@@ -144,16 +139,18 @@ def test_prune_keeps_the_best_the_last_of_each_stage_and_the_newest(tmp_path):
     }
 
 
-def test_abandoned_checkpoints_do_not_count_and_go_when_they_are_passed(tmp_path):
-    """Run "a" reached step 80. Then "b" continued it from step 20, and is at step 50 now."""
-    for step in (10, 20, 30, 40, 60, 70, 80):
-        put(tmp_path, f"checkpoint_step_{step}.pt", step, Lineage("a"))
-    b = Lineage("b", (("a", 20),))
-    for step in (35, 50):
-        put(tmp_path, f"checkpoint_step_{step}.pt", step, b)
-    removed = prune(tmp_path, 3, apart=set(), needed=set(), step=50, line=b)
-    assert {path.name for path in removed} == {f"checkpoint_step_{n}.pt" for n in (10, 30, 40)}
-    assert remaining(tmp_path) == {f"checkpoint_step_{n}.pt" for n in (20, 35, 50, 60, 70, 80)}
+def test_newer_checkpoints_are_moved_out_of_the_way(tmp_path, capsys):
+    for step in (10, 20, 30, 40):
+        put(tmp_path, f"checkpoint_step_{step}.pt", step)
+    record_path(tmp_path / "checkpoint_step_40.pt").unlink()
+    (tmp_path / "checkpoint_step_50.pt").write_bytes(b"damaged")  # its step is not known
+    abandon_newer(tmp_path, 20)
+    assert {path.name for path in tmp_path.glob("*.pt")} == {f"checkpoint_step_{n}.pt" for n in (10, 20, 50)}
+    moved = {path.name for path in (tmp_path / "abandoned").iterdir()}
+    assert moved == {"checkpoint_step_30.pt", "checkpoint_step_30.pt.sha256", "checkpoint_step_40.pt"}
+    assert "2 newer checkpoints (checkpoint_step_40.pt, checkpoint_step_30.pt) are" in capsys.readouterr().out
+    abandon_newer(tmp_path, 20)
+    assert capsys.readouterr().out == ""
 
 
 # ---- real runs ----------------------------------------------------------------------------------------
@@ -200,53 +197,30 @@ def test_the_best_epoch_is_saved_without_a_flag(tiny):
     assert history["best_checkpoint_psnr"] == history["best"]["psnr"]
 
 
-@pytest.mark.skipif(os.name == "nt", reason="processes are forks")
-def test_main_process_sends_what_it_reads(tmp_path, monkeypatch):
-    """The tensors are larger and smaller than the buffer, empty, and of many types and layouts."""
-    monkeypatch.setattr(broadcast, "BUFFER_BYTES", 1000)
-    torch.manual_seed(0)
-    content = {
-        "path": tmp_path,
-        "model": {"w": torch.randn(8, 3, 5, 5).to(memory_format=torch.channels_last), "b": torch.ones(())},
-        "optimizers": [{"state": {0: {"step": torch.tensor(3.0)}}, "groups": [0.9, torch.zeros(0)]}],
-        "numbers": [torch.arange(700), torch.randn(7).bfloat16(), torch.tensor([True, False]), (None, 3)],
-    }
-
-    def test(rank: int) -> None:
-        read = []
-        found = broadcast.from_main(lambda: read.append(1) or content, Distributed(rank, 3, CPU))
-        assert len(read) == (rank == 0)
-        assert_same(found, content, "content")
-
-        def fail() -> None:
-            raise DamagedCheckpointError("damaged")
-
-        with pytest.raises((UserError, SystemExit)) as error:
-            broadcast.from_main(fail, Distributed(rank, 3, CPU))
-        assert error.type is (DamagedCheckpointError if rank == 0 else SystemExit)
-        assert rank == 0 or error.value.code == UserError.exit_code
-
-    on_processes(test, tmp_path, 3)
-
-
 @pytest.mark.slow
 @pytest.mark.skipif(os.name == "nt", reason="processes are forks")
-def test_one_process_reads_the_checkpoint_and_all_end_together_if_it_is_damaged(tiny, tmp_path):
-    given = {**tiny, "num_epochs": 1, "init": "default", "max_steps": 1, "val_split": 0.0}
+def test_all_processes_resume_from_the_choice_of_the_main_one(tiny, tmp_path):
+    """The newest checkpoint is damaged; if none is valid, all end with one line."""
+    given = {**tiny, "num_epochs": 1, "init": "default", "max_steps": 2, "val_split": 0.0}
+    given |= {"checkpoint_steps": 1}
     assert run_forked(given, processes=2, log=tmp_path / "log") == [0, 0]
-    given |= {"max_steps": 2, "resume_from": "latest"}
-    fails_to_read = Fault("fail", r"open:checkpoint_step_1\.pt$", rank=1, times=99)
-    assert run_forked(given, fails_to_read, processes=2, log=tmp_path / "log") == [0, 0]
+    damage(tmp_path / "run" / "checkpoint_epoch_1.pt")
+    given |= {"resume_from": "latest"}
+    assert run_forked(given, processes=2, log=tmp_path / "log") == [0, 0]
     begun = {name: value for name, value in given.items() if name not in ("resume_from", "init")}
-    begun |= {"init_from": str(tmp_path / "run/checkpoint_step_1.pt"), "output_dir": str(tmp_path / "begun")}
-    assert run_forked(begun, fails_to_read, processes=2, log=tmp_path / "log") == [0, 0]
+    begun |= {"init_from": str(tmp_path / "run/checkpoint_epoch_1.pt"), "output_dir": str(tmp_path / "begun")}
+    assert run_forked(begun, processes=2, log=tmp_path / "log") == [0, 0]
     for path in (tmp_path / "run").glob("checkpoint_*.pt"):
-        path.write_bytes(path.read_bytes()[:-1000])
+        damage(path)
     log = tmp_path / "damaged"
     assert run_forked(given, processes=2, log=log) == [UserError.exit_code] * 2
-    lines = [line for line in log.read_text().splitlines() if "--resume_from latest" in line]
-    assert len(lines) == 1
-    assert "none of the 2 checkpoints in" in lines[0]
+    (line,) = [line for line in log.read_text().splitlines() if "--resume_from latest" in line]
+    assert "checkpoints in" in line
+
+
+def damage(path: Path) -> None:
+    """Cut the end of a file."""
+    path.write_bytes(path.read_bytes()[:-1000])
 
 
 @pytest.mark.parametrize("content", [b"a note", None])

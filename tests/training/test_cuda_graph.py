@@ -3,7 +3,7 @@
 On the CPU a stand-in replays: like a graph, it reads and writes the same tensors at every step.
 """
 
-from contextlib import contextmanager
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -16,7 +16,6 @@ from vae.config.options import SpeedConfig
 from vae.step import Networks, StepInputs, clear_gradients, compute_gradients, trained_networks
 from vae.system.errors import UserError
 from vae.training.distributed import Distributed
-from vae.training.gradient_sum import GradientSum
 from vae.training.memory import cuda_graph, stage_memory
 from vae.training.memory.cuda_graph import WARMUP_STEPS, StepGraph
 from vae.training.memory.oom_retry import OomRetry, StepSettings
@@ -27,27 +26,12 @@ SIZES = [2, 2]
 
 
 class Recorder:
-    """Replaces the recording of graphs and their memory, and counts their uses."""
+    """Replaces the recording of graphs, and counts captures and replays."""
 
-    def __init__(self, networks: Networks, total: GradientSum | None = None):
-        self.networks, self.captures, self.replays, self.shared_times = networks, 0, 0, 0
-        self.memory, self.live, self.total, self.between = self, 0, total, []
+    def __init__(self, networks: Networks):
+        self.networks, self.captures, self.replays = networks, 0, 0
 
-    def __call__(self):
-        return self
-
-    def call(self, function):
-        self.between.append(function)
-
-    @contextmanager
-    def shared(self):
-        self.shared_times += 1
-        yield
-
-    def live_bytes(self):
-        return self.live
-
-    def record(self, compute):
+    def __call__(self, compute):
         self.captures += 1
         sums = compute()
         written = dict(sums) | {p: p.grad for p in self._parameters()}
@@ -57,19 +41,11 @@ class Recorder:
         def replay():
             self.replays += 1
             clear_gradients(self.networks)
-            between = iter(self.between)
-            if self.total:  # what the host does between two parts
-                self.total._record = lambda _begin: next(between)()
             found = compute() | {p: p.grad for p in self._parameters()}
-            assert next(between, None) is None
-            if self.total:
-                self.total._record = None
             for key, tensor in written.items():
-                if tensor.data_ptr() != found[key].data_ptr():  # the gradient is part of a sum
-                    tensor.copy_(found[key])
+                tensor.copy_(found[key])
 
-        self.replay = replay
-        return sums
+        return replay, sums
 
     def _parameters(self):
         return [p for network in trained_networks(self.networks) for p in network.parameters()]
@@ -83,7 +59,7 @@ def networks():
 @pytest.fixture
 def recorder(networks, monkeypatch):
     recorder = Recorder(networks)
-    monkeypatch.setattr(cuda_graph, "Recording", recorder)
+    monkeypatch.setattr(cuda_graph, "record", recorder)
     return recorder
 
 
@@ -118,31 +94,21 @@ def test_replayed_steps_equal_the_step_itself(networks, recorder):
         assert_equal(result, step_of(compute_gradients, networks, inputs_of(step), SIZES))
 
 
-def test_a_smaller_batch_runs_without_the_graph_and_keeps_it(networks, recorder):
+@pytest.mark.parametrize("other_work", ["a smaller batch", "a validation"])
+def test_other_work_ends_the_graph_and_a_new_one_is_captured(networks, recorder, other_work):
     graph = StepGraph()
     for step in range(WARMUP_STEPS + 1):
         step_of(graph.gradients, networks, inputs_of(step), SIZES)
-    found = step_of(graph.gradients, networks, inputs_of(7, batch=3), [2, 1])
-    assert (recorder.replays, recorder.shared_times) == (1, 1)
-    assert_equal(found, step_of(compute_gradients, networks, inputs_of(7, batch=3), [2, 1]))
-    found = step_of(graph.gradients, networks, inputs_of(8), SIZES)
-    assert (recorder.captures, recorder.replays) == (1, 2)
-    assert_equal(found, step_of(compute_gradients, networks, inputs_of(8), SIZES))
-
-
-def test_a_graph_whose_memory_is_kept_by_others_is_captured_again(networks, recorder):
-    graph = StepGraph()
+    if other_work == "a validation":
+        graph.end()
+    else:
+        found = step_of(graph.gradients, networks, inputs_of(7, batch=3), [2, 1])
+        assert_equal(found, step_of(compute_gradients, networks, inputs_of(7, batch=3), [2, 1]))
+    assert not graph.is_captured
     for step in range(WARMUP_STEPS + 1):
-        step_of(graph.gradients, networks, inputs_of(step), SIZES)
-    with graph.memory():
-        pass
-    step_of(graph.gradients, networks, inputs_of(5), SIZES)
-    assert (recorder.captures, recorder.replays, recorder.shared_times) == (1, 2, 1)
-    with graph.memory():
-        recorder.live += 512
-    found = step_of(graph.gradients, networks, inputs_of(6), SIZES)
-    assert (recorder.captures, recorder.replays) == (2, 3)
-    assert_equal(found, step_of(compute_gradients, networks, inputs_of(6), SIZES))
+        found = step_of(graph.gradients, networks, inputs_of(step), SIZES)
+        assert_equal(found, step_of(compute_gradients, networks, inputs_of(step), SIZES))
+    assert (recorder.captures, recorder.replays) == (2, 2)
 
 
 def test_lasting_change_makes_a_new_graph(networks, recorder):
@@ -164,7 +130,7 @@ def test_out_of_memory_beside_a_graph_only_ends_the_graph(networks, recorder, mo
     dist = Distributed(rank=0, world_size=1, device=torch.device("cpu"))
     settings = StepSettings(2, "none", may_recompute_more=True, graph=StepGraph())
 
-    retry = OomRetry(networks, dist, settings, "resume")
+    retry = OomRetry(networks, dist, settings, Path("run"), image_size=16)
 
     def step(inputs):
         clear_gradients(networks)
@@ -174,8 +140,8 @@ def test_out_of_memory_beside_a_graph_only_ends_the_graph(networks, recorder, mo
         step(inputs_of(index))
     assert recorder.replays == 1
     passes = run_out_of_memory(monkeypatch, lambda _network, sizes: len(sizes) == 1)
-    step(inputs_of(7, batch=3))
-    assert passes == [2, 2, 1]  # the failed pass, then the whole step
+    step(inputs_of(7))
+    assert passes == [2, 2, 2]  # the failed pass, then the whole step
     assert (settings.graph, settings.micro_batch, settings.recompute) == (None, 2, "none")
     (line,) = capsys.readouterr().out.splitlines()
     assert line == "out of memory: training continues without a CUDA graph, only slower"
@@ -188,7 +154,7 @@ def test_failed_capture_is_reported_once_and_training_continues(networks, monkey
         attempts.append(compute())  # leaves gradients behind
         raise RuntimeError("operation not permitted when stream is capturing. Long advice\nand a trace")
 
-    monkeypatch.setattr(cuda_graph, "Recording", lambda: SimpleNamespace(record=fails, call=None))
+    monkeypatch.setattr(cuda_graph, "record", fails)
     graph = StepGraph()
     for step in range(WARMUP_STEPS + 3):
         found = step_of(graph.gradients, networks, inputs_of(step), SIZES)
@@ -221,6 +187,13 @@ def test_no_graph_by_itself_where_a_failed_capture_keeps_its_memory(monkeypatch,
     dist = Distributed(0, 1, torch.device("cuda"))
     assert uses_cuda_graph(SpeedConfig(), 512, dist) == expected
     assert uses_cuda_graph(SpeedConfig(cuda_graph=True), 512, dist)
+
+
+def test_several_processes_run_without_graphs():
+    dist = Distributed(0, 2, torch.device("cuda"))
+    assert not uses_cuda_graph(SpeedConfig(), 512, dist)
+    with pytest.raises(UserError, match="--cuda_graph is for one process, and there are 2: remove it"):
+        uses_cuda_graph(SpeedConfig(cuda_graph=True), 512, dist)
 
 
 def test_a_graph_without_a_card_is_an_error(tiny):

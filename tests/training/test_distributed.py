@@ -125,41 +125,6 @@ def test_unequal_numbers_of_valid_images_give_the_same_training(two_and_one, tin
         assert found_record["psnr"] == pytest.approx(expected["psnr"], rel=1e-4)
 
 
-NO_HOST_COLLECTIVES = """
-    import torch.distributed as dist
-    from vae.training.distributed import Distributed
-    from vae.training.loop import TrainingLoop
-    take_step, steps, calls = TrainingLoop.take_step, [], []
-    def watched_step(self, batch):
-        steps.append("begun")
-        end = take_step(self, batch)
-        steps.append("ended")
-        return end
-    TrainingLoop.take_step = watched_step
-    def refuse(where, name):
-        function = getattr(where, name)
-        def refused(*arguments, **options):
-            assert not steps or steps[-1] == "ended", f"{name} within a step"
-            return function(*arguments, **options)
-        setattr(where, name, refused)
-    for name in ("all_reduce_scalars", "all_gather_scalars", "all_gather_set", "barrier"):
-        refuse(Distributed, name)
-    for name in ("all_gather_object", "all_gather", "barrier", "broadcast"):
-        refuse(dist, name)
-"""
-
-
-@pytest.mark.slow
-def test_no_step_waits_on_the_host_for_other_processes(two_and_one, tiny, tmp_path):
-    """Between records: what the processes agree on goes through the device, beside the gradients."""
-    folder = tmp_path / "damaged"
-    copytree(tiny["data_path"], folder)
-    bad = sorted(folder.rglob("*.png"))[5]
-    bad.write_bytes(bad.read_bytes()[:100])
-    two, _ = two_and_one(2, **ADVERSARIAL, data_path=str(folder), max_bad_fraction=0.1)
-    train_on_two_processes(two, NO_HOST_COLLECTIVES)
-
-
 OUT_OF_MEMORY = """
     import os, torch
     from vae.model.autoencoder import AutoencoderKL
@@ -180,14 +145,34 @@ OUT_OF_MEMORY = """
 
 
 @pytest.mark.slow
-def test_out_of_memory_on_one_process_lowers_its_micro_batch(two_and_one):
+def test_out_of_memory_on_one_process_ends_all_and_they_start_again_with_less(two_and_one):
     """In the first step in the autoencoder, and in the third one in the discriminator."""
     two, one = two_and_one(4, **ADVERSARIAL)
-    found = train_on_two_processes(two, OUT_OF_MEMORY)
+    two["resume_from"] = "latest"
     for micro_batch in (2, 1):
-        assert found.stderr.count(f"out of memory in process 1: micro-batch lowered to {micro_batch}") == 1
+        lines = train_on_two_processes(two, OUT_OF_MEMORY, fails=True).stderr.splitlines()
+        (line,) = [line for line in lines if "out of memory in process 1" in line]
+        assert f"--micro_batch_size {micro_batch} --recompute none when they start again" in line
+        assert len(lines) <= 2, lines  # and the one of the process that was lost, or was killed before it
+    found = train_on_two_processes(two, OUT_OF_MEMORY)
+    assert "lowered_memory.json limits the plan to --micro_batch_size 1 --recompute none" in found.stdout
     assert train(one) == 0
     assert_same_training(two, one)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("processes", [2, 4])
+def test_20_steps_of_several_processes_are_those_of_one(tiny, tmp_path, processes):
+    given = {**tiny, **RECIPE, **ADVERSARIAL, "num_epochs": 10, "checkpoint_steps": None}
+    several = {**given, "accumulation_steps": 2, "micro_batch_size": "1", "output_dir": str(tmp_path / "all")}
+    several["batch_size"] = 8 // (2 * processes)
+    one = {**given, "batch_size": 8, "output_dir": str(tmp_path / "one")}
+    assert run_forked(several, processes=processes) == [0] * processes
+    assert train(one) == 0
+    found, expected = (load(options, "checkpoint_epoch_10.pt") for options in (several, one))
+    assert found["position"] == expected["position"]
+    assert found["position"]["step"] == 20
+    assert_weights_close(found, expected)
 
 
 @pytest.mark.slow
@@ -218,7 +203,7 @@ def test_one_process_communicates_nothing():
     assert ONE_PROCESS.all_reduce_scalars(1, 2.5) == [1, 2.5]
     value = torch.ones(3)
     assert ONE_PROCESS.all_reduce(value) is value
-    assert ONE_PROCESS.begin_sum(1, 2.5)() == [1, 2.5]
+    assert ONE_PROCESS.on_main(lambda: "a") == ONE_PROCESS.main_first(lambda: "a") == "a"
     assert ONE_PROCESS.all_gather_set({"a"}) == {"a"}
     ONE_PROCESS.barrier()
     ONE_PROCESS.close()

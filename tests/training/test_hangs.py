@@ -19,9 +19,8 @@ from tests.harness.waiting import wait_until
 from tests.harness.workers import notice_deaths_at_once
 from vae.system.errors import EXIT_DATA, EXIT_FAILED, EXIT_SAVED_RESUMABLE, HangError
 from vae.system.folder_marker import claim_folder
-from vae.training.recovery import watchdog
-from vae.training.recovery.signals import LoadingStoppedError, StopSignals
-from vae.training.recovery.watchdog import Liveness
+from vae.training.recovery import signals, watchdog
+from vae.training.recovery.signals import LoadingStoppedError
 from vae.training.run import train
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(os.name == "nt", reason="processes are forks")]
@@ -35,8 +34,7 @@ HANG = {"hang_minutes": 0.05}
 def _impatient(monkeypatch):
     """The forked processes inherit these."""
     notice_deaths_at_once(monkeypatch)
-    for waits in (Liveness.check, StopSignals.check_loading):
-        monkeypatch.setattr(waits, "__defaults__", (0.3,))  # LOADING_SECONDS
+    monkeypatch.setattr(signals, "LOADING_SECONDS", 0.3)
 
 
 @pytest.fixture(scope="module")

@@ -17,7 +17,6 @@ from vae.system.errors import UserError
 from vae.system.files import sha256_of_file
 from vae.system.folder_marker import claim_folder, read_marker
 from vae.training import export
-from vae.training.provenance import Lineage, read_last_run
 from vae.training.run import train
 
 FOREIGN = "contains files that this command did not write"
@@ -59,20 +58,22 @@ def test_files_of_the_user_in_the_folder_of_a_run_are_kept(tiny, tmp_path):
     assert (run / "checkpoint_epoch_9.pt.tmp").read_text() == "mine"
 
 
-def test_the_first_run_in_a_folder_has_the_id_of_its_marker(tiny, tmp_path):
+def test_a_run_has_the_id_of_its_folder_and_a_parent_in_another_one(tiny, tmp_path):
     run = tmp_path / "run"
     claim_folder(run, "train")  # killed before it wrote anything
     assert train({**tiny, "max_steps": 1}) == 0
-    first, _ = read_last_run(run)
-    assert first is not None
-    assert first.id == read_marker(run).id
+    first = read_marker(run).id
+    assert json.loads((run / "run.json").read_text())["id"] == first
     assert train({**tiny, "resume_from": "latest", "max_steps": 2}) == 0
-    assert list(last_checkpoint(run)["run"]["ancestors"][0]) == [first.id, 1]
+    identity = last_checkpoint(run)["run"]
+    assert (identity["id"], identity["parent"], identity["restarts"]) == (first, "", 1)
     # Into another folder, in which a run was killed early, too.
     other = claim_folder(tmp_path / "other", "train")
     changes = {"resume_from": str(run / "checkpoint_step_2.pt"), "output_dir": str(tmp_path / "other")}
     assert train({**tiny, **changes, "max_steps": 3}) == 0
-    assert Lineage.from_plain(last_checkpoint(tmp_path / "other")["run"]).is_of(other.id)
+    found = last_checkpoint(tmp_path / "other")["run"]
+    expected = {"id": other.id, "parent": first, "restarts": 2, "start": identity["start"]}
+    assert found == expected
     assert train({**tiny, **changes, "resume_from": "latest", "max_steps": 4}) == 0
 
 

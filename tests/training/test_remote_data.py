@@ -3,10 +3,12 @@
 import pytest
 
 from tests.harness.http_store import http_store, hurry
+from tests.harness.s3_store import s3_bucket
+from tests.harness.sharded_runs import record_samples, samples_of_steps
 from tests.harness.shards import pack, write_shards
 from tests.harness.training_runs import assert_same, last_checkpoint, records
 from vae.shards.dataset_json import read_dataset
-from vae.system.errors import DataError
+from vae.system.errors import DataError, UserError
 from vae.training.run import train
 
 pytest.importorskip("aiohttp", reason="requirements-remote.txt is not installed")
@@ -46,7 +48,6 @@ def test_remote_run_is_the_local_one_and_keeps_no_secret(given, web, root, tmp_p
     assert other["config"]["data_path"] == web.url()
     assert sorted(web.wholes()) == ["images-000000.tar", "validation-000000.tar"]
     measured = records(there, "data")
-    assert measured[0]["remote_mib_per_second"] > 0
     assert measured[-1]["cache_hit_rate"] == 1  # the only shard is there since the first batch
     assert not any("cache_hit_rate" in record for record in records(here, "data"))
     files = [path for path in (*there.rglob("*"), *(tmp_path / "cache").rglob("*")) if path.is_file()]
@@ -57,24 +58,74 @@ def test_remote_run_is_the_local_one_and_keeps_no_secret(given, web, root, tmp_p
 
 
 @pytest.mark.slow
-def test_store_that_fails_ends_a_run_that_is_saved_and_resumes(given, web, tmp_path):
-    given = {**given, "data_path": web.url(), "cache_gib": 0.0, "max_val_images": 1, "num_workers": "1"}
-    whole, parts = (str(tmp_path / name) for name in ("whole", "parts"))
-    assert train({**given, "output_dir": whole}) == 0
-    # 14 images are tested before training, and 4 are read in each step
-    web.answers["images-000000.tar"] = [200] * (14 + 4 + 2) + [500]
-    with pytest.raises(DataError) as caught:
-        train({**given, "output_dir": parts})
-    assert "\n" not in str(caught.value)
-    assert f"{web.url('images-000000.tar')}: the server answers 500, 3 times" in str(caught.value)
-    assert "saved" in str(caught.value)
-    assert "resume with" in str(caught.value)
-    assert last_checkpoint(tmp_path / "parts")["position"]["step"] == 1
-    web.answers.clear()
-    assert train({**given, "output_dir": parts, "resume_from": "latest"}) == 0
+@pytest.mark.parametrize("store", ["s3", "http"])
+def test_samples_from_a_store_are_those_of_the_folder(store, given, tmp_path, monkeypatch):
+    """Of a bucket, and of a server that fails each 20th request. The cache has no room for all shards."""
+    hurry(monkeypatch)
+    path = write_shards(tmp_path / "many", 75, 30_000)
+    given |= {"data_streams": 4, "shuffle_shards": 4, "num_workers": "1", "num_epochs": 1}
+    given["cache_gib"] = 13.0 * int(max(read_dataset(path).shards.bytes)) / 2**30
+
+    def run(name, data_path):
+        with record_samples(tmp_path / f"{name}.jsonl"):
+            assert train({**given, "data_path": data_path, "output_dir": str(tmp_path / name)}) == 0
+        return samples_of_steps(tmp_path / f"{name}.jsonl", path), last_checkpoint(tmp_path / name)["model"]
+
+    here = run("here", str(path))
+    if store == "s3":
+        with s3_bucket(monkeypatch) as bucket:
+            bucket.put(str(path.parent), "bucket/many", recursive=True)
+            there = run("there", "s3://bucket/many/dataset.json")
+    else:
+        with http_store(path.parent) as web:
+            web.fails_every = 20
+            there = run("there", web.url())
+            assert len(web.requests) > 40
+    assert there[0] == here[0]
+    assert_same(there[1], here[1], "model")
+    assert max(record["remote_mib_per_second"] for record in records(tmp_path / "there", "data")) > 0
+    files = [path for path in (tmp_path / "cache").rglob("*") if path.is_file()]
+    assert sum(file.stat().st_size for file in files) <= given["cache_gib"] * 2**30
+
+
+@pytest.mark.slow
+def test_store_that_fails_ends_a_run_that_is_saved_and_resumes(given, tmp_path, monkeypatch):
+    hurry(monkeypatch)
+    path = write_shards(tmp_path / "many", 48, 20_000)
+    given |= {
+        "data_streams": 1,
+        "shuffle_shards": 2,
+        "num_workers": "1",
+        "num_epochs": 1,
+        "perceptual_weight": 0,
+    }
+    with http_store(path.parent) as web:
+        given |= {"data_path": web.url(), "cache_dir": str(tmp_path / "whole_cache")}
+        whole, parts = (str(tmp_path / name) for name in ("whole", "parts"))
+        assert train({**given, "output_dir": whole}) == 0
+        last = web.wholes()[-1]
+        web.answers[last] = [500]
+        given["cache_dir"] = str(tmp_path / "cache")
+        with pytest.raises(DataError) as caught:
+            train({**given, "output_dir": parts})
+        assert "\n" not in str(caught.value)
+        assert f"{web.url(last)}: the server answers 500, 3 times" in str(caught.value)
+        assert "saved" in str(caught.value)
+        assert "resume with" in str(caught.value)
+        assert 0 < last_checkpoint(tmp_path / "parts")["position"]["step"] < 12
+        web.answers.clear()
+        assert train({**given, "output_dir": parts, "resume_from": "latest"}) == 0
     one, other = (last_checkpoint(tmp_path / name) for name in ("whole", "parts"))
     for key in ("model", "ema", "position"):
         assert_same(one[key], other[key], key)
+
+
+@pytest.mark.slow
+def test_cache_that_is_too_small_is_an_error_before_anything_is_written(given, web, tmp_path):
+    with pytest.raises(UserError, match=r"--cache_gib 1e-05.*: use --cache_gib 1"):
+        train({**given, "data_path": web.url(), "cache_gib": 1.0001e-5})
+    assert not (tmp_path / "run").exists()
+    assert web.wholes() == []
 
 
 def test_short_run_downloads_the_shards_of_its_windows_only(given, tmp_path, monkeypatch):

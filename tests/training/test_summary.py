@@ -10,16 +10,17 @@ import pytest
 import torch
 
 from tests.harness.training_runs import records
-from vae.config.options import DataConfig, LossConfig, ModelConfig, SpeedConfig
+from vae.config.options import LossConfig, ModelConfig, SpeedConfig
 from vae.config.recipes import RECIPES
 from vae.sampling.streams import StreamOrder
+from vae.shards.shard_cache import SPARE_BYTES, ShardCache
 from vae.shards.shard_images import ShardImages
-from vae.shards.store import StoreFile
+from vae.system.errors import UserError
 from vae.system.host import GIB
+from vae.training.datasets import TrainingSet, check_cache
 from vae.training.distributed import Distributed
 from vae.training.records.stage_report import (
     busy_line,
-    cache_warning,
     device_line,
     late_discriminator_note,
     warm_start_warning,
@@ -234,20 +235,23 @@ def test_profiles_start_well():
         (1, 1, 330, ("--cache_gib 576", "with --shuffle_shards 128")),
         (32, 8, 50, ("--cache_gib 144",)),  # four machines share the streams
         (64, 8, 80, None),
-        (1, 1, 600, None),
-        (1, 1, 0, None),
+        (1, 1, 600, ("--cache_gib 600 (400 on this disk)", "with --shuffle_shards 128")),
     ],
 )
-def test_cache_that_is_too_small_for_the_streams(world_size, local, cache_gib, expected):
-    shards = SimpleNamespace(bytes=np.full(1000, GIB))
+def test_cache_that_is_too_small_for_the_streams_is_refused(
+    world_size, local, cache_gib, expected, tmp_path, monkeypatch
+):
+    free = SimpleNamespace(free=400 * GIB + SPARE_BYTES)
+    monkeypatch.setattr("vae.shards.shard_cache.shutil.disk_usage", lambda _folder: free)
     images = object.__new__(ShardImages)
-    images.dataset = SimpleNamespace(
-        store=StoreFile("s3://bucket/dataset.json", "--data_path"), shards=shards
-    )
-    training_set = SimpleNamespace(images=images, order=StreamOrder([100] * 1000, 64, seed=0))
-    data = DataConfig(data_path="s3://bucket/dataset.json", cache_gib=cache_gib)
+    monkeypatch.setattr(ShardImages, "cached_bytes", np.full(1000, GIB))
+    images.cache = ShardCache(tmp_path, cache_gib)
+    training_set = TrainingSet(images, StreamOrder([100] * 1000, 64, seed=0))
     dist = Distributed(0, world_size, torch.device("cpu"), local)
-    warning = cache_warning(data, training_set, dist)
-    assert (warning is None) == (expected is None)
-    for token in expected or ():
-        assert token in warning
+    if expected is None:
+        check_cache(training_set, dist)
+        return
+    with pytest.raises(UserError) as caught:
+        check_cache(training_set, dist)
+    for token in expected:
+        assert token in str(caught.value)

@@ -11,8 +11,7 @@ from tests.harness.stub_trainer import write_stub
 pytest.importorskip("optuna", reason="the search needs optuna: pip install -r requirements-tune.txt")
 
 import tune_vae
-from vae.training import child_runs
-from vae.tuning import page, search, training_process
+from vae.tuning import training_process
 
 
 @pytest.fixture
@@ -20,8 +19,7 @@ def base(image_folder, tmp_path) -> Path:
     """A JSON file of options: the defaults of a search."""
     path = tmp_path / "base.json"
     options = {"data_path": str(image_folder), "perceptual_weight": 0.0, "image_size": 32, "z_channels": 4}
-    options["num_epochs"] = 200  # of more than FULL_RATE_STEPS: the learning rate is 1e-4
-    path.write_text(json.dumps(options))
+    path.write_text(json.dumps({**options, "learning_rate": 1e-4}))
     return path
 
 
@@ -32,12 +30,9 @@ def stub(tmp_path) -> Path:
 
 @pytest.fixture
 def tune(base, stub, tmp_path, monkeypatch) -> Callable[..., Path]:
-    """Run tune_vae.py here, with a space and more flags; returns its folder. Pages have no plots."""
-    monkeypatch.setattr(child_runs, "ROOT", stub)
-    monkeypatch.setattr(child_runs, "POLL_SECONDS", 0.02)
+    """Run tune_vae.py here, with a space and more flags; returns its folder."""
+    monkeypatch.setattr(training_process, "ROOT", stub)
     monkeypatch.setattr(training_process, "POLL_SECONDS", 0.02)
-    monkeypatch.setattr(page, "_plots", lambda _study, _objectives: [])
-    monkeypatch.setattr(search, "WAIT_SECONDS", 0.05)
 
     def run(space: dict, *flags: str, output: str = "search") -> Path:
         (tmp_path / "space.json").write_text(json.dumps(space))

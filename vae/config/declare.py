@@ -24,7 +24,6 @@ def option(
     inherited: bool = True,
     writes: bool = False,
     changes_samples: bool = False,
-    searched: bool | None = None,
 ) -> Any:
     """A dataclass field with its help text and valid values; `auto` also allows the text "auto".
 
@@ -33,12 +32,11 @@ def option(
     scope: "machine" if another value gives the same result, so that machines of one search may differ.
     inherited: whether a resumed run takes the value from its checkpoint.
     writes: it is a path that is written. changes_samples: it changes training crops.
-    searched: whether tune_vae.py may search it; None: only in the sections model, loss and optim.
     """
     limits = {"at_least": at_least, "at_most": at_most, "auto": auto, "words": words}
     texts = {"help": help, "choices": choices, "metavar": metavar, "unset": unset}
     facts = {"scope": scope, "inherited": inherited, "writes": writes, "changes_samples": changes_samples}
-    return field(default=default, metadata={**texts, **limits, **facts, "searched": searched})
+    return field(default=default, metadata={**texts, **limits, **facts})
 
 
 def term_weight(
@@ -110,8 +108,7 @@ def cache_gib_option() -> Any:
     """--cache_gib of every script that reads a dataset of shards."""
     return option(
         50,
-        "maximum GiB of --cache_dir, less if the disk is smaller; 0: images are read one by one over the "
-        "network",
+        "maximum GiB of --cache_dir, less if the disk is smaller; too few are an error at the start",
         metavar="GIB",
         at_least=0,
         inherited=False,
@@ -123,8 +120,7 @@ def exclude_option() -> Any:
     """--exclude of every script that measures or trains with images."""
     return option(
         None,
-        "text file of images that are not used, one per line: the SHA-256 of a file, a name in the dataset, "
-        "or a url or source in its metadata",
+        "text file of images that are not used, one per line: the SHA-256 of a file or a name in the dataset",
         metavar="FILE",
     )
 

@@ -20,13 +20,6 @@ from vae.system.errors import UserError
 
 MIN_SIZE = 8  # px: a smaller image is smaller than one latent pixel of this model family
 WHOLE = 0  # as a size: whole images, not cropped
-# What --protocol sets; vae/evaluation/protocols.py has the rest.
-PROTOCOLS: dict[str, dict[str, Any]] = {
-    "ours": {},
-    "va-vae": {"sizes": (256,), "posterior": "sample"},
-    "dc-ae": {"sizes": (512,), "perceptual_net": "alex"},
-    "sgm": {"sizes": (256,), "posterior": "sample"},
-}
 
 
 @dataclass(frozen=True)
@@ -68,12 +61,6 @@ class EvaluateConfig:
     sizes: tuple[int, ...] = option(
         (256,), "sides of the square crops to measure, px; 0: whole images", metavar="PX"
     )
-    protocol: str = option(
-        "ours",
-        "how images are cut, decoded and measured; others: as the code behind published figures of VA-VAE, "
-        "DC-AE and a trainer built on sgm does it (docs/evaluate.md)",
-        choices=tuple(PROTOCOLS),
-    )
     crop: str = option(
         "resize",
         "how an image becomes a square; resize: scale its short side to the size, then crop the center; "
@@ -107,14 +94,6 @@ class EvaluateConfig:
         "also measure what a diffusion model's errors in the latents cost, at the smallest square size: PSNR "
         "after decoding with noise, and the effective rank (docs/evaluate.md)",
     )
-    diffusion_probe: bool = option(
-        False,
-        "--diffusability, and train small flow-matching networks on the latents, with three seeds: their "
-        "velocity loss on held-out images, and how far decoded samples are from these",
-    )
-    diffusion_probe_steps: int = option(
-        5000, "optimizer steps of each network of --diffusion_probe", metavar="N", at_least=1
-    )
     ensemble: bool = option(
         False,
         "also measure the mean of the reconstructions of all --vae, which may differ in shape and start",
@@ -125,12 +104,6 @@ class EvaluateConfig:
     codecs: bool = option(
         True,
         "also measure the bicubic baseline, and JPEG and WebP with as many bytes as the latents in 8 bit",
-    )
-    equivariance_images: int = option(
-        16,
-        "number of images to measure equivariance on, at the smallest size; 0: none",
-        metavar="N",
-        at_least=0,
     )
     samples: int = option(
         2,
@@ -146,11 +119,6 @@ class EvaluateConfig:
     kernels: str = kernels_option()
     background: str = background_option()
     max_pixels: int = max_pixels_option("exclude")
-
-    @property
-    def measures_diffusability(self) -> bool:
-        """Whether the latents are measured for diffusion models: --diffusion_probe includes that."""
-        return self.diffusability or self.diffusion_probe
 
     @property
     def path(self) -> str:
@@ -180,7 +148,7 @@ An image that cannot be used is reported and left out for every VAE. Open report
 # Only --help_all shows these.
 DETAILS = (
     *("exclude", "cache_dir", "cache_gib", "seed", "perceptual_weights", "inception_weights"),
-    *("diffusion_probe_steps", "ensemble_weights", "kernels", "background", "max_pixels"),
+    *("ensemble_weights", "kernels", "background", "max_pixels"),
 )
 
 
@@ -196,25 +164,14 @@ def parse_evaluate_flags(argv: list[str]) -> EvaluateConfig:
         argv,
         DETAILS,
     )
-    config = section(**{**PROTOCOLS[given.get("protocol", "ours")], **given})
+    config = section(**given)
     _check_together(config)
-    _check_protocol(config, given)
     _check_watch(config, given)
     return config
 
 
-def _check_protocol(config: EvaluateConfig, given: dict[str, Any]) -> None:
-    if config.protocol == "ours":
-        return
-    fixed = next((flag for flag in ("crop", "posterior") if flag in given), None)
-    if fixed is not None:
-        raise UserError(f"--{fixed} contradicts --protocol {config.protocol}: remove one of them")
-    if WHOLE in config.sizes:
-        raise UserError(f"--sizes 0 contradicts --protocol {config.protocol}, which cuts squares: remove one")
-
-
 _FOR_WATCH = (
-    "watch", "promote", "data_path", "exclude", "cache_dir", "cache_gib", "sizes", "protocol", "crop",
+    "watch", "promote", "data_path", "exclude", "cache_dir", "cache_gib", "sizes", "crop",
     "posterior", "seed", "max_images", "perceptual_net", "perceptual_weights", "rfid", "inception_weights",
     "batch_size", "weights", "dtype", "device", "kernels", "background", "max_pixels",
 )  # fmt: skip
@@ -241,9 +198,8 @@ def _check_together(config: EvaluateConfig) -> None:
             raise UserError(f"--sizes {size} is below {MIN_SIZE}: raise it; 0 measures whole images")
     check_once("sizes", config.sizes)
     check_once("vae", config.vae)
-    if config.measures_diffusability and config.sizes == (WHOLE,):
-        name = "diffusion_probe" if config.diffusion_probe else "diffusability"
-        raise UserError(f"--{name} needs squares, because latents of one shape are compared: add --sizes 256")
+    if config.diffusability and config.sizes == (WHOLE,):
+        raise UserError("--diffusability needs squares of one size: add --sizes 256")
     if config.ensemble and len(config.vae) < 2:
         raise UserError("--ensemble needs several VAEs: list them all after one --vae, or remove --ensemble")
     weights = config.ensemble_weights

@@ -1,19 +1,17 @@
 """Command-line parsers generated from option declarations, and the trainer's JSON file."""
 
 import argparse
-import json
 from collections.abc import Collection
 from dataclasses import MISSING, Field, fields
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 from vae.config.options import CONTRACT, ActionConfig, all_options, section_title, sections
 from vae.config.parser import OneLineParser
-from vae.config.resolve import BATCHES, LENGTHS
-from vae.config.values import base_type, check, from_json, is_list, nearest
+from vae.config.resolve import BATCHES
+from vae.config.values import base_type, check, is_list, nearest
 from vae.system import files
-from vae.system.errors import UserError
+from vae.system.errors import UsageError, UserError
 
 # What --help of train_vae.py shows; docs/flags.md has the others, --help_all both.
 _COMMON = """
@@ -23,7 +21,7 @@ data_path val_path val_split image_size num_workers persistent_workers
 reconstruction_weight perceptual_weight perceptual_net kl_weight adversarial_weight disc_start
 learning_rate weight_decay warmup_epochs gradient_clip ema_decay
 mixed_precision use_bf16 enable_tf32 channels_last use_torch_compile
-config profile output_dir resume_from batch_size accumulation_steps num_epochs train_minutes find_lr max_steps
+config profile output_dir resume_from batch_size accumulation_steps num_epochs find_lr max_steps
 progressive checkpoint_freq keep_checkpoints save_samples_freq val_freq early_stopping seed
 """
 COMMON = frozenset(_COMMON.split())
@@ -149,7 +147,13 @@ def parse_flags(argv: list[str]) -> dict[str, Any]:
 
     Raises UsageError for an unknown flag and UserError for a value outside its limits.
     """
-    parser = build_parser(everything="--help_all" in argv)
+    values = _parse(build_parser(everything="--help_all" in argv), argv)
+    if values.get("config"):
+        values = {**_without_replaced(read_json(Path(values["config"])), values), **values}
+    return values
+
+
+def _parse(parser: OneLineParser, argv: list[str]) -> dict[str, Any]:
     values = vars(parser.parse(argv))
     options = {
         item.name: item for section in (ActionConfig, *sections().values()) for item in fields(section)
@@ -158,8 +162,6 @@ def parse_flags(argv: list[str]) -> dict[str, Any]:
         if options[name].metadata["words"]:
             values[name] = " ".join(value)
         check(options[name], values[name])
-    if values.get("config"):
-        values = {**_without_replaced(read_json(Path(values["config"])), values), **values}
     return values
 
 
@@ -175,64 +177,55 @@ def command_words(given: dict[str, Any]) -> list[str]:
 
 
 def _without_replaced(loaded: dict[str, Any], flags: dict[str, Any]) -> dict[str, Any]:
-    """The values of a JSON file without lengths and batch sizes that flags replace by another kind."""
+    """The values of a JSON file without batch sizes that flags replace by another kind."""
     replaced: tuple[str, ...] = ()
-    if "train_minutes" in flags:
-        replaced = LENGTHS
-    elif any(name in flags for name in LENGTHS):
-        replaced = ("train_minutes",)
     if "global_batch_size" in flags:
-        replaced += BATCHES
+        replaced = BATCHES
     elif any(name in flags for name in BATCHES):
-        replaced += ("global_batch_size",)
+        replaced = ("global_batch_size",)
     elif loaded.get("global_batch_size") is not None:  # the config.json of a run has both
-        replaced += ("batch_size",)
+        replaced = ("batch_size",)
     return {name: value for name, value in loaded.items() if name not in replaced}
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """Option values from a JSON file that contains one object; raises UserError for an unknown key."""
+    """Option values from a JSON file that contains one object; UserError if one is unknown or invalid.
+
+    They are read as flags are; null is the default of options that have none.
+    """
     loaded = read_object(path, "--config", '{"image_size": 1024}')
-    options = all_options()
-    values = {}
+    options, words = all_options(), []
+    unset: dict[str, Any] = {}
     for name, value in loaded.items():
-        if name == CONTRACT and isinstance(value, dict):  # no option: what a run recorded
-            continue
-        if name == "config":  # null in the config.json of a run
-            if value is None:
-                continue
+        if (name == CONTRACT and isinstance(value, dict)) or (name == "config" and value is None):
+            continue  # in the config.json of a run
+        if name == "config":
             raise UserError(f'--config {path} contains the key "config": put all options into one file')
         if name not in options:
             raise UserError(f'--config {path} has the unknown key "{name}"{nearest(name, options)}')
-        values[name] = from_json(options[name][1], value)
-        check(options[name][1], values[name])
-    return values
+        if value is None and options[name][1].default is None:
+            unset[name] = None
+        elif isinstance(value, list):
+            words += [f"--{name}", *map(str, value)]
+        elif isinstance(value, bool) and base_type(options[name][1]) is bool:
+            words += command_words({name: value})
+        else:
+            words.append(f"--{name}={value}")
+    try:
+        return unset | _parse(build_parser(), words)
+    except UsageError as error:
+        raise UserError(f"--config {path}: {error}") from None
 
 
 def read_object(path: Path, flag: str, example: str, otherwise: str = "") -> dict[str, Any]:
     """The object in a JSON file; UserError names the flag, and `otherwise` is the remedy without a file."""
     where = f"{flag} {path}"
     try:
-        loaded = files.read_json(path, partial(_without_repeated_keys, where))
+        loaded = files.read_json(path)
     except OSError as error:
         raise UserError(f"{where} cannot be read: {error.strerror}{otherwise}") from None
-    except UserError:
-        raise
     except ValueError as error:
         raise UserError(f"{where} is not valid JSON: {error}") from None
     if not isinstance(loaded, dict):
         raise UserError(f"{where} must contain one object, for example {example}")
     return loaded
-
-
-def _without_repeated_keys(where: str, pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """The pairs of a JSON object as a dict; JSON would silently use the last of several values."""
-    values: dict[str, Any] = {}
-    for name, value in pairs:
-        earlier = values.setdefault(name, value)
-        if value is not earlier and value != earlier:  # NaN differs from itself
-            raise UserError(
-                f'{where} contains the key "{name}" twice, with {json.dumps(earlier)} and '
-                f"{json.dumps(value)}: remove one of them"
-            )
-    return values

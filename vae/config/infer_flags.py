@@ -63,11 +63,9 @@ class InferConfig:
     )
     tiles: str = option(
         "auto",
-        "for large images; exact: layer by layer over tiles, with features in host memory: the same result "
-        "up to rounding; blended: overlapping tiles one by one, approximate, memory of one tile; off: "
-        "whole images; auto: exact above one megapixel on a CPU and if the whole image does not fit into "
-        "memory, blended if that does not fit either",
-        choices=("auto", "exact", "blended", "off"),
+        "for large images; blended: overlapping tiles one by one, approximate, memory of one tile; off: "
+        "whole images; auto: blended if the whole image does not fit into memory",
+        choices=("auto", "blended", "off"),
     )
     tile_size: int = option(
         512, "side of the tiles in px; smaller tiles need less memory", metavar="PX", at_least=32

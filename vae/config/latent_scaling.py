@@ -20,13 +20,12 @@ def scaling_option() -> Any:
     return option(
         None,
         "scaling of latents, (z - shift) * scaling, to write instead of the one in the file or measured",
-        searched=False,
     )
 
 
 def shift_option() -> Any:
     """--shift_factor of every script that writes a VAE."""
-    return option(None, "shift of latents to write together with --scaling_factor", searched=False)
+    return option(None, "shift of latents to write together with --scaling_factor")
 
 
 def check_scaling(scaling: float | None, shift: float | None) -> None:

@@ -56,7 +56,6 @@ class ModelConfig:
         "and --train_part decoder (docs/export.md)",
         choices=("tiny",),
         unset="the layers of the encoder",
-        searched=False,
     )
     decoder_channels: tuple[int, ...] | None = option(
         None,
@@ -102,7 +101,6 @@ class ModelConfig:
         metavar="PATH",
         inherited=False,
         scope="machine",
-        searched=False,
     )
     scaling_factor: float | None = scaling_option()
     shift_factor: float | None = shift_option()
@@ -132,8 +130,8 @@ class DataConfig:
     data_path: str = option(
         "./data/train",
         "folder of images (subfolders included), a manifest.jsonl, or a dataset.json of prepare_data.py "
-        "--mode shard or index, also on a remote store (s3://, gs://, https://); several datasets: "
-        "a.json b.json, or with weights, a.json:0.7 b.json:0.3",
+        "--mode shard or index, also on a remote store (s3://, gs://, https://); several datasets, "
+        "a.json b.json, count as one",
         metavar="PATH",
         words=True,
         scope="machine",
@@ -184,7 +182,6 @@ class DataConfig:
         "training crop; resized: a region of random size and shape, scaled to --image_size",
         choices=("random", "center", "resized"),
         changes_samples=True,
-        searched=True,
     )
     crop_scale: tuple[float, ...] = option(
         (0.25, 1.0),
@@ -192,7 +189,6 @@ class DataConfig:
         at_least=0.01,
         at_most=1,
         changes_samples=True,
-        searched=True,
     )
     crop_ratio: tuple[float, ...] = option(
         (0.75, 1.3333),
@@ -200,7 +196,6 @@ class DataConfig:
         at_least=0.1,
         at_most=10,
         changes_samples=True,
-        searched=True,
     )
     buckets: int = option(
         0,
@@ -211,14 +206,11 @@ class DataConfig:
         at_most=64,
         changes_samples=True,
     )
-    horizontal_flip: bool = option(
-        True, "mirror half of the training crops, at random", changes_samples=True, searched=True
-    )
+    horizontal_flip: bool = option(True, "mirror half of the training crops, at random", changes_samples=True)
     rotate90: bool = option(
         False,
         "turn each training crop by 0, 90, 180 or 270 degrees, at random",
         changes_samples=True,
-        searched=True,
     )
     color_jitter: tuple[float, ...] = option(
         NO_JITTER,
@@ -226,7 +218,6 @@ class DataConfig:
         at_least=0,
         at_most=1,
         changes_samples=True,
-        searched=True,
     )
     upscale: bool = option(
         False, "enlarge images smaller than --image_size instead of rejecting them", changes_samples=True
@@ -266,14 +257,12 @@ class LossConfig:
         "LPIPS network; random: vgg with random weights, without a download: try --perceptual_weight 3; "
         "dinov2-s: tokens of DINOv2 ViT-S/14 instead of LPIPS (84 MiB)",
         choices=("vgg", "alex", "squeeze", "random", "dinov2-s"),
-        searched=False,
     )
     perceptual_weights: str | None = option(
         None,
         "file with the weights of --perceptual_net, instead of a download",
         metavar="FILE",
         scope="machine",
-        searched=False,
     )
     ssim_weight: float = term_weight(
         0.0, "weight of 1 - SSIM over three scales; without LPIPS try 0.3", "image"
@@ -364,16 +353,14 @@ class OptimConfig:
         "all",
         "networks to train; decoder: the encoder is frozen, so the latents stay the same",
         choices=("all", "decoder"),
-        searched=False,
     )
     max_nonfinite_steps: int = option(
-        50, "consecutive non-finite steps after which training counts as diverged", at_least=1, searched=False
+        50, "consecutive non-finite steps after which training counts as diverged", at_least=1
     )
     rollbacks: int = option(
         1,
         "how often a stage that diverges goes back, with half the learning rate, before exit code 76",
         at_least=0,
-        searched=False,
     )
 
 
@@ -399,7 +386,8 @@ class SpeedConfig:
     cuda_graph: bool | None = option(
         None,
         "start a step's kernels with one call (docs/memory.md)",
-        unset="on below 1024 px, without --profile_steps and --buckets; on Windows from PyTorch 2.13 on",
+        unset="on below 1024 px, for one process without --profile_steps and --buckets; on Windows from "
+        "PyTorch 2.13 on",
         scope="machine",
     )
     micro_batch_size: str = option(
@@ -475,7 +463,7 @@ class RunConfig:
     new_stage: bool = option(
         False, "with --resume_from latest: start a new stage if the run is finished", inherited=False
     )
-    batch_size: int = option(4, "images per device and optimizer step", at_least=1, searched=True)
+    batch_size: int = option(4, "images per device and optimizer step", at_least=1)
     global_batch_size: int | None = option(
         None,
         "images of all devices per optimizer step, with accumulation, instead of --batch_size; a resumed run "
@@ -483,16 +471,9 @@ class RunConfig:
         at_least=1,
     )
     accumulation_steps: int = option(
-        1, "batches whose gradients are accumulated before each optimizer step", at_least=1, searched=True
+        1, "batches whose gradients are accumulated before each optimizer step", at_least=1
     )
     num_epochs: int = option(100, "number of epochs in the stage", at_least=1, at_most=10**9)
-    train_minutes: float | None = option(
-        None,
-        "choose the number of epochs of a new stage so that training takes about this many minutes, "
-        "without validations and checkpoints",
-        metavar="MINUTES",
-        at_least=0.01,
-    )
     find_lr: bool = option(
         False,
         "find a learning rate instead of training, and print the command that trains with it",
@@ -551,14 +532,6 @@ class RunConfig:
         at_least=0,
     )
     log_freq: int = option(10, "optimizer steps between log records", at_least=1, scope="machine")
-    hourly_cost: float = option(
-        0.0,
-        "price of an hour of all machines, for the cost of the run and of 1,000 images in records; 0: none",
-        metavar="PRICE",
-        at_least=0,
-        inherited=False,
-        scope="machine",
-    )
     wandb: bool = option(
         False,
         "also log to Weights & Biases (package wandb); WANDB_MODE=offline needs no account",

@@ -56,7 +56,6 @@ _OTHER_NAMES = {
     "warmup_epochs": "lr_warmup_steps warmup_steps learning_rate_warmup_steps warmup",
     "weight_decay": "wd adam_weight_decay",
     "z_channels": "latent_channels embed_dim z_dim latent_dim",
-    "cuda": "gpu",  # a value of --device; "gpu" is spelt more like "cpu"
 }
 _OURS = {other: name for name, others in _OTHER_NAMES.items() for other in others.split()}
 

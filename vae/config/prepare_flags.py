@@ -206,7 +206,7 @@ class AnalyzeConfig(ReadingConfig):
 
     output_dir: str = option(
         "./dataset_stats",
-        "new or empty folder for stats.json, page.html and near_duplicates.csv",
+        "new or empty folder for stats.json, histograms.png and near_duplicates.csv",
         metavar="DIR",
         writes=True,
     )

@@ -19,8 +19,6 @@ from vae.config.precision import exclude_precisions
 from vae.system.errors import UserError
 
 PER_COMMAND = frozenset(names_where("inherited", False))
-# Options that --train_minutes would contradict; any of them replaces the --train_minutes of a profile.
-LENGTHS = ("num_epochs", "max_steps", "progressive")
 BATCHES = ("batch_size", "progressive")  # that --global_batch_size would contradict
 _NO_SHAPE = ("init", "init_from", "scaling_factor", "shift_factor")
 SHAPE = tuple(item.name for item in fields(ModelConfig) if item.name not in _NO_SHAPE)
@@ -47,29 +45,10 @@ def resolve(
     values = {**(card or {}), **(profile or {}), **inherited, **exclude_precisions(given)}
     if values.get("find_lr"):
         values["adversarial_weight"] = 0.0  # its losses do not fall
-    if checkpoint is not None or given_lengths(given):
-        values["train_minutes"] = given.get("train_minutes")
     config = build(values)
-    check_length(given)
     check_batch(given)
     check_together(config)
     return config
-
-
-def given_lengths(given: dict[str, Any]) -> list[str]:
-    """The names of the given options that set the length of training, other than --train_minutes."""
-    return [name for name in LENGTHS if given.get(name) is not None]
-
-
-def check_length(given: dict[str, Any]) -> None:
-    """Raise UserError if --train_minutes is given with another option for the length of training."""
-    if given.get("train_minutes") is None:
-        return
-    for name in given_lengths(given):
-        raise UserError(
-            f"--train_minutes {given['train_minutes']:g} and --{name} {given[name]} both set the length of "
-            "training: remove one of them"
-        )
 
 
 def check_batch(given: dict[str, Any]) -> None:

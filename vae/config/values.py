@@ -1,7 +1,6 @@
-"""Validate one option's value, and convert it from JSON."""
+"""Validate one option's value."""
 
 import difflib
-import json
 import math
 import types
 import typing
@@ -47,7 +46,7 @@ def check(item: Field[Any], value: Any) -> None:
     if value == "" or (is_list(item) and value is not None and "" in value):
         raise UserError(f"--{item.name} has no value: give one or remove the flag")
     if limits["choices"] and value is not None and value not in limits["choices"]:
-        raise UserError(unknown_choice(f"--{item.name}", value, limits["choices"]))
+        raise UserError(f"--{item.name} {value} is not one of {', '.join(map(str, limits['choices']))}")
     if limits["auto"]:
         if value == "auto":
             return
@@ -71,34 +70,6 @@ def check_once(name: str, values: Sequence[Any]) -> None:
     twice = next((value for value in values if values.count(value) > 1), None)
     if twice is not None:
         raise UserError(f"--{name} contains {twice} twice: give it once")
-
-
-def from_json(item: Field[Any], value: Any) -> Any:
-    """Convert a decoded JSON value to the option's type; raises UserError if the type is wrong."""
-    if value is None and item.default is None:
-        return None
-    if is_list(item):
-        if isinstance(item.default, tuple) and len(item.default) == 1 and not isinstance(value, list):
-            value = [value]
-        if not isinstance(value, list) or not value:
-            raise UserError(f'"{item.name}" in the JSON file must be a list, not {json.dumps(value)}')
-        return [_scalar_from_json(item, part) for part in value]
-    return _scalar_from_json(item, value)
-
-
-def _scalar_from_json(item: Field[Any], value: Any) -> Any:
-    kind = base_type(item)
-    if kind is float and isinstance(value, int) and not isinstance(value, bool):
-        return float(value) if abs(value) <= MAX_WHOLE else math.inf  # `check` refuses it
-    if item.metadata["auto"] and isinstance(value, int) and not isinstance(value, bool):
-        return str(value)
-    if type(value) is not kind:
-        wanted = 'a whole number or "auto"' if item.metadata["auto"] else _KIND_NAMES[kind]
-        raise UserError(f'"{item.name}" in the JSON file must be {wanted}, not {json.dumps(value)}')
-    return value
-
-
-_KIND_NAMES = {bool: "true or false", int: "a whole number", float: "a number", str: "a string"}
 
 
 def _whole_number(item: Field[Any], value: Any) -> int:
@@ -125,13 +96,3 @@ def most_similar(name: str, known: typing.Iterable[str]) -> str | None:
     # Below 0.75, most suggestions for flags of other trainers were wrong: num_epochs for num_processes.
     close = difflib.get_close_matches(name, known, n=1, cutoff=0.75)
     return close[0] if close else None
-
-
-def unknown_choice(flag: str, value: Any, choices: typing.Iterable[Any]) -> str:
-    """The message about a value that is not one of the choices."""
-    names = [str(choice) for choice in choices]
-    value = str(value)[:_MAX_NAME]
-    listed = ", ".join(names)
-    suggestion = nearest(value, names)
-    remedy = f"{suggestion} ({listed})" if suggestion else f": choose one of {listed}"
-    return f"{flag} {value} is unknown{remedy}"

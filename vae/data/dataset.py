@@ -3,7 +3,6 @@
 Shapes: B usable images of a batch, S = image_size.
 """
 
-import copy
 import hashlib
 import os
 from collections import Counter
@@ -23,9 +22,8 @@ from vae.data.augment import color_jitter, cover_crop, resized_crop
 from vae.data.exclude_list import Excluded
 from vae.images.decoding import decode_image, parse_background
 from vae.images.formats import BadImageError
-from vae.sampling.buckets import Buckets, Shape
+from vae.sampling.buckets import Shape, aspects, nearest
 from vae.sampling.order import Key, Order, ShuffledOrder
-from vae.shards.mixture import MixtureImages
 from vae.shards.shard_images import ShardImages
 from vae.system.console import printable
 
@@ -102,7 +100,8 @@ class FolderImages:
         """All images in each epoch."""
         return ShuffledOrder(len(self.names), seed)
 
-    def fingerprint(self) -> str:
+    @property
+    def version(self) -> str:
         """SHA-256 of the names: as long as it is the same, a run resumes in the same order."""
         return hashlib.sha256("\n".join(self.names).encode("utf-8", "surrogateescape")).hexdigest()
 
@@ -114,7 +113,7 @@ class FolderImages:
         """What this process has read since the last call: disk_bytes, from the folder or a cache.
 
         For shards also remote_bytes, from a store; hits, misses: images whose shard was in the cache, or was
-        not; open_shards: shards that are open now, or kept in the cache.
+        not; open_shards: shards that are open now, or expected in the cache.
         """
         counts = dict(self._counts)
         self._counts.clear()
@@ -123,12 +122,8 @@ class FolderImages:
     def expect(self, order: Order, epoch: int, position: int, world_size: int) -> None:
         """Training continues with every world_size-th image from this position on: shards are fetched."""
 
-    def scattered(self) -> "FolderImages":
-        """The same images, for reading a few that are far from each other: no shards are fetched."""
-        return self
 
-
-Images = FolderImages | ShardImages | MixtureImages  # a set of image files, by their index
+Images = FolderImages | ShardImages  # a set of image files, by their index
 
 
 DEFAULTS = DataConfig()
@@ -144,12 +139,12 @@ class CropDataset(Dataset[Sample]):
         *,
         image_size: int,
         seed: int = 0,
-        buckets: Buckets | None = None,
+        shapes: Sequence[Shape] | None = None,
         excluded: Excluded | None = None,
     ):
         """`data`: how images are read, cropped and changed. `image_size` is that of the stage.
 
-        `buckets`: crops have the shape of their key, and images are scaled to cover it.
+        `shapes`: crops have the shape of their key, and images are scaled to cover it.
         `excluded`: images that are not read.
         """
         parse_background(data.background)  # a wrong colour fails here, not in a worker
@@ -157,17 +152,11 @@ class CropDataset(Dataset[Sample]):
         self.data = data
         self.image_size = image_size
         self.seed = seed
-        self.buckets = buckets
+        self.shapes = shapes
         self.excluded = excluded or Excluded()
 
     def __len__(self) -> int:
         return len(self.images)
-
-    def scattered(self) -> "CropDataset":
-        """The same crops, for reading a few that are far from each other."""
-        dataset = copy.copy(self)
-        dataset.images = self.images.scattered()
-        return dataset
 
     def __getitem__(self, key: tuple[int, int] | Key) -> Sample:
         """The crop of a key; without a shape, it is a square or the nearest bucket of the image."""
@@ -178,7 +167,7 @@ class CropDataset(Dataset[Sample]):
             pixels = self.images.decode(
                 index, max_pixels=self.data.max_pixels, background=self.data.background
             )
-            if self.buckets is None:
+            if self.shapes is None:
                 pixels = self._ensure_crop_fits(pixels)
             crop = self._crop(pixels, epoch, index, given[0] if given else None)
         except BadImageError as error:
@@ -210,9 +199,9 @@ class CropDataset(Dataset[Sample]):
         """Make (S, S, 3), or one of the shape; everything random is a function of (seed, epoch, index)."""
         size, data = self.image_size, self.data
         words = np.random.PCG64(np.random.SeedSequence([self.seed, epoch, index])).random_raw(12).tolist()
-        if self.buckets is not None:
+        if self.shapes is not None:
             size_of_image = np.array([[pixels.shape[1], pixels.shape[0]]])
-            shape = shape or self.buckets.shapes[self.buckets.nearest(size_of_image)[0]]
+            shape = shape or self.shapes[int(nearest(aspects(size_of_image), self.shapes)[0])]
             crop = cover_crop(pixels, words[:2] if data.crop == "random" else None, shape, data.upscale)
         elif data.crop == "resized":
             crop = resized_crop(pixels, words[3:7], size, data.crop_scale, data.crop_ratio, data.upscale)

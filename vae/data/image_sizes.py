@@ -1,4 +1,4 @@
-"""Widths and heights of images without decoding: from the index of shards, a manifest or headers of files."""
+"""Widths and heights of image files without decoding: from a manifest or their headers."""
 
 import os
 from collections.abc import Mapping, Sequence
@@ -6,33 +6,15 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 
-from vae.data.dataset import FolderImages, Images
+from vae.data.dataset import FolderImages
 from vae.data.manifest import read_rows
 from vae.images.decoding import upright_size
 from vae.images.formats import BadImageError
 from vae.progress import track
-from vae.shards.mixture import MixtureImages
-from vae.shards.shard_images import ShardImages
 
-SAMPLE = 2**20  # images of a dataset of shards, at least: a share of 10 % is known to 0.03 % (one sigma)
 THREADS = 16  # headers are small: the time is that of a disk or a network share
 
 Size = tuple[int, int]  # width, height; (0, 0) if unknown
-
-
-def image_sizes(images: Images, indices: np.ndarray, known: Mapping[str, Size] | None = None) -> np.ndarray:
-    """Width and height of the images at `indices`: int64 (n, 2). `known`: of files by their name."""
-    if isinstance(images, ShardImages | MixtureImages):
-        return images.sizes(indices)
-    assert isinstance(images, FolderImages)
-    return _of_files(images, indices.tolist(), known or {})
-
-
-def sampled(images: Images) -> np.ndarray:
-    """The images whose aspects stand for all: all of a folder or of a small dataset, else whole shards."""
-    if isinstance(images, ShardImages | MixtureImages):
-        return images.spread(SAMPLE)
-    return np.arange(len(images))
 
 
 def manifest_sizes(path: str, names: Sequence[str]) -> dict[str, Size]:
@@ -46,7 +28,12 @@ def manifest_sizes(path: str, names: Sequence[str]) -> dict[str, Size]:
     return sizes
 
 
-def _of_files(images: FolderImages, indices: Sequence[int], known: Mapping[str, Size]) -> np.ndarray:
+def image_sizes(
+    images: FolderImages, indices: np.ndarray, known: Mapping[str, Size] | None = None
+) -> np.ndarray:
+    """Width and height of the images at `indices`: int64 (n, 2). `known`: of some, by their name."""
+    known = known or {}
+
     def size(index: int) -> Size:
         name = images.names[index]
         if name in known:
@@ -57,5 +44,5 @@ def _of_files(images: FolderImages, indices: Sequence[int], known: Mapping[str, 
             return 0, 0
 
     with ThreadPoolExecutor(THREADS) as threads:
-        sizes = track(threads.map(size, indices), "reading sizes", len(indices), "image", keep=False)
+        sizes = track(threads.map(size, indices.tolist()), "reading sizes", len(indices), "image", keep=False)
         return np.array(list(sizes), dtype=np.int64).reshape(-1, 2)

@@ -14,8 +14,8 @@ from vae.config.options import NO_JITTER, DataConfig
 from vae.data.dataset import DEFAULTS, Batch, CropDataset, Images, Sample, collate
 from vae.data.decoding_processes import DecodingProcesses
 from vae.data.workers import start_worker
+from vae.sampling.buckets import BucketOrder
 from vae.sampling.order import Key, Order, StepSampler
-from vae.sampling.stream_buckets import StreamBuckets
 from vae.system.errors import DataError
 
 
@@ -72,7 +72,7 @@ class TrainLoader:
         sampler = self._sampler
         position = step * sampler.local_batch * sampler.world_size + sampler.rank
         order: Order = sampler.order
-        if isinstance(order, StreamBuckets):
+        if isinstance(order, BucketOrder):
             position = order.base_position(position) + sampler.rank
             order = order.base
         self._images.expect(order, epoch, position, sampler.world_size)

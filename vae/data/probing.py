@@ -2,6 +2,7 @@
 
 import time
 from collections import Counter
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -36,16 +37,21 @@ def accepted_bad_images(max_bad_fraction: float, total: int) -> int:
     return max(1, int(max_bad_fraction * total)) if max_bad_fraction else 0
 
 
-def probe(dataset: CropDataset, max_bad_fraction: float) -> list[Rejection]:
-    """Decode all images of a small set, or a sample spread over a larger one; return the rejections.
+def probe(
+    dataset: CropDataset, max_bad_fraction: float, sample: Sequence[int] | None = None
+) -> list[Rejection]:
+    """Decode a `sample`; default: all images of a small set, or some of a larger one. Return the rejections.
 
     Raises DataError, one line with the reasons, an example and a remedy, if no image can be used, or if more
     of a small set are unusable than `max_bad_fraction` accepts. Prints a warning about fewer, and a note if
     decoding takes long.
     """
     total = len(dataset)
-    count = total if total <= COMPLETE else SAMPLE
-    rejected, seconds = _try_images(dataset, count)
+    if sample is None:
+        count = total if total <= COMPLETE else SAMPLE
+        sample = np.unique(np.linspace(0, total - 1, count).round().astype(int)).tolist()
+    count = len(sample)
+    rejected, seconds = _try_images(dataset, sample)
     if seconds > SLOW_SECONDS:
         command = f"prepare_data.py --mode preprocess --target_size {dataset.image_size}"
         console.info(
@@ -73,15 +79,13 @@ def probe(dataset: CropDataset, max_bad_fraction: float) -> list[Rejection]:
     return rejected
 
 
-def _try_images(dataset: CropDataset, count: int) -> tuple[list[Rejection], float]:
-    """The rejected images among `count` that are spread over the set, and the mean seconds of one core."""
-    dataset = dataset.scattered()
+def _try_images(dataset: CropDataset, indices: Sequence[int]) -> tuple[list[Rejection], float]:
+    """The rejected images among these, and the mean seconds of one core."""
 
     def attempt(index: int) -> tuple[Rejection | None, float]:
         began = time.thread_time()
         return dataset[0, index].rejection, time.thread_time() - began
 
-    indices = np.unique(np.linspace(0, len(dataset) - 1, count).round().astype(int)).tolist()
     with ThreadPoolExecutor(min(MAX_THREADS, usable_cores())) as threads:
         attempts = threads.map(attempt, indices)
         results = list(track(attempts, "checking images", len(indices), "image", keep=False))

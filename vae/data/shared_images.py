@@ -39,9 +39,9 @@ def find_shared_images(train: Set, validation: Set, exclude: ExcludeList | None)
         indices = np.array([index for _, index in pairs])
         if isinstance(train, FolderImages):  # those alone are hashed
             few = FolderImages(train.root, [train.names[index] for index in indices])
-            excluded = indices[find_excluded(few, exclude)[0]]
+            excluded = indices[find_excluded(few, exclude)]
         else:
-            excluded, _ = find_excluded(train, exclude)
+            excluded = find_excluded(train, exclude)
         pairs = [pair for pair in pairs if pair[1] not in excluded]
     return [(validation.name(ours), train.name(theirs)) for ours, theirs in pairs]
 

@@ -11,7 +11,6 @@ from vae.images.folder import check_images
 from vae.interop.run_files import PROMOTED_NAME, RUN_COMMAND, read_promoted
 from vae.interop.vae_path import locate_vae
 from vae.shards.dataset_json import is_dataset, read_dataset
-from vae.shards.mixture import parse_mixture
 from vae.system.errors import UserError
 from vae.system.folder_marker import check_folder
 
@@ -29,7 +28,7 @@ def check_command(config: EvaluateConfig) -> None:
         _check_watched(Path(config.watch), config.promote)
     for path in config.vae:
         locate_vae(Path(path), "--vae")
-    for path, _ in weighted_paths(config):
+    for path in config.data_path:
         if is_dataset(path):
             read_dataset(path)
         else:
@@ -37,12 +36,6 @@ def check_command(config: EvaluateConfig) -> None:
     hash_of_list(config.exclude)  # a list that cannot be read fails here
     if config.rfid:
         check_rfid_packages()
-
-
-def weighted_paths(config: EvaluateConfig) -> list[tuple[str, float]]:
-    """The paths of --data_path with their weights, 1 if none is given; UserError for a wrong weight."""
-    paths = parse_mixture(" ".join(config.data_path)) or [(path, None) for path in config.data_path]
-    return [(path, 1.0 if weight is None else weight) for path, weight in paths]
 
 
 def check_rfid_packages() -> None:

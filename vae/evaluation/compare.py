@@ -8,7 +8,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from importlib.metadata import version
-from itertools import islice
 from pathlib import Path
 
 import torch
@@ -16,10 +15,9 @@ import torch
 from vae.config.evaluate_flags import WHOLE, EvaluateConfig
 from vae.data.exclude_list import hash_of_list
 from vae.device import DTYPES, is_out_of_memory, pick_device, precision_support, warn_of_slow_bf16
-from vae.evaluation.artefacts import equivariance, grid_artefacts
 from vae.evaluation.command import COMMAND, RESULTS_NAME
 from vae.evaluation.diffusability import diffusability
-from vae.evaluation.image_set import ImageSet, find_images
+from vae.evaluation.image_set import CROPS, ImageSet, find_images
 from vae.evaluation.learned_metrics import find_perceptual, find_rfid
 from vae.evaluation.measure import (
     CODECS,
@@ -32,14 +30,11 @@ from vae.evaluation.measure import (
     ensemble,
     measure,
 )
-from vae.evaluation.protocols import rules_of
 from vae.evaluation.report.charts import branches, read_curves
 from vae.evaluation.report.page import write_report
 from vae.evaluation.results import PER_IMAGE, Protocol, Results, VaeResult, as_json
 from vae.evaluation.samples import choose, write_originals, write_samples
 from vae.evaluation.summary import terminal_text, write_per_image_csv, write_results_csv
-from vae.evaluation.velocity import MIN_IMAGES
-from vae.images.pixels import as_float, as_uint8
 from vae.interop.run_files import METRICS_NAME
 from vae.interop.vae_files import LoadedVae, load_vae
 from vae.losses.perceptual import RANDOM_NOTE
@@ -67,11 +62,6 @@ def compare(config: EvaluateConfig) -> Results:
     device = metrics.device
     rows = _load_rows(config, device)
     image_set, unusable = find_images(config)
-    if config.diffusion_probe and len(image_set.names) < MIN_IMAGES:
-        raise UserError(
-            f"--diffusion_probe needs {MIN_IMAGES} images, and {len(image_set.names)} of --data_path "
-            f"{config.path} can be used: give more, or use --diffusability"
-        )
     sizes = tuple(sorted(config.sizes, key=lambda size: (size == WHOLE, size)))
     for row in rows:
         _measure_row(config, row, image_set, sizes, metrics)
@@ -118,8 +108,7 @@ def open_metrics(config: EvaluateConfig) -> tuple[Metrics, str | None, dict[str,
     choose_kernels(config.kernels, device, [DTYPES[config.dtype]])
     missing: dict[str, str] = {}
     perceptual, net = find_perceptual(config, device, missing)
-    rules = rules_of(config.protocol, config.crop)
-    return Metrics(device, perceptual, find_rfid(config, device, missing), rules), net, missing
+    return Metrics(device, perceptual, find_rfid(config, device, missing)), net, missing
 
 
 def short_names(paths: Sequence[str], flag: str = "--vae") -> list[str]:
@@ -216,16 +205,10 @@ def _measure_row(
                 codec.add_speed(size_result)
         if isinstance(codec, VaeCodec):
             result.latents = codec.latents.facts(codec.model)
-            result.grid_artefacts = grid_artefacts(codec.model, codec.dtype)
-            if config.measures_diffusability:
+            if config.diffusability:
                 square = next(size for size in sizes if size != WHOLE)
-                batches = (as_uint8(images) for _, images in image_set.batches(square, 1))
-                steps = config.diffusion_probe_steps if config.diffusion_probe else 0
-                result.diffusability = diffusability(codec.model, batches, codec.dtype, steps)
-            if config.equivariance_images:
-                chosen = islice(image_set.batches(sizes[0], 1), config.equivariance_images)
-                batches = (as_float(images.to(metrics.device)) for _, images in chosen)
-                result.equivariance = equivariance(codec.model, batches, codec.dtype)
+                batches = (images for _, images in image_set.batches(square, 1))
+                result.diffusability = diffusability(codec.model, batches, codec.dtype)
 
 
 @contextmanager
@@ -268,7 +251,7 @@ def _explain_missing(config: EvaluateConfig, results: Results, device: torch.dev
     if device.type != "cuda":
         results.missing["peak memory"] = "not measured on a CPU"
     for vae in results.vaes:
-        if config.measures_diffusability and vae.is_network and not vae.diffusability:
+        if config.diffusability and vae.is_network and not vae.diffusability:
             results.missing[f"latents for diffusion of {vae.name}"] = "NaN or infinity in its latents"
         for name, value in vae.diffusability.items():
             if value is None:
@@ -291,15 +274,12 @@ def _explain_missing(config: EvaluateConfig, results: Results, device: torch.dev
 def _protocol(
     config: EvaluateConfig, images: int, sizes: tuple[int, ...], device: torch.device, net: str | None
 ) -> Protocol:
-    rules = rules_of(config.protocol, config.crop)
     return Protocol(
-        name=config.protocol,
         data_path=public_text(config.path),
         images=images,
         sizes=sizes,
-        crop="whole images" if sizes == (WHOLE,) else rules.crop,
+        crop="whole images" if sizes == (WHOLE,) else CROPS[config.crop],
         posterior=config.posterior,
-        rounding=rules.rounding,
         dtype=config.dtype,
         device=_device_name(device),
         batch_size=config.batch_size,

@@ -4,7 +4,7 @@ from dataclasses import replace
 from pathlib import Path, PurePath
 
 from vae.config.evaluate_flags import EvaluateConfig
-from vae.evaluation.command import COMMAND, RESULTS_NAME, check_command, weighted_paths
+from vae.evaluation.command import COMMAND, RESULTS_NAME, check_command
 from vae.evaluation.compare import compare, short_names
 from vae.evaluation.report.tables import quality_tables
 from vae.evaluation.results import PER_IMAGE, Results, SizeResult, VaeResult, as_json
@@ -18,20 +18,19 @@ MEAN = "mean"
 
 
 def compare_all(config: EvaluateConfig) -> Results:
-    """Compare the VAEs on --data_path; if it has several datasets, on each, and on all by their weights."""
-    datasets = weighted_paths(config)
-    if len(datasets) == 1:
-        return compare(replace(config, data_path=(datasets[0][0],)))
-    names = short_names([_folder(path) for path, _ in datasets], "--data_path")
+    """Compare the VAEs on --data_path; if it has several datasets, on each, and on all."""
+    if len(config.data_path) == 1:
+        return compare(config)
+    names = short_names([_folder(path) for path in config.data_path], "--data_path")
     claim_folder(Path(config.output_dir), COMMAND)
     compared: dict[str, Results] = {}
-    for name, (path, _) in zip(names, datasets, strict=True):
+    for name, path in zip(names, config.data_path, strict=True):
         console.info(f"\n{console.printable(name)}")
         folder = Path(config.output_dir) / name.replace("/", "_")
         single = replace(config, data_path=(path,), output_dir=str(folder))
         check_command(single)
         compared[name] = compare(single)
-    results = _joined(compared, [weight for _, weight in datasets])
+    results = _joined(compared)
     folder = Path(config.output_dir)
     write_results_csv(results, folder / "results.csv")
     write_json(folder / RESULTS_NAME, as_json(results, folder), indent=1)
@@ -47,7 +46,7 @@ def _folder(path: str) -> str:
     return str(shown.parent if shown.name == "dataset.json" else shown)
 
 
-def _joined(compared: dict[str, Results], weights: list[float]) -> Results:
+def _joined(compared: dict[str, Results]) -> Results:
     """A row for each dataset and VAE, then the mean of each VAE over the datasets."""
     first, *_ = compared.values()
     rows = [
@@ -56,9 +55,7 @@ def _joined(compared: dict[str, Results], weights: list[float]) -> Results:
         for vae in results.vaes
     ]
     for same in zip(*(results.vaes for results in compared.values()), strict=True):
-        sizes = [
-            _mean(list(sizes_of), weights) for sizes_of in zip(*(vae.sizes for vae in same), strict=True)
-        ]
+        sizes = [_mean(list(sizes_of)) for sizes_of in zip(*(vae.sizes for vae in same), strict=True)]
         rows.append(VaeResult(f"{MEAN}: {same[0].name}", same[0].path, same[0].kind, sizes))
     missing = {
         f"{name}: {what}": why for name, results in compared.items() for what, why in results.missing.items()
@@ -76,12 +73,12 @@ def _joined(compared: dict[str, Results], weights: list[float]) -> Results:
     return Results(protocol, first.environment, rows, missing, unusable)
 
 
-def _mean(results: list[SizeResult], weights: list[float]) -> SizeResult:
+def _mean(results: list[SizeResult]) -> SizeResult:
     """The mean of a VAE over the datasets; none of rFID, which belongs to one set of images."""
     metrics: dict[str, float | None] = dict.fromkeys(results[0].metrics)
     for metric in PER_IMAGE:
         values = [result.metrics[metric] for result in results]
         known = [value for value in values if value is not None]
         if len(known) == len(values):
-            metrics[metric] = sum(map(float.__mul__, known, weights)) / sum(weights)
+            metrics[metric] = sum(known) / len(known)
     return SizeResult(results[0].size, metrics, {})

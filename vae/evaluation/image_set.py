@@ -12,22 +12,26 @@ from typing import TypeVar
 
 import numpy as np
 import torch
+from PIL import Image
 
 from vae.config.evaluate_flags import MIN_SIZE, WHOLE, EvaluateConfig
 from vae.data.dataset import FolderImages, Images
-from vae.data.exclude_list import read_exclude_list, refuse_unmatched, unmatched_text
+from vae.data.exclude_list import read_exclude_list, refuse_unmatched
 from vae.data.excluding import find_excluded
-from vae.evaluation.protocols import Rules, rules_of, tensor_of
 from vae.images.folder import list_images
 from vae.images.formats import BadImageError
 from vae.progress import track
 from vae.shards.dataset_json import is_dataset, read_dataset
-from vae.shards.remote_shards import open_images
 from vae.shards.shard_cache import open_cache
+from vae.shards.shard_images import ShardImages
 from vae.system import console
 from vae.system.errors import DataError
 
 MAX_THREADS = 8  # Pillow decodes without the GIL; more threads only wait for the disk
+CROPS = {
+    "resize": "short side scaled to the size (bicubic, area-averaged), center crop",
+    "center": "center crop, unscaled",
+}
 _Result = TypeVar("_Result")
 
 
@@ -37,7 +41,7 @@ class ImageSet:
 
     images: Images
     indices: dict[str, int]  # number of each measured image by its name, in order
-    rules: Rules
+    crop: str  # one of CROPS
     background: str
     max_pixels: int
 
@@ -47,12 +51,11 @@ class ImageSet:
         return list(self.indices)
 
     def read(self, name: str, size: int) -> torch.Tensor:
-        """(3, size, size) of one image, or (3, H, W) if `size` is WHOLE: uint8, or floats by some rules.
-
-        Raises BadImageError.
-        """
+        """uint8 (3, size, size) of one image, or (3, H, W) if `size` is WHOLE. Raises BadImageError."""
         pixels = self._decode(name)
-        return tensor_of(pixels) if size == WHOLE else self.rules.cut(pixels, size)
+        if size != WHOLE:
+            pixels = square(pixels, size, self.crop)
+        return torch.from_numpy(np.ascontiguousarray(pixels.transpose(2, 0, 1)))
 
     def batches(self, size: int, batch_size: int) -> Iterator[tuple[list[str], torch.Tensor]]:
         """Names and images (B, 3, H, W), in order; threads decode a few batches ahead."""
@@ -76,7 +79,7 @@ class ImageSet:
             height, width = self._decode(name).shape[:2]
         except BadImageError as error:
             return str(error)
-        least = MIN_SIZE if self.rules.enlarges else max(largest, MIN_SIZE)
+        least = max(largest, MIN_SIZE)
         if min(height, width) < least:
             return f"too_small: {width}x{height} px; each side needs at least {least} px"
         return None
@@ -85,17 +88,33 @@ class ImageSet:
         return self.images.decode(self.indices[name], max_pixels=self.max_pixels, background=self.background)
 
 
+def square(pixels: np.ndarray, size: int, crop: str) -> np.ndarray:
+    """Center crop (size, size, 3) of (H, W, 3); the short side is first scaled to `size` if `crop` is resize.
+
+    Pillow's bicubic filter averages over areas when it reduces an image.
+    """
+    height, width = pixels.shape[:2]
+    if crop == "resize" and min(height, width) != size:
+        width, height = (max(size, round(side * size / min(height, width))) for side in (width, height))
+        image = Image.fromarray(pixels).resize((width, height), Image.Resampling.BICUBIC)
+        pixels = np.asarray(image)
+    top, left = (height - size) // 2, (width - size) // 2
+    return pixels[top : top + size, left : left + size]
+
+
 def find_images(config: EvaluateConfig) -> tuple[ImageSet, dict[str, str]]:
     """The images that can be measured at every size, and why others cannot. Raises DataError if none can."""
     source = _open(config)
     count = len(source)
     most = config.max_images or len(source)
-    spread = [i * count // most for i in range(most)] if most < count else range(count)
-    chosen = _without_excluded(source, spread, config)
+    few = [i * count // most for i in range(most)] if most < count else range(count)
+    if most < count and isinstance(source, ShardImages):  # of some shards, so that no others are fetched
+        spread = source.spread(most)
+        few = spread[np.arange(most) * len(spread) // most].tolist()
+    chosen = _without_excluded(source, few, config)
     names = [source.name(index) for index in chosen]
     indices = dict(zip(names, chosen, strict=True))
-    rules = rules_of(config.protocol, config.crop)
-    images = ImageSet(source, indices, rules, config.background, config.max_pixels)
+    images = ImageSet(source, indices, config.crop, config.background, config.max_pixels)
     largest = max(config.sizes)
     reasons = in_threads(lambda name: images.why_unusable(name, largest), names)
     bar = track(reasons, "checking images", len(names), "image", keep=False)
@@ -116,30 +135,24 @@ def _without_excluded(source: Images, chosen: Sequence[int], config: EvaluateCon
     if config.exclude is None:
         return chosen
     keys = read_exclude_list(config.exclude)
-    indices, matched = find_excluded(source, keys)
-    if not len(matched):
+    indices = find_excluded(source, keys)
+    if not len(indices):
         refuse_unmatched(keys)
     left = np.setdiff1d(chosen, indices).tolist()
     if not left:
         raise DataError(
             f"--exclude {config.exclude} has all {len(chosen)} images of --data_path: leave it out"
         )
-    console.info(f"exclude {len(chosen) - len(left)} images are left out{unmatched_text(keys, matched)}")
+    console.info(f"exclude {len(chosen) - len(left)} images are left out")
     return left
 
 
 def _open(config: EvaluateConfig) -> Images:
-    """The images of --data_path. Raises DataError or UserError if there are none.
-
-    Whole shards of a remote dataset are fetched only if that is less than to read each image when needed.
-    """
+    """The images of --data_path. Raises DataError or UserError if there are none."""
     if not is_dataset(config.path):
         return FolderImages(config.path, list_images(config.path))
     cache = open_cache([config.path], config.cache_dir, config.cache_gib)
-    images = open_images(read_dataset(config.path), 1, cache)
-    readings = 1 + len(config.vae) * len(config.sizes)  # of each measured image, the check included
-    is_cheaper = config.max_images and config.max_images * readings < len(images)
-    return images.scattered() if is_cheaper else images
+    return ShardImages([read_dataset(config.path)], 1, cache)
 
 
 def in_threads(work: Callable[..., _Result], items: Sequence) -> Iterator[_Result]:

@@ -12,7 +12,6 @@ from vae.config.evaluate_flags import EvaluateConfig
 from vae.losses.perceptual import PerceptualLoss, build_perceptual
 from vae.losses.trunk_weights import WITHOUT_LPIPS, cached_file, find_trunk_weights, verified_weights
 from vae.system.errors import UserError
-from vae.system.files import regular_path
 
 # The weights that torch-fidelity loads: the Inception network of FID (Heusel et al. 2017), for PyTorch.
 INCEPTION_URL = (
@@ -94,7 +93,7 @@ def _find_inception(given: str | None) -> Path:
     except OSError as error:
         raise UserError(f"--rfid: {error}: {remedy}") from error
     try:  # torch-fidelity would execute code in a pickle; weights_only accepts only tensors
-        state = torch.load(regular_path(path), map_location="cpu", weights_only=True, mmap=True)
+        state = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
         fits = state["fc.weight"].shape == (1008, FEATURES)
     except Exception as error:  # a damaged file can raise any exception
         raise UserError(f"{path} does not contain readable Inception weights: {remedy}") from error

@@ -18,11 +18,10 @@ from vae.evaluation.baselines import bicubic_baseline
 from vae.evaluation.image_set import ImageSet
 from vae.evaluation.latents import LatentMeter
 from vae.evaluation.learned_metrics import ReconstructionFid
-from vae.evaluation.metrics import MS_SSIM_MIN_SIDE, SSIM_WINDOW, ms_ssim
-from vae.evaluation.protocols import Rules
+from vae.evaluation.metrics import MS_SSIM_MIN_SIDE, SSIM_WINDOW, ms_ssim, ssim
 from vae.evaluation.results import PER_IMAGE, SizeResult
 from vae.images.pixels import as_float, as_uint8, to_float, to_uint8
-from vae.images.psnr import MAX_PSNR_DB
+from vae.images.psnr import MAX_PSNR_DB, psnr
 from vae.inference.codec import decode_latents, encode_images
 from vae.inference.padding import crop_back, pad_to_multiple
 from vae.interop.vae_files import LoadedVae
@@ -31,8 +30,8 @@ from vae.model.autoencoder import AutoencoderKL, Posterior
 from vae.ops.noise import keyed_normal
 from vae.progress import Progress
 
-# (images, indices) -> reconstructions: images (B, 3, H, W) and their indices in the set to one (3, H, W) per
-# image, or None if an image cannot be reconstructed; all uint8, or floats in about [-1, 1]
+# (images, indices) -> reconstructions: uint8 images (B, 3, H, W) and their indices in the set to one
+# (3, H, W) per image, uint8 or floats in about [-1, 1], or None if an image cannot be reconstructed
 Reconstruct = Callable[[torch.Tensor, range], list[torch.Tensor | None]]
 _Result = TypeVar("_Result")
 
@@ -80,23 +79,20 @@ class Metrics:
     device: torch.device
     perceptual: PerceptualLoss | None
     rfid: ReconstructionFid | None
-    rules: Rules
 
     def of_image(self, recon: torch.Tensor, image: torch.Tensor) -> dict[str, float | None]:
         """Every metric of PER_IMAGE for one image and its reconstruction, (3, H, W).
 
         A value is None if the image is too small for that metric.
         """
-        recon, image = (as_float(values[None].to(self.device)) for values in (recon, image))
+        recon, image = as_float(recon[None].to(self.device)), to_float(image[None].to(self.device))
         side = min(image.shape[2:])
         lpips = self.perceptual if self.perceptual and side >= self.perceptual.smallest_side else None
-        rules = self.rules
-        seen = [to_float(to_uint8(v)) if rules.lpips_8_bit else v for v in (recon, image)]
         values = {
-            "psnr": rules.psnr(recon, image).clamp(max=MAX_PSNR_DB),
-            "ssim": rules.ssim(recon, image) if side >= SSIM_WINDOW else None,
+            "psnr": psnr(recon, image).clamp(max=MAX_PSNR_DB),
+            "ssim": ssim(recon, image) if side >= SSIM_WINDOW else None,
             "ms_ssim": ms_ssim(recon, image) if side >= MS_SSIM_MIN_SIDE else None,
-            "lpips": lpips(*seen) if lpips else None,
+            "lpips": lpips(to_float(to_uint8(recon)), image) if lpips else None,
         }
         return {name: None if value is None else value.item() for name, value in values.items()}
 
@@ -122,7 +118,7 @@ class VaeCodec:
 
     def __call__(self, images: torch.Tensor, indices: range) -> list[torch.Tensor | None]:
         """Reconstructions of (B, 3, H, W), as floats; None if the network returned NaN or infinity."""
-        images = as_float(images.to(self.device))
+        images = to_float(images.to(self.device))
         if not self._is_warm:  # the first call of a shape selects kernels and allocates memory
             self._decode(self._encode(images).mode(), images.shape[2:])
             self._is_warm = True
@@ -146,7 +142,7 @@ class VaeCodec:
 
     def latents_of(self, images: torch.Tensor) -> torch.Tensor:
         """The posterior's mode (B, Z, h, w) of images (B, 3, H, W)."""
-        return self._encode(as_float(images.to(self.device))).mode()
+        return self._encode(to_float(images.to(self.device))).mode()
 
     def _encode(self, images: torch.Tensor) -> Posterior:
         return encode_images(self.model, images, dtype=self.dtype)
@@ -173,7 +169,7 @@ def bicubic_reconstruction(factor: int) -> Reconstruct:
     """The bicubic baseline for a VAE with the downsampling `factor`; images are padded as for the VAE."""
 
     def reconstruct(images: torch.Tensor, _: range) -> list[torch.Tensor | None]:
-        padded = pad_to_multiple(as_float(images), factor)
+        padded = pad_to_multiple(to_float(images), factor)
         return list(to_uint8(crop_back(bicubic_baseline(padded, factor), images.shape[2:])))
 
     return reconstruct
@@ -184,7 +180,7 @@ def classic_codec(name: str, channels: int, downsampling: int) -> Reconstruct:
 
     def reconstruct(images: torch.Tensor, _: range) -> list[torch.Tensor | None]:
         budget = latent_bytes(images.shape[2], images.shape[3], channels, downsampling)
-        return [through_codec(image.cpu(), name, budget) for image in as_uint8(images)]
+        return [through_codec(image.cpu(), name, budget) for image in images]
 
     return reconstruct
 

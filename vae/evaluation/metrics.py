@@ -15,45 +15,26 @@ SSIM_WINDOW = 11  # px; Wang et al. 2004: an 11 x 11 Gaussian with standard devi
 SSIM_SIGMA = 1.5
 SSIM_C1 = (0.01 * PEAK) ** 2
 SSIM_C2 = (0.03 * PEAK) ** 2
-GAUSSIAN = [math.exp(-0.5 * ((offset - SSIM_WINDOW // 2) / SSIM_SIGMA) ** 2) for offset in range(SSIM_WINDOW)]
-# weights along a side, and the factor that makes variances unbiased
-WINDOWS = {
-    "gaussian": ([weight / sum(GAUSSIAN) for weight in GAUSSIAN], 1.0),
-    "uniform": ([1 / 7] * 7, 49 / 48),
-}
+_GAUSSIAN = [math.exp(-0.5 * ((i - SSIM_WINDOW // 2) / SSIM_SIGMA) ** 2) for i in range(SSIM_WINDOW)]
+WEIGHTS = [weight / sum(_GAUSSIAN) for weight in _GAUSSIAN]  # of the window along a side
 # Wang, Simoncelli & Bovik 2003, from the full size to the smallest scale
 MS_SSIM_WEIGHTS = (0.0448, 0.2856, 0.3001, 0.2363, 0.1333)
 MS_SSIM_MIN_SIDE = SSIM_WINDOW * 2 ** (len(MS_SSIM_WEIGHTS) - 1)  # px: one window at the smallest scale
 
 
-def ssim(
-    recon: Tensor,
-    images: Tensor,
-    rounded: bool = True,
-    window: str = "gaussian",
-    reflect: bool = False,
-    zero: float = 0.0,
-) -> Tensor:
+def ssim(recon: Tensor, images: Tensor) -> Tensor:
     """Structural similarity of each image (Wang et al. 2004) over 8-bit values: -> (B,) fp64.
 
     Gaussian window, mean over channels, population covariance. Only windows that are completely inside the
     image count, so its outer 5 px are never a window's centre. scikit-image computes the same with
     `gaussian_weights=True, use_sample_covariance=False`; torchmetrics does not. No side is below 11 px.
-
-    For published protocols: without `rounded`, values are only clamped. The window "uniform" is that of
-    scikit-image's defaults, 7 x 7 px with sample covariance. With `reflect`, borders are mirrored and every
-    pixel is a centre, as in torchmetrics 1.9. `zero` is subtracted from all values, which changes the
-    luminance factor.
     """
     assert recon.shape == images.shape, f"{tuple(recon.shape)} is not {tuple(images.shape)}"
     assert min(images.shape[2:]) >= SSIM_WINDOW, tuple(images.shape)
     values = []
     # one channel at a time, to save memory
     for x, y in zip(recon.flatten(0, 1), images.flatten(0, 1), strict=True):
-        x, y = (to_8_bit(v, rounded).double() - zero for v in (x, y))
-        if reflect:
-            x, y = (F.pad(v[None], [SSIM_WINDOW // 2] * 4, mode="reflect")[0] for v in (x, y))
-        values.append(_ssim_of_channel(x, y, window)[0])
+        values.append(_ssim_of_channel(to_8_bit(x).double(), to_8_bit(y).double())[0])
     return torch.stack(values).view(images.shape[:2]).mean(1)
 
 
@@ -78,28 +59,27 @@ def ms_ssim(recon: Tensor, images: Tensor) -> Tensor:
     return product.mean(1)
 
 
-def _ssim_of_channel(x: Tensor, y: Tensor, window: str = "gaussian") -> tuple[Tensor, Tensor]:
+def _ssim_of_channel(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
     """Structural similarity of two (H, W) channels, and its contrast and structure factors alone.
 
     Both are fp64, because variances are differences of large numbers.
     """
-    weights, unbiased = WINDOWS[window]
-    mean_x, mean_y = _blur(x, weights), _blur(y, weights)
-    variance_x = (_blur(x * x, weights) - mean_x * mean_x) * unbiased
-    variance_y = (_blur(y * y, weights) - mean_y * mean_y) * unbiased
-    covariance = (_blur(x * y, weights) - mean_x * mean_y) * unbiased
+    mean_x, mean_y = _blur(x), _blur(y)
+    variance_x = _blur(x * x) - mean_x * mean_x
+    variance_y = _blur(y * y) - mean_y * mean_y
+    covariance = _blur(x * y) - mean_x * mean_y
     luminance = (2 * mean_x * mean_y + SSIM_C1) / (mean_x * mean_x + mean_y * mean_y + SSIM_C1)
     structure = (2 * covariance + SSIM_C2) / (variance_x + variance_y + SSIM_C2)
     return (luminance * structure).mean(), structure.mean()
 
 
-def _blur(channel: Tensor, weights: list[float]) -> Tensor:
+def _blur(channel: Tensor) -> Tensor:
     """Weighted mean over every complete window: (H, W) -> (H + 1 - window, W + 1 - window)."""
     for dim in (0, 1):
         # shifted sums, because on a CPU an fp64 conv2d unfolds the image 11 times
-        length = channel.shape[dim] - len(weights) + 1
-        blurred = channel.narrow(dim, 0, length) * weights[0]
-        for offset in range(1, len(weights)):
-            blurred.add_(channel.narrow(dim, offset, length), alpha=weights[offset])
+        length = channel.shape[dim] - SSIM_WINDOW + 1
+        blurred = channel.narrow(dim, 0, length) * WEIGHTS[0]
+        for offset in range(1, SSIM_WINDOW):
+            blurred.add_(channel.narrow(dim, offset, length), alpha=WEIGHTS[offset])
         channel = blurred
     return channel

@@ -39,13 +39,11 @@ PER_IMAGE = tuple(name for name, metric in METRICS.items() if metric.per_image)
 class Protocol:
     """How every VAE was measured."""
 
-    name: str  # of --protocol
     data_path: str
     images: int  # the same images for every size and every VAE
     sizes: tuple[int, ...]  # side of the square crops, px; 0: whole images
     crop: str  # description of how an image becomes a square
     posterior: str  # "mode" or "sample"
-    rounding: str  # description
     dtype: str
     device: str  # name of the device
     batch_size: int  # images encoded and decoded at once; it affects speed and memory
@@ -66,22 +64,6 @@ class LatentFacts:
     sigma_over_std: float  # posterior noise beside the spread of the means: see vae/evaluation/latents.py
     dead_channels: list[int]  # channels without information: see vae/evaluation/latents.py
     dead_share: float  # share of dead channels
-
-
-@dataclass
-class Equivariance:
-    """A transform of the latents compared with the same transform of the image; PSNR in dB."""
-
-    latents: float  # decode(transform(encode(x))) against transform(x)
-    images: float  # decode(encode(transform(x))) against transform(x), for comparison
-
-
-@dataclass
-class GridArtefact:
-    """The pattern that the sampling grid adds to an image of one colour: see vae/evaluation/artefacts.py."""
-
-    levels: float  # root mean square of the pattern that repeats with the grid, in 8-bit levels
-    share: float | None  # of everything that is not constant; None: the reconstruction is constant
 
 
 @dataclass
@@ -119,8 +101,6 @@ class VaeResult:
     kind: str  # checkpoint, diffusers, compvis; without a network of its own: ensemble, baseline or codec
     sizes: list[SizeResult] = field(default_factory=list)
     latents: LatentFacts | None = None
-    equivariance: dict[str, Equivariance] = field(default_factory=dict)  # turn_90, scale_0.5, ...
-    grid_artefacts: dict[str, GridArtefact] = field(default_factory=dict)  # by colour
     diffusability: dict[str, float | None] = field(default_factory=dict)  # by measure
     samples: list[Sample] = field(default_factory=list)
     curves: list[dict[str, Any]] = field(default_factory=list)  # records of metrics.jsonl beside a checkpoint

@@ -45,7 +45,7 @@ def choose(results: list[SizeResult], count: int) -> list[Chosen]:
 def write_originals(chosen: list[Chosen], image_set: ImageSet, size: int, folder: Path) -> None:
     """Write each chosen image as NN_original.png."""
     for number, sample in enumerate(chosen):
-        _write(folder / f"{number:02d}_original.png", as_uint8(image_set.read(sample.name, size)))
+        _write(folder / f"{number:02d}_original.png", image_set.read(sample.name, size))
 
 
 def write_samples(
@@ -69,7 +69,7 @@ def write_samples(
         if recon is None:
             continue
         recon, stem = as_uint8(recon).cpu(), f"{number:02d}_{position:02d}"
-        error = ((recon.int() - as_uint8(image).int()).abs() * ERROR_GAIN).clamp(max=255).to(torch.uint8)
+        error = ((recon.int() - image.int()).abs() * ERROR_GAIN).clamp(max=255).to(torch.uint8)
         _write(folder / f"{stem}_recon.png", recon)
         _write(folder / f"{stem}_error.png", error)
         channels = []

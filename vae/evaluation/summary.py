@@ -3,17 +3,12 @@
 from pathlib import Path
 from statistics import fmean, stdev
 
-from vae.evaluation.diffusability import COVERAGE, RANK, coverage_warning, rank_warning, verdicts
-from vae.evaluation.report.latent_tables import (
-    comparable,
-    diffusability_table,
-    equivariance_table,
-    grid_table,
-    latent_table,
-)
+from vae.evaluation.diffusability import RANK, rank_warning
 from vae.evaluation.report.tables import (
     Cell,
     Table,
+    diffusability_table,
+    latent_table,
     quality_tables,
     result_at,
     speed_tables,
@@ -31,17 +26,15 @@ def terminal_text(results: Results) -> str:
     """The protocol, the tables of the report, and missing values with their reasons."""
     protocol = results.protocol
     lines = [
-        f"protocol {protocol.name}: {protocol.images} images from {printable(protocol.data_path)}; "
-        f"{protocol.crop}; posterior "
-        f"{protocol.posterior}; {protocol.rounding}; {protocol.dtype} on {protocol.device}, "
+        f"{protocol.images} images from {printable(protocol.data_path)}; {protocol.crop}; posterior "
+        f"{protocol.posterior}; reconstructions in 8 bit; {protocol.dtype} on {protocol.device}, "
         f"batch size {protocol.batch_size}"
     ]
-    tables = [*quality_tables(results), *speed_tables(results), latent_table(results)]
-    tables += [diffusability_table(results), equivariance_table(results), grid_table(results)]
-    for table in tables:
+    tables = [*quality_tables(results), *speed_tables(results)]
+    for table in [*tables, latent_table(results), diffusability_table(results)]:
         if table is not None:
             lines += ["", *aligned(table)]
-    lines += ["", *quality_lines(results), *diffusion_lines(results)]
+    lines += ["", *quality_lines(results), *rank_lines(results)]
     if results.missing:
         lines += ["", *(f"missing: {name}: {why}" for name, why in results.missing.items())]
     if results.unusable:
@@ -83,18 +76,14 @@ def quality_lines(results: Results) -> list[str]:
     return lines
 
 
-def diffusion_lines(results: Results) -> list[str]:
-    """Which VAE is better for a diffusion model, and whose channels or samples repeat each other."""
-    vaes = {printable(vae.name): vae.diffusability for vae in comparable(results)}
-    warnings = [
+def rank_lines(results: Results) -> list[str]:
+    """Whose channels repeat each other."""
+    warnings = (
         rank_warning(printable(vae.name), vae.diffusability.get(RANK), vae.latents.channels)
         for vae in results.vaes
         if vae.latents
-    ]
-    warnings += [
-        coverage_warning(printable(vae.name), vae.diffusability.get(COVERAGE)) for vae in results.vaes
-    ]
-    return [*verdicts(vaes), *(line for line in warnings if line is not None)]
+    )
+    return [line for line in warnings if line is not None]
 
 
 def aligned(table: Table) -> list[str]:
@@ -109,9 +98,7 @@ def aligned(table: Table) -> list[str]:
 
 
 def _text(cell: Cell) -> str:
-    if cell.kind == "missing":
-        return "-"
-    return f"{cell.text} ({cell.note})" if cell.note else cell.text
+    return "-" if cell.kind == "missing" else cell.text
 
 
 def write_results_csv(results: Results, path: Path) -> None:

@@ -114,10 +114,7 @@ def _promote(
     protocol: dict[str, Any] = {
         "data_path": public_text(config.path),
         "images": len(image_set.names),
-        **{
-            name: asdict(config)[name]
-            for name in ("protocol", "crop", "posterior", "seed", "dtype", "weights")
-        },
+        **{name: asdict(config)[name] for name in ("crop", "posterior", "seed", "dtype", "weights")},
         "size": config.sizes[0],
         **({"exclude": hash_of_list(config.exclude)} if config.exclude else {}),
     }

@@ -17,19 +17,15 @@ MAX_PSNR_DB = 128.0
 OFF_BY_ONE_DB = 20 * math.log10(PEAK)
 
 
-def psnr(recon: Tensor, images: Tensor, rounded: bool = True) -> Tensor:
-    """Peak signal-to-noise ratio of each image in dB over 8-bit values: -> (B,) fp64; inf if equal.
-
-    Without `rounded`, the values are only clamped.
-    """
+def psnr(recon: Tensor, images: Tensor) -> Tensor:
+    """Peak signal-to-noise ratio of each image in dB over 8-bit values: -> (B,) fp64; inf if equal."""
     assert recon.shape == images.shape, f"{tuple(recon.shape)} is not {tuple(images.shape)}"
-    error = to_8_bit(recon, rounded) - to_8_bit(images, rounded)
+    error = to_8_bit(recon) - to_8_bit(images)
     mse = error.square().flatten(1).mean(1, dtype=torch.float64)
     return 10 * torch.log10(PEAK**2 / mse)
 
 
-def to_8_bit(images: Tensor, rounded: bool = True) -> Tensor:
+def to_8_bit(images: Tensor) -> Tensor:
     """Images in [-1, 1] as the values 0..255 of a saved image, clamped and rounded, in fp32 or wider."""
     wide = images.to(torch.promote_types(images.dtype, torch.float32))
-    values = (wide.clamp(-1, 1) + 1) * (PEAK / 2)
-    return values.round() if rounded else values
+    return ((wide.clamp(-1, 1) + 1) * (PEAK / 2)).round()

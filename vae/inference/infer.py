@@ -36,8 +36,6 @@ from vae.system import console
 from vae.system.errors import EXIT_DATA
 from vae.system.folder_marker import claim_folder
 
-MAX_WHOLE_PIXELS = 2**20  # on a CPU, where tiles cost no time: above, they need less memory and show progress
-
 
 @dataclass
 class Session:
@@ -47,34 +45,18 @@ class Session:
     model: AutoencoderKL
     source: LatentSource
     dtype: torch.dtype
-    tiles: str = "auto"  # the --tiles of the next images
-    used: str = "off"  # the --tiles of the image before
+    tile: int | None  # the side of the tiles of the next image; None: it is computed whole
 
     @property
     def device(self) -> torch.device:
         return next(self.model.parameters()).device
-
-    def tiling(self, pixels: int) -> dict[str, Any]:
-        """How an image of so many pixels is computed: `tile` and `blended` of vae.inference.codec."""
-        self.used = self.tiles
-        if self.tiles == "auto":
-            self.used = "exact" if self.device.type == "cpu" and pixels > MAX_WHOLE_PIXELS else "off"
-        tile = None if self.used == "off" else self.config.tile_size
-        return {"tile": tile, "blended": self.used == "blended"}
-
-    def less_memory(self) -> str | None:
-        """With --tiles auto, what needs less memory than the last image did; None if there is nothing."""
-        if self.config.tiles != "auto":
-            return None
-        return {"off": "exact", "exact": "blended"}.get(self.used)
 
     @property
     def headline(self) -> str:
         """One line about the VAE and the settings."""
         config = self.model.config
         names = {dtype: name for name, dtype in DTYPES.items()}
-        kind = self.config.tiles
-        tiles = f", {kind} tiles of {self.config.tile_size} px" if kind in ("exact", "blended") else ""
+        tiles = "" if self.tile is None else f", blended tiles of {self.tile} px"
         return (
             f"{self.config.vae}: {config.z_channels} latent channels, "
             f"{self.model.downsampling}x downsampling; {names[self.dtype]} on {self.device.type}{tiles}"
@@ -82,12 +64,10 @@ class Session:
 
     def encode(self, images: torch.Tensor) -> Latents:
         """Latents of images (1, 3, H, W) in [-1, 1]; MemoryError if what follows does not fit either."""
-        pixels = images[:, 0].numel()
-        tiling = self.tiling(pixels)
         if self.config.mode != "encode":
-            check_main_memory(self.model, "decode", pixels, self.dtype, **tiling)
+            check_main_memory(self.model, "decode", images[:, 0].numel(), self.dtype, self.tile)
         with _tile_progress("encode") as on_step:
-            posterior = encode_images(self.model, images, dtype=self.dtype, on_step=on_step, **tiling)
+            posterior = encode_images(self.model, images, dtype=self.dtype, on_step=on_step, tile=self.tile)
         if self._leaves_fp16(posterior.mean):
             return self.encode(images)
         self._check_finite(posterior.mean)
@@ -95,9 +75,9 @@ class Session:
 
     def decode(self, latents: torch.Tensor, size: tuple[int, int]) -> np.ndarray:
         """uint8 (H, W, 3) pixels of latents (1, Z, h, w)."""
-        tiling = self.tiling(size[0] * size[1])
+        how: dict[str, Any] = {"dtype": self.dtype, "tile": self.tile}
         with _tile_progress("decode") as on_step:
-            images = decode_latents(self.model, latents, size, dtype=self.dtype, on_step=on_step, **tiling)
+            images = decode_latents(self.model, latents, size, on_step=on_step, **how)
         if self._leaves_fp16(images):
             return self.decode(latents, size)
         self._check_finite(images)
@@ -145,7 +125,7 @@ def open_session(config: InferConfig) -> Session:
     dtype = _dtype(config.dtype, device)
     scale_activations(model, UNKNOWN if dtype == torch.float16 else 1.0)
     choose_kernels(config.kernels, device, [dtype])
-    return Session(config, model, source, dtype, config.tiles)
+    return Session(config, model, source, dtype, config.tile_size if config.tiles == "blended" else None)
 
 
 @contextmanager
@@ -205,17 +185,11 @@ def _attempt(session: Session, task: Task) -> str | None:
         problem = f"does not fit into memory on {session.device.type}{needed}"
     else:
         return None
-    tiles = session.less_memory()
-    if tiles == "exact":
-        session.tiles = tiles
-        console.info(f"{task.name} {problem}: computes in tiles from here on")
-        return _attempt(session, task)
-    if tiles == "blended":
+    if session.config.tiles == "auto" and session.tile is None:
         console.warning(f"{task.name} {problem}: computes it in blended tiles, which are approximate")
-        before = session.tiles
-        session.tiles = tiles
+        session.tile = session.config.tile_size
         reason = _attempt(session, task)
-        session.tiles = before  # the next images may fit
+        session.tile = None  # the next images may fit
         return reason
     return f"out_of_memory: {problem}: {_smaller_setting(session)}"
 
@@ -234,8 +208,8 @@ def _unusable_name(task: Task) -> str | None:
 
 def _smaller_setting(session: Session) -> str:
     """The remedy if a command has run out of memory."""
-    if session.config.tiles in ("off", "exact"):
-        return f"remove --tiles {session.config.tiles}"
+    if session.config.tiles == "off":
+        return "remove --tiles off"
     return "lower --tile_size" if session.device.type == "cuda" else "add --dtype bf16, or shrink the image"
 
 

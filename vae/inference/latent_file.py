@@ -16,7 +16,6 @@ from safetensors import SafetensorError, safe_open
 from vae.inference.padding import padded_side
 from vae.interop.safetensors_file import write_safetensors
 from vae.model.autoencoder import AutoencoderKL, Posterior
-from vae.system.files import regular_path
 
 FORMAT = "vae-latents-1"
 _SHOWN_DIGITS = 12  # digits of a fingerprint in messages
@@ -93,7 +92,7 @@ def save_latents(path: Path, latents: Latents, source: LatentSource, image: str)
 def load_latents(path: Path, source: LatentSource, any_vae: bool = False) -> Latents:
     """Latents that the encoder `source` made, or any encoder with `any_vae`. Raises BadLatentsError."""
     try:
-        with safe_open(regular_path(path), framework="pt") as file:
+        with safe_open(path, framework="pt") as file:
             metadata = file.metadata() or {}
             names = sorted(file.keys())
             ours = "latents" in names and (any_vae or metadata.get("format") == FORMAT)

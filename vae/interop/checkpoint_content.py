@@ -1,7 +1,6 @@
 """What a checkpoint contains, as dataclasses: in the file each is a dict with the keys of its fields."""
 
 import secrets
-from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
@@ -53,39 +52,22 @@ class Validations:
 
 
 @dataclass(frozen=True)
-class Lineage:
-    """A run and its ancestors.
+class Identity:
+    """A run: all commands that train in one folder. Nothing is computed with its parent."""
 
-    Every command that trains is a run of its own, and so is what follows a rollback. Its parent is the run
-    that it continues, with the step at which it does. Checkpoints that are neither its own nor those of an
-    ancestor up to this step belong to abandoned branches.
-    """
-
-    id: str
-    ancestors: tuple[tuple[str, int], ...] = ()  # id and the step at which it was left, oldest first
-    start: str = ""  # hash of the weights before the first step of the line; "": not known
+    id: str  # of the folder
+    parent: str = ""  # id of the run that it began from, in another folder
+    restarts: int = 0  # commands and rollbacks that have continued it
+    start: str = ""  # hash of the weights before its first step, or its parent's; "": not known
 
     @classmethod
-    def new(cls, ancestors: tuple[tuple[str, int], ...] = ()) -> "Lineage":
+    def new(cls, parent: str = "", restarts: int = 0, start: str = "") -> "Identity":
         """A run with a random id."""
-        return cls(secrets.token_hex(8), ancestors)
+        return cls(secrets.token_hex(8), parent, restarts, start)
 
-    def continued(self, step: int) -> "Lineage":
-        """A new run that continues this one after `step`."""
-        return replace(Lineage.new((*self.ancestors, (self.id, step))), start=self.start)
-
-    def is_of(self, run_id: str) -> bool:
-        """Whether this run, or one of its ancestors, has this id."""
-        return run_id in (self.id, *(one for one, _ in self.ancestors))
-
-    def contains(self, run_id: str, step: int) -> bool:
-        """Whether a checkpoint of this run and step is on the line."""
-        return run_id == self.id or any(run_id == one and step <= left for one, left in self.ancestors)
-
-    @classmethod
-    def from_plain(cls, plain: Mapping[str, Any]) -> "Lineage":
-        """The inverse of `asdict`, also from JSON; KeyError, TypeError or ValueError for anything else."""
-        return cls(plain["id"], tuple((one, left) for one, left in plain["ancestors"]), plain["start"])
+    def continued(self) -> "Identity":
+        """The same run after another restart."""
+        return replace(self, restarts=self.restarts + 1)
 
 
 @dataclass(frozen=True)
@@ -131,7 +113,7 @@ class CheckpointContent:
     activation_scale: float
     latent_scaling: tuple[float, float] | None
     latent_channels: dict[str, list[float]] | None  # latents_mean and latents_std
-    run: Lineage
+    run: Identity
     rollbacks: dict[int, list[float]]
     position: Position
     history: Validations

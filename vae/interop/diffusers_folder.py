@@ -11,10 +11,11 @@ from typing import Any
 import torch
 
 from vae.config.options import ModelConfig
-from vae.interop.families import FAMILIES, PADDING_KEY, check_class, class_of
+from vae.interop.families import FAMILIES, PADDING_KEY, check_class, class_of, latents_config
 from vae.interop.latent_statistics import LatentConstants
 from vae.interop.safetensors_file import write_safetensors
 from vae.interop.vae_path import WEIGHTS_NAME
+from vae.model.autoencoder import AutoencoderKL
 from vae.system.errors import UserError
 from vae.system.files import parse_json, read_json, write_json
 
@@ -67,6 +68,26 @@ def channel_metadata(constants: LatentConstants) -> dict[str, str]:
     if not constants.mean:
         return {}
     return {"latents_mean": json.dumps(constants.mean), "latents_std": json.dumps(constants.std)}
+
+
+def describe(
+    model: AutoencoderKL,
+    sample_size: int,
+    constants: LatentConstants,
+    *,
+    force_upcast: bool = False,
+    were_in_config: bool = False,
+) -> tuple[dict[str, Any], dict[str, str]]:
+    """Content of config.json, and what the metadata of the weights say about the latents.
+
+    `were_in_config`: the start of `model` had the channels' constants there.
+    """
+    config = diffusers_config(
+        model.config, sample_size, constants.scaling, constants.shift, force_upcast
+    ) | latents_config(model.bn)
+    if model.bn is not None:
+        return config, {}
+    return config | channel_config(constants, were_in_config), channel_metadata(constants)
 
 
 def save_diffusers_folder(

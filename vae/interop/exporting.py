@@ -15,13 +15,7 @@ from vae.device import DTYPES, pick_device
 from vae.interop.averaging import combine
 from vae.interop.compvis_names import to_compvis
 from vae.interop.crops import DEFAULT_IMAGE_SIZE, Crops
-from vae.interop.diffusers_folder import (
-    channel_config,
-    channel_metadata,
-    diffusers_config,
-    read_config,
-    save_diffusers_folder,
-)
+from vae.interop.diffusers_folder import describe, read_config, save_diffusers_folder
 from vae.interop.families import comfyui_problem, latents_config
 from vae.interop.fitting import check_fit
 from vae.interop.folding import fold, folding_for, with_quant_conv
@@ -218,13 +212,10 @@ def _write(
     if model.config.decoder:
         return write_tiny(output, model, config.dtype, size, config.license, is_single=config.is_single)
     scaling, shift = findings.scaling or (1.0, 0.0)
-    content = diffusers_config(model.config, size, scaling, shift, force_upcast) | latents_config(model.bn)
-    constants = _channel_constants(loaded, config, findings)
-    metadata = {}
-    if model.bn is None:
-        in_file = bool(loaded.file.latents_mean) and config.fold_scaling is None
-        content |= channel_config(constants, were_in_config=in_file)
-        metadata = channel_metadata(constants)
+    constants = _channel_constants(loaded, config, findings)._replace(scaling=scaling, shift=shift)
+    in_file = bool(loaded.file.latents_mean) and config.fold_scaling is None
+    how = {"force_upcast": force_upcast, "were_in_config": in_file}
+    content, metadata = describe(model, size, constants, **how)
     if loaded.file.start and config.fold_scaling is None:  # folded weights have a basis of their own
         metadata[START_KEY] = loaded.file.start
     weights = stored_weights(model, config.dtype)

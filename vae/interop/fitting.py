@@ -2,9 +2,7 @@
 
 import itertools
 import re
-from collections import Counter
 from collections.abc import Collection
-from itertools import chain
 from typing import Any
 
 import torch
@@ -14,11 +12,10 @@ from vae.interop.compvis_names import BLOCK
 from vae.model.autoencoder import AutoencoderKL
 from vae.system.errors import UserError
 
-_MAX_GROUPS_SHOWN = 3
 _UP_BLOCK = re.compile(r"decoder\.up_blocks\.(\d{1,9})\.resnets\.(\d{1,9})\.conv1\.weight")
 # The parts of a network that files have without each other, by the beginnings of their names.
 PARTS = {"encoder": ("encoder.", "quant_conv."), "decoder": ("decoder.", "post_quant_conv.")}
-_MAX_CHARS, _MAX_PARTS = 256, 16  # of a parameter name
+_MAX_CHARS = 256  # of a parameter name that is shown
 
 
 def config_from_shapes(weights: dict[str, torch.Tensor], where: str) -> dict[str, Any]:
@@ -123,32 +120,32 @@ def _decoder_shape(weights: dict[str, torch.Tensor], channels: list[int], per_le
 
 
 def check_fit(config: ModelConfig, weights: dict[str, torch.Tensor], where: str) -> None:
-    """Raise UserError that groups missing, unknown and misshaped tensors; no network is allocated.
+    """Raise UserError that names missing, unknown and misshaped tensors; no network is allocated.
 
     A file without anything of an encoder or of a decoder fits.
     """
     with torch.device("meta"):
         own = AutoencoderKL(config).state_dict()
     absent = PARTS.get(missing_part(weights), ())
-    missing = sorted(name for name in own.keys() - weights.keys() if not name.startswith(absent))
-    unknown = sorted(weights.keys() - own.keys())
-    unequal = sorted(
+    unequal = {
         name
         for name in own.keys() & weights.keys()
         if weights[name].shape
         not in (own[name].shape, (*own[name].shape, 1, 1))  # linear layers stored as 1x1 convolutions
-    )
-    differences = []
-    for problem, names, among in (
-        ("lacks", missing, own),
-        ("has the unknown", unknown, weights),
-        ("has another shape of", unequal, own),
-    ):
-        if names:
-            differences.append(f"{problem} {group_names(names, among)}")
-    if differences:
-        cause = _likely_cause(own, weights, missing, unknown, unequal)
-        raise UserError(f"{where} {' and '.join(differences)}{f': {cause}' if cause else ''}")
+    }
+    problems = {
+        "lacks": {name for name in own.keys() - weights.keys() if not name.startswith(absent)},
+        "has the unknown": weights.keys() - own.keys(),
+        "has another shape of": unequal,
+    }
+    if any(problems.values()):
+        found = [f"{problem} {_some(names)}" for problem, names in problems.items() if names]
+        raise UserError(f"{where} {' and '.join(found)}: it is cut, or of another architecture")
+
+
+def _some(names: Collection[str]) -> str:
+    """The first name, and the number of others."""
+    return min(names)[:_MAX_CHARS] + (f" and {len(names) - 1} more" if len(names) > 1 else "")
 
 
 def load_weights(model: AutoencoderKL, weights: dict[str, torch.Tensor]) -> None:
@@ -156,53 +153,3 @@ def load_weights(model: AutoencoderKL, weights: dict[str, torch.Tensor]) -> None
     own = model.state_dict()
     reshaped = {name: value.reshape(own[name].shape) for name, value in weights.items()}
     model.load_state_dict({**own, **reshaped})
-
-
-def group_names(names: Collection[str], among: Collection[str]) -> str:
-    """`names` in one line; a prefix with all its names of `among` is printed as `prefix.* (count)`."""
-    named, all_names = (Counter(chain.from_iterable(map(_prefixes, part))) for part in (names, among))
-    complete = {prefix for prefix, count in named.items() if count == all_names[prefix] > 1}
-    shown: list[str] = []
-    for name in sorted(names):
-        prefix = next((one for one in _prefixes(name) if one in complete), None)
-        text = name if prefix is None else f"{prefix}* ({named[prefix]})"
-        if text not in shown[-1:]:
-            shown.append(text)
-    more = f" and {len(shown) - _MAX_GROUPS_SHOWN} more" if len(shown) > _MAX_GROUPS_SHOWN else ""
-    return ", ".join(shown[:_MAX_GROUPS_SHOWN]) + more
-
-
-def _prefixes(name: str) -> list[str]:
-    """The beginnings of a name that end with a point, the shortest first; not those of a forged one."""
-    parts = name[:_MAX_CHARS].split(".", _MAX_PARTS)
-    return [".".join(parts[:depth]) + "." for depth in range(1, len(parts))]
-
-
-def _likely_cause(
-    own: dict[str, torch.Tensor],
-    weights: dict[str, torch.Tensor],
-    missing: list[str],
-    unknown: list[str],
-    unequal: list[str],
-) -> str:
-    """Why a file does not fit, if names or shapes show it, else ''."""
-    if any("mid_block.attentions" in name for name in missing):
-        return "one of its two middle blocks has no attention, which is another architecture"
-    if any(re.search(r"\.attn\.|\.attentions\.[1-9]|_blocks\.\d+\.attentions", name) for name in unknown):
-        return "it has attention inside its levels, which is another architecture"
-    if any("quant_conv" in name for name in missing):
-        return "it has only one of the two quant convolutions, so part of it is missing"
-    image_in = {"encoder.conv_in.weight"}
-    image_out = {"decoder.conv_out.bias", "decoder.conv_out.weight"}
-    if set(unequal) in (image_in, image_out, image_in | image_out):
-        channels_in = weights["encoder.conv_in.weight"].shape[1]
-        channels_out = len(weights["decoder.conv_out.bias"])
-        channels = channels_in if image_in <= set(unequal) else channels_out
-        return f"its images have {channels} channels, but only RGB is supported"
-    if unequal and all(name.startswith("decoder.") for name in unequal):
-        first, expected = weights["decoder.conv_in.weight"], own["decoder.conv_in.weight"]
-        if first.dim() == 4 and len(first) != len(expected):
-            return f"its decoder starts with {len(first)} channels, its encoder ends with {len(expected)}"
-    if missing and not unknown and not unequal:
-        return "part of it is missing"
-    return ""

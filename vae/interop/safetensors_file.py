@@ -10,13 +10,13 @@ from torch import nn
 
 from vae.device import DTYPES
 from vae.system.errors import UserError
-from vae.system.files import atomic_path, open_rewriting, parse_json, regular_path, utf8_text
+from vae.system.files import atomic_path, parse_json, utf8_text
 
 
 def stored_metadata(path: Path) -> dict[str, str]:
     """The metadata of a safetensors file; empty if it has none or cannot be read."""
     try:
-        with safe_open(regular_path(path), framework="pt") as file:
+        with safe_open(path, framework="pt") as file:
             return file.metadata() or {}
     except (OSError, SafetensorError):
         return {}
@@ -54,7 +54,7 @@ def write_safetensors(path: Path, tensors: dict[str, torch.Tensor], metadata: di
 
 def _sort_metadata(path: Path) -> None:
     """Sort the metadata in the header: safetensors writes it in a random order."""
-    with open_rewriting(path) as file:
+    with open(path, "r+b") as file:
         size = int.from_bytes(file.read(8), "little")
         header = parse_json(file.read(size).decode())
         header["__metadata__"] = dict(sorted(header["__metadata__"].items()))

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from vae.system.files import open_regular, regular_path
+from vae.system.files import open_regular
 
 _ARCHIVE = b"PK\x03\x04"  # how a ZIP archive begins
 
@@ -27,9 +27,9 @@ def read_torch_file(path: Path) -> Any:
     Raises OSError if the file cannot be read, DamagedFileError or NeedsCodeError.
     """
     try:
-        is_whole = zipfile.is_zipfile(regular_path(path))
+        is_whole = zipfile.is_zipfile(path)
         if is_whole and path.suffix != ".safetensors":
-            return torch.load(regular_path(path), map_location="cpu", weights_only=True, mmap=True)
+            return torch.load(path, map_location="cpu", weights_only=True, mmap=True)
         # What PyTorch cannot map: the format before 1.6, and a name for which it uses another reader.
         with open_regular(path) as file:
             if not is_whole and file.read(len(_ARCHIVE)) == _ARCHIVE:
@@ -51,7 +51,7 @@ def read_torch_file(path: Path) -> Any:
 def check_sums(path: Path) -> None:
     """Raise DamagedFileError if a part of the archive differs from its checksum: PyTorch ignores it."""
     try:
-        with zipfile.ZipFile(regular_path(path)) as archive:
+        with zipfile.ZipFile(path) as archive:
             damaged = archive.testzip()
     except (zipfile.BadZipFile, EOFError, NotImplementedError) as error:
         raise DamagedFileError(f"its parts cannot be read: {error}") from None

@@ -18,7 +18,7 @@ from vae.interop.vae_path import CONVERT, VaePath
 from vae.interop.wan_names import from_wan, is_wan
 from vae.system import console
 from vae.system.errors import UserError
-from vae.system.files import open_regular, regular_path
+from vae.system.files import open_regular
 
 _READABLE = {"F64", "F32", "F16", "BF16"}
 _NAMES_OF_DTYPES = {torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16"}
@@ -113,7 +113,7 @@ def _read(
                 stored |= _stored_in(part)
                 continue
             try:
-                file = stack.enter_context(safe_open(regular_path(path), framework="pt"))
+                file = stack.enter_context(safe_open(path, framework="pt"))
                 for name in file.keys():  # noqa: SIM118 - it is no dict
                     dtype = file.get_slice(name).get_dtype()
                     stored[name] = _Stored(dtype, partial(file.get_tensor, name))

@@ -25,7 +25,6 @@ from vae.losses.trunk_weights import load_trunk_weights
 from vae.ops.library import layout_of, once_differentiable
 from vae.ops.shapes import Images, PerImage
 from vae.system.errors import UserError
-from vae.system.files import regular_path
 
 # Mean and deviation of ImageNet's colors, for images in [-1, 1]: LPIPS was calibrated with these constants.
 SHIFT = (-0.030, -0.088, -0.188)
@@ -200,7 +199,7 @@ def _linear_weights(name: str, widths: tuple[int, ...]) -> list[Tensor]:
         raise UserError("LPIPS needs the lpips package for its weights: pip install lpips")
     path = Path(package.origin).parent / "weights" / "v0.1" / f"{name}.pth"
     try:
-        state = torch.load(regular_path(path), map_location="cpu", weights_only=True)
+        state = torch.load(path, map_location="cpu", weights_only=True)
         linears = [state[f"lin{index}.model.1.weight"].flatten() for index in range(len(widths))]
     except (OSError, RuntimeError, KeyError, EOFError) as error:
         raise UserError(f"{path} is missing or damaged: pip install --force-reinstall lpips") from error

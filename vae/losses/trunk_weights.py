@@ -18,7 +18,7 @@ from torchvision import models
 from vae.progress import Progress
 from vae.system.console import fetch_command
 from vae.system.errors import UserError
-from vae.system.files import atomic_path, open_new, regular_path, sha256_of_file
+from vae.system.files import atomic_path, open_new, sha256_of_file
 
 URLS = {
     "vgg": models.VGG16_Weights.IMAGENET1K_V1.url,
@@ -66,9 +66,9 @@ def _read(path: Path, net: str) -> dict[str, Tensor]:
     """The tensors of a .pth, .pt or .safetensors file; for LPIPS the `features.*`, without that prefix."""
     try:
         if path.suffix == ".safetensors":
-            state = load_file(regular_path(path))
+            state = load_file(path)
         else:
-            state = torch.load(regular_path(path), map_location="cpu", weights_only=True)
+            state = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # a damaged file raises anything: RuntimeError, KeyError, struct.error, ...
         raise _unusable(path, net, "is not a readable weights file") from error
     tensors = state if isinstance(state, dict) else {}

@@ -1,8 +1,9 @@
 """The memory of one step, predicted on the meta device, and the recompute level and micro-batch that fit."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
+from itertools import count
 
 import torch
 
@@ -17,13 +18,16 @@ from vae.model.autoencoder import AutoencoderKL, downsampling
 from vae.model.discriminator import Discriminator
 from vae.model.recompute import set_recompute
 from vae.optimizers import muon_update, parameter_groups
-from vae.step import Networks, StepInputs, compute_gradients
+from vae.step import Networks, StepInputs, compute_gradients, trained_networks
 from vae.system.errors import UserError
 from vae.system.host import GIB
 
 META = torch.device("meta")
 ADAM_COPIES = 2  # both moments, in the parameters' fp32
 MUON_COPIES = 1
+# By --gradient_dtype: DistributedDataParallel's buckets, and those rounded to bf16 of two steps, because
+# PyTorch's thread for NCCL frees them up to 0.1 s later
+BUCKET_COPIES = {"fp32": 1.0, "bf16": 2.0}
 # Of the features of a convolution: for more elements than 32-bit integers count, cuDNN offers 10 to 16 plans
 # instead of about 40 (pytorch issues 141831 and 117736).
 MAX_FEATURES = 2**31 - 1
@@ -40,7 +44,7 @@ class StepSpec:
     dtype: torch.dtype
     channels_last: bool
     ema: bool  # a second copy of the weights for validation
-    world_size: int = 1  # if more than 1, reducing the gradients needs another copy of them
+    gradient_copies: float = 0.0  # that several processes need to sum the gradients
     train_part: str = "all"  # "decoder": the encoder has no stored activations, gradients or moments
     optimizer: str = "adamw"  # "muon": one moment of the hidden weights, and scratch memory of the update
     recompute: str = "none"  # recompute level, see vae.model.recompute
@@ -98,7 +102,7 @@ def stage_spec(
         dtype=dtype,
         channels_last=config.speed.channels_last,
         ema=config.optim.ema_decay > 0,
-        world_size=world_size,
+        gradient_copies=0.0 if world_size == 1 else BUCKET_COPIES[config.speed.gradient_dtype],
         train_part=config.optim.train_part,
         optimizer=config.optim.optimizer,
         reserve=reserve,
@@ -147,6 +151,8 @@ def count_step(spec: StepSpec, micro_batch: int) -> tuple[int, int, int, float, 
     passes = min(2, -(-spec.batch // micro_batch))  # later passes are like the second: all gradients exist
     images = micro_batch * passes
     inputs = zero_inputs(spec, images, META)
+    if spec.gradient_copies:
+        _move_to_buckets(networks, passes)
     with LiveBytes() as counter:
         compute_gradients(networks, inputs, [micro_batch] * passes)
     others = 0
@@ -160,6 +166,20 @@ def count_step(spec: StepSpec, micro_batch: int) -> tuple[int, int, int, float, 
     reserved = reserved_bytes(counter.events, resident + others, moments)
     reserved = max(reserved, resident + working + CUBLAS_WORKSPACE)
     return resident, working, reserved, counter.flops / images, counter.largest_features // micro_batch
+
+
+def _move_to_buckets(networks: Networks, passes: int) -> None:
+    """Replace each gradient in the last pass, as DistributedDataParallel, by a part of its buckets."""
+
+    def moved(calls: Iterator[int], part: torch.Tensor, parameter: torch.Tensor) -> None:
+        if next(calls) == passes:
+            parameter.grad = part
+
+    for network in trained_networks(networks):
+        for parameter in filter(lambda p: p.requires_grad, network.parameters()):
+            parameter.register_post_accumulate_grad_hook(
+                partial(moved, count(1), torch.empty_like(parameter))
+            )
 
 
 def _update_bytes(networks: Networks, spec: StepSpec) -> int:
@@ -210,7 +230,7 @@ def _resident_bytes(networks: Networks, spec: StepSpec) -> int:
     resident = weights + discriminator + sum(map(_bytes, networks.terms.networks()))
     resident += of_adamw * ADAM_COPIES + of_muon * MUON_COPIES
     resident += weights if spec.ema else 0
-    resident += of_adamw + of_muon if spec.world_size > 1 else 0
+    resident += int((of_adamw + of_muon) * spec.gradient_copies)
     return resident
 
 

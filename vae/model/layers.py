@@ -194,8 +194,12 @@ class Attention(nn.Module):
         self.to_out = ModuleList([Linear(channels, channels)])  # a list, because diffusers names it to_out.0
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.attend(x, self.group_norm(x))
+
+    def attend(self, x: torch.Tensor, normalized: torch.Tensor) -> torch.Tensor:
+        """The result for x (B, C, H, W), which was normalized elsewhere."""
         batch, channels, height, width = x.shape
-        tokens = self.group_norm(x).permute(0, 2, 3, 1).reshape(batch, height * width, channels)
+        tokens = normalized.permute(0, 2, 3, 1).reshape(batch, height * width, channels)
         h = attention(self.to_q(tokens), self.to_k(tokens), self.to_v(tokens))
         h = self.to_out[0](h)  # (B, N, C)
         return x + h.reshape(batch, height, width, channels).permute(0, 3, 1, 2)

@@ -1,7 +1,7 @@
 """The decoder of taesd (https://github.com/madebyollin/taesd), for previews of any VAE's latents.
 
 Its parameter names are those of diffusers' AutoencoderTiny. Its layers compute images in [0, 1]. It has no
-norms and no attention, so a pixel depends on RADIUS latent positions around it. Shapes as in
+norms and no attention, so a pixel depends on 21 latent positions around it. Shapes as in
 vae.model.autoencoder.
 """
 
@@ -15,7 +15,6 @@ from vae.ops.shapes import Features, Images, Latents
 
 LIMIT = 3.0  # of the normalized latents that it distinguishes: taesd's
 BLOCKS = 3  # of each level, the last one has 1
-RADIUS = 21  # positions: 1 + 9 of the first level, half of 10 of the second one, and so on: below 2 * 10 + 1
 
 
 class TinyBlock(nn.Module):
@@ -60,12 +59,3 @@ class TinyDecoder(nn.Module):
         for layer in self.layers[:-1]:
             h = maybe_checkpoint(layer, h, self.checkpointed)
         return (2 * self.layers[-1](h.to(end_dtype(h))) - 1).to(latents.dtype)
-
-    def flops(self, pixels: int) -> int:
-        """Floating-point operations for `pixels` pixels of the result of one image."""
-        side, total = self.scale, 0.0  # pixels along a position of the features
-        for layer in self.layers:
-            weights = sum(parameter.numel() for parameter in layer.parameters() if parameter.dim() > 1)
-            side //= 2 if isinstance(layer, nn.Upsample) else 1
-            total += weights / side**2
-        return int(2 * pixels * total)

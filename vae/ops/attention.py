@@ -24,6 +24,7 @@ QUERIES_PER_CHANNEL = 8
 # Without gradients, memory is what limits an image: this scratch is as large as six feature maps.
 INFERENCE_QUERIES_PER_CHANNEL = 2
 MAX_SCORES = 2**29  # a quarter of what 32-bit integers count: 6 GiB of scratch in backward
+ROW_MULTIPLE = 16  # rows of scores start at multiples of 16 elements: 1000 px have 15,625 tokens
 CPU_SCORES = 2**20  # 4 MiB in fp32: a share of a third-level cache
 CPU_QUERIES = 512  # at least; with 256, bf16 takes a quarter more time at 4096 tokens
 
@@ -125,18 +126,21 @@ def _blocks(
     """Of each block of these sizes: scratch for its scores, parts of the tensors, and whether others precede.
 
     Tensors `by_image` are (B, ...), and `by_query` (B, N, ...). The scratch is `buffers` pairs. A pair is a
-    buffer in fp32 (or fp64) and one in q's dtype, or one buffer if the dtypes are equal.
+    buffer in fp32 (or fp64) and one in q's dtype, or one buffer if the dtypes are equal. Rows are padded to
+    multiples of ROW_MULTIPLE, without which kernels and matrix products load one element at a time.
     """
     tokens, (at_once, most) = q.shape[1], blocks
+    padded = -(-tokens // ROW_MULTIPLE) * ROW_MULTIPLE
     scratch = []
     for _ in range(buffers):
-        scores = q.new_empty(at_once * most * tokens, dtype=accumulation_dtype(q))
+        scores = q.new_empty(at_once * most * padded, dtype=accumulation_dtype(q))
         scratch += [scores, scores if scores.dtype == q.dtype else torch.empty_like(scores, dtype=q.dtype)]
     shape: tuple[int, ...] = ()
     for images, rows in zip(_splits(by_image, at_once, 0), _splits(by_query, at_once, 0), strict=True):
         for index, parts in enumerate(_splits(rows, most, 1)):
-            if shape != (needed := (*parts[0].shape[:2], tokens)):  # less in the last block
-                shape, views = needed, [buffer[: math.prod(needed)].view(needed) for buffer in scratch]
+            if shape != (needed := (*parts[0].shape[:2], padded)):  # less in the last block
+                shape = needed
+                views = [buffer[: math.prod(needed)].view(needed)[..., :tokens] for buffer in scratch]
             yield views, images, parts, index > 0
 
 

@@ -11,7 +11,6 @@ Import this module only if Triton is installed. With TRITON_INTERPRET=1 it runs 
 # mypy: disallow-incomplete-defs=False
 # ruff: noqa: N803 - constexpr parameters are uppercase, as in Triton's own kernels
 
-import torch
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -31,10 +30,10 @@ def _rows(rows, ROWS: tl.constexpr):
 
 
 @triton.jit
-def _tile(row, rows, columns, start, COLUMNS: tl.constexpr):
-    """Offsets of some columns of these rows in a dense matrix, and which elements exist."""
+def _tile(row, rows, stride, start, COLUMNS: tl.constexpr):
+    """Offsets of some columns of these rows, padding at their end included, and which elements exist."""
     column = start + tl.arange(0, COLUMNS)
-    return row[:, None] * columns + column[None, :], (row < rows)[:, None] & (column < columns)[None, :]
+    return row[:, None] * stride + column[None, :], (row < rows)[:, None] & (column < stride)[None, :]
 
 
 @triton.jit
@@ -45,14 +44,16 @@ def softmax_kernel(
     sums,
     rows,
     columns,
+    stride,
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
 ):
     row, exists = _rows(rows, ROWS)
     maxima, partial = tl.full([ROWS, COLUMNS], LOWEST, tl.float32), tl.zeros([ROWS, COLUMNS], tl.float32)
     for start in tl.range(0, columns, COLUMNS, num_stages=STAGES):
-        offsets, inside = _tile(row, rows, columns, start, COLUMNS)
-        s = tl.load(scores + offsets, mask=inside, other=-float("inf"))
+        offsets, inside = _tile(row, rows, stride, start, COLUMNS)
+        has = (start + tl.arange(0, COLUMNS) < columns)[None, :]
+        s = tl.where(has, tl.load(scores + offsets, mask=inside, other=0.0), -float("inf"))
         larger = tl.maximum(maxima, s)
         partial = partial * tl.exp(maxima - larger) + tl.exp(s - larger)
         maxima = larger
@@ -61,7 +62,7 @@ def softmax_kernel(
     tl.store(sums + row, total, mask=exists)
     tl.store(log_sums + row, maximum + tl.log(total), mask=exists)
     for start in tl.range(0, columns, COLUMNS, num_stages=STAGES):
-        offsets, inside = _tile(row, rows, columns, start, COLUMNS)
+        offsets, inside = _tile(row, rows, stride, start, COLUMNS)
         w = tl.exp(tl.load(scores + offsets, mask=inside, other=0.0) - maximum[:, None])
         tl.store(weights + offsets, w.to(weights.dtype.element_ty), mask=inside)
 
@@ -77,6 +78,7 @@ def gradient_kernel(
     scale,
     rows,
     columns,
+    stride,
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
 ):
@@ -84,7 +86,7 @@ def gradient_kernel(
     log_sum = tl.load(log_sums + row, mask=exists, other=0.0)
     delta = tl.load(deltas + row, mask=exists, other=0.0)
     for start in tl.range(0, columns, COLUMNS, num_stages=STAGES):
-        offsets, inside = _tile(row, rows, columns, start, COLUMNS)
+        offsets, inside = _tile(row, rows, stride, start, COLUMNS)
         w = tl.exp(tl.load(scores + offsets, mask=inside, other=0.0) - log_sum[:, None])
         grad = tl.load(grad_weights + offsets, mask=inside, other=0.0)
         grad = w * (grad - delta[:, None]) * scale
@@ -93,19 +95,19 @@ def gradient_kernel(
 
 
 @triton.jit
-def row_products_kernel(a, b, out, rows, columns, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
+def row_products_kernel(a, b, out, rows, columns, stride, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
     row, exists = _rows(rows, ROWS)
     total = tl.zeros([ROWS, COLUMNS], tl.float32)
     for start in tl.range(0, columns, COLUMNS, num_stages=STAGES):
-        offsets, inside = _tile(row, rows, columns, start, COLUMNS)
+        offsets, inside = _tile(row, rows, stride, start, COLUMNS)
         left = tl.load(a + offsets, mask=inside, other=0.0).to(tl.float32)
         total += left * tl.load(b + offsets, mask=inside, other=0.0).to(tl.float32)
     tl.store(out + row, tl.sum(total, 1), mask=exists)
 
 
 def softmax_step(scores: Tensor, weights: Tensor, log_sums: Tensor, sums: Tensor) -> None:
-    """vae.ops.attention_torch.softmax_step; every tensor is dense."""
-    _launch(softmax_kernel, scores.shape, (scores, weights, log_sums, sums))
+    """vae.ops.attention_torch.softmax_step; rows of scores and weights may be padded."""
+    _launch(softmax_kernel, (scores, weights, log_sums, sums))
 
 
 def gradient_step(
@@ -117,21 +119,20 @@ def gradient_step(
     deltas: Tensor,
     scale: float,
 ) -> None:
-    """vae.ops.attention_torch.gradient_step; every tensor is dense."""
+    """vae.ops.attention_torch.gradient_step; rows of the first four tensors may be padded."""
     tensors = (scores, grad_weights, weights, grad_scores, log_sums, deltas)
-    _launch(gradient_kernel, scores.shape, tensors, scale)
+    _launch(gradient_kernel, tensors, scale)
 
 
 def row_products(a: Tensor, b: Tensor, out: Tensor) -> None:
     """vae.ops.attention_torch.row_products; `out` is dense."""
-    _launch(row_products_kernel, a.shape, (a.contiguous(), b.contiguous(), out))
+    _launch(row_products_kernel, (a.contiguous(), b.contiguous(), out))
 
 
-def _launch(
-    kernel: triton.JITFunction, shape: torch.Size, tensors: tuple[Tensor, ...], *scale: float
-) -> None:
-    """Run a kernel over the rows of dense tensors of this shape."""
-    rows, columns = shape[0] * shape[1], shape[2]
+def _launch(kernel: triton.JITFunction, tensors: tuple[Tensor, ...], *scale: float) -> None:
+    """Run a kernel over the rows of the first tensor (images, queries, columns), all equally far apart."""
+    (images, queries, columns), stride = tensors[0].shape, tensors[0].stride(1)
+    rows = images * queries
     tile = gpu_blocks.row_tile(min(columns, gpu_blocks.ROW_TILE_ELEMENTS))
-    numbers = (*scale, rows, columns, tile.rows, tile.columns)
+    numbers = (*scale, rows, columns, stride, tile.rows, tile.columns)
     launch(kernel, (-(-rows // tile.rows), 1, 1), tile.num_warps, tensors, numbers)

@@ -14,11 +14,15 @@ SHARED_MEMORY_BYTES = 101_376
 TILE_ELEMENTS = 4096
 NUM_WARPS = 8
 
-# Programs of a kernel, along pixels, blocks of channels and images: 3 or 4 for each SM of an H200 (132) or an
-# RTX 5090 (170), each with two tiles in flight. Each program of a second kernel reads the partial results of
-# all programs of its image: at 128 channels in 32 groups 128 KiB, an eighth of what it reads and writes at
-# 1024 px. The same number on every card, so every card sums in the same order. Not measured yet.
-REDUCTION_PROGRAMS = 512
+# Programs of a reduction, along pixels, blocks of channels and images: as many as run at once, so none waits
+# for another to end. With 128 registers for each of 256 threads, two fill the 65,536 registers of a
+# streaming multiprocessor; each keeps two tiles in flight, 32 KiB in bf16 for each multiprocessor, and an
+# H200 (4.8 TB/s, 132 multiprocessors, about 0.7 µs) needs 25. Few programs also keep the partial results
+# small, which each program of a second kernel reads again. Not measured yet.
+PROGRAMS_PER_PROCESSOR = 2
+MAX_REGISTERS = 65_536 // (PROGRAMS_PER_PROCESSOR * 32 * NUM_WARPS)
+PROCESSORS = 170  # of an RTX 5090, for tensors without a card
+REDUCTION_PROGRAMS: int | None = None  # instead of those: benchmarks and tests set it
 
 # Consecutive channels of a tile: 128 in bf16 are 256 bytes, two full transactions.
 COLUMNS = 128
@@ -49,8 +53,13 @@ class NormBlocks(NamedTuple):
         return 2 * 2 * 4 * self.rows * self.columns
 
 
-def norm_blocks(batch: int, channels: int, pixels: int, groups: int) -> NormBlocks:
-    """Tiles of TILE_ELEMENTS with whole groups; about REDUCTION_PROGRAMS programs in total."""
+def reduction_programs(processors: int = PROCESSORS) -> int:
+    """Programs of a reduction on a card with this number of streaming multiprocessors."""
+    return REDUCTION_PROGRAMS or PROGRAMS_PER_PROCESSOR * processors
+
+
+def norm_blocks(batch: int, channels: int, pixels: int, groups: int, total: int) -> NormBlocks:
+    """Tiles of TILE_ELEMENTS with whole groups; about `total` programs."""
     group_channels = channels // groups
     own = min(groups, max(1, COLUMNS // group_channels))
     aligned = 8 // math.gcd(8, group_channels)  # groups whose channels fill loads of 16 bytes in bf16
@@ -58,7 +67,7 @@ def norm_blocks(batch: int, channels: int, pixels: int, groups: int) -> NormBloc
     columns = power_of_two(own * group_channels)
     rows = max(1, min(TILE_ELEMENTS // columns, max(16, power_of_two(pixels))))
     column_blocks, tiles = -(-groups // own), -(-pixels // rows)
-    wanted = max(1, REDUCTION_PROGRAMS // (batch * column_blocks))
+    wanted = max(1, total // (batch * column_blocks))
     tiles_per_program = -(-tiles // wanted)
     programs = -(-tiles // tiles_per_program)
     sizes = (own * group_channels, power_of_two(own), column_blocks, tiles, tiles_per_program, programs)
@@ -80,12 +89,12 @@ class RmsBlocks(NamedTuple):
         return 2 * 2 * 4 * self.rows * self.columns
 
 
-def rms_blocks(channels: int, pixels: int) -> RmsBlocks:
-    """Tiles of TILE_ELEMENTS, or one pixel; at most REDUCTION_PROGRAMS programs. `pixels`: of all images."""
+def rms_blocks(channels: int, pixels: int, most: int) -> RmsBlocks:
+    """Tiles of TILE_ELEMENTS, or one pixel; at most `most` programs. `pixels`: of all images."""
     columns = power_of_two(channels)
     rows = max(1, TILE_ELEMENTS // columns)
     tiles = -(-pixels // rows)
-    tiles_per_program = -(-tiles // REDUCTION_PROGRAMS)
+    tiles_per_program = -(-tiles // most)
     return RmsBlocks(rows, columns, tiles, tiles_per_program, -(-tiles // tiles_per_program))
 
 

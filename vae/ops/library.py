@@ -18,6 +18,8 @@ from typing import Any, NamedTuple
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
+from vae.ops.gpu_blocks import PROCESSORS
+
 
 class KernelKey(NamedTuple):
     """The tensors that a set of Triton kernels processes."""
@@ -36,6 +38,12 @@ direct_launches = True  # of compiled kernels, see `launch`: vae.ops.kernel_chec
 
 MAX_COMPILED_KERNELS = 10_000  # entries of about 1 KiB
 _compiled_kernels: dict[tuple[Any, ...], Any] = {}  # of `launch`
+
+
+@cache
+def processors(index: int) -> int:
+    """Streaming multiprocessors of a CUDA device; for a CPU, below 0, those of an RTX 5090."""
+    return PROCESSORS if index < 0 else torch.cuda.get_device_properties(index).multi_processor_count
 
 
 @cache
@@ -65,8 +73,11 @@ def launch(
     num_warps: int,
     tensors: Sequence[torch.Tensor | None],
     numbers: tuple[Any, ...],
+    max_registers: int | None = None,
 ) -> None:
     """Run a Triton kernel on the device of its first tensor; constants are the last of `numbers`.
+
+    `max_registers` of a thread: so many that a multiprocessor holds the programs that its grid counts on.
 
     What was compiled for equal arguments is launched directly, as in Triton's tutorial "Fused Softmax":
     kernel[grid](...) examines each argument again. The code depends on the values of numbers, on the types of
@@ -78,10 +89,13 @@ def launch(
     index = first.get_device()
     if index >= 0 and index != torch._C._cuda_getDevice():
         with torch.cuda.device(index):
-            launch(kernel, grid, num_warps, tensors, numbers)
+            launch(kernel, grid, num_warps, tensors, numbers, max_registers)
         return
+    options: dict[str, Any] = {"num_warps": num_warps, "enable_fp_fusion": True}
+    if max_registers and torch.version.cuda:  # only NVIDIA's compiler has the option
+        options["maxnreg"] = max_registers
     if index < 0 or not direct_launches:  # index < 0: the interpreter, on the CPU
-        kernel[grid](*tensors, *numbers, num_warps=num_warps, enable_fp_fusion=True)
+        kernel[grid](*tensors, *numbers, **options)
         return
     pointers = [None if tensor is None else tensor.data_ptr() for tensor in tensors]
     types = [None if tensor is None else tensor.dtype for tensor in tensors]
@@ -91,7 +105,7 @@ def launch(
     if compiled is None:
         if len(_compiled_kernels) == MAX_COMPILED_KERNELS:  # images of ever new sizes
             _compiled_kernels.clear()
-        compiled = kernel.warmup(*tensors, *numbers, grid=grid, num_warps=num_warps, enable_fp_fusion=True)
+        compiled = kernel.warmup(*tensors, *numbers, grid=grid, **options)
         compiled[grid](*tensors, *numbers)  # also loads the code, for which memory may be missing
         _compiled_kernels[key] = compiled
         return

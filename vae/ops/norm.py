@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from vae.ops import norm_torch
-from vae.ops.gpu_blocks import norm_blocks
+from vae.ops.gpu_blocks import norm_blocks, reduction_programs
 from vae.ops.library import (
     accumulation_dtype,
     has_no_data,
@@ -119,7 +119,7 @@ def _dense(h: Tensor) -> Tensor:
 def _partial_results(h: Tensor, norm: Norm, columns: int) -> Tensor:
     """The kernels' partial sums, without data: `columns` of each program."""
     batch, channels, height, width = h.shape
-    blocks = norm_blocks(batch, channels, height * width, norm.groups)
+    blocks = norm_blocks(batch, channels, height * width, norm.groups, reduction_programs())
     return h.new_empty(batch, blocks.programs, columns, dtype=accumulation_dtype(h))
 
 

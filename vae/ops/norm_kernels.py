@@ -304,18 +304,23 @@ def input_gradient_kernel(
 ):
     """grad_h = (grad * weight - mean(grad * weight) - unit * mean(grad * weight * unit)) * rstd.
 
-    The first program of each block of channels also sums the gradients of weight and bias. With h_bias, each
-    program writes its sums of grad_h.
+    The gradients of weight and bias are sums over all programs: each program sums a few of its channels, as
+    far as any are left. With h_bias, each program writes its sums of grad_h.
     """
     program, programs = tl.program_id(0), tl.num_programs(0)
     image, width = tl.program_id(2).to(tl.int64), _width(h_bias, channels, groups)
+    FEW: tl.constexpr = min(COLUMNS, 16)  # fp32: 64 bytes
+    SOME: tl.constexpr = ROWS * COLUMNS // FEW // 4
+    rows = tl.num_programs(2) * programs
+    for start in tl.range((image * programs + program).to(tl.int32) * FEW, BLOCK, rows * FEW, num_stages=1):
+        own_c = start + tl.arange(0, FEW)
+        few = tl.program_id(1) * BLOCK + own_c
+        has_few = (own_c < BLOCK) & (few < channels)
+        of_weight = _column_sums(sums, rows, width, few, has_few, SOME, FEW)
+        of_bias = _column_sums(sums + channels, rows, width, few, has_few, SOME, FEW)
+        tl.store(grad_weight + few, of_weight, mask=has_few)
+        tl.store(grad_bias + few, of_bias, mask=has_few)
     c, has_c, g, has_g, member = _block(channels, groups, BLOCK, COLUMNS, GROUPS)
-    if (program == 0) & (tl.program_id(2) == 0):
-        rows = tl.num_programs(2) * programs
-        first = _column_sums(sums, rows, width, c, has_c, ROWS, COLUMNS)
-        second = _column_sums(sums + channels, rows, width, c, has_c, ROWS, COLUMNS)
-        tl.store(grad_weight + c, first, mask=has_c)
-        tl.store(grad_bias + c, second, mask=has_c)
     PARTS: tl.constexpr = ROWS * COLUMNS // GROUPS // 2
     own, count = sums + image * programs * width, 1.0 * pixels * (channels // groups)
     unit_sum = _column_sums(own + 2 * channels, programs, width, g, has_g, PARTS, GROUPS)

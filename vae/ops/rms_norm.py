@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from vae.ops import rms_norm_torch
-from vae.ops.gpu_blocks import MAX_RMS_CHANNELS, rms_blocks
+from vae.ops.gpu_blocks import MAX_RMS_CHANNELS, reduction_programs, rms_blocks
 from vae.ops.library import accumulation_dtype, has_no_data, kernel_module, uses_triton
 from vae.ops.norm_torch import Norm
 
@@ -38,7 +38,7 @@ def rms_normalize_backward(
     """
     if not has_no_data(h):
         return backend(h).rms_normalize_backward(grad_out, h, norm, in_place)
-    blocks = rms_blocks(h.shape[1], h.numel() // h.shape[1])
+    blocks = rms_blocks(h.shape[1], h.numel() // h.shape[1], reduction_programs())
     columns = h.shape[1] * (1 if norm.h_bias is None else 2)
     sums = h.new_empty(blocks.programs, columns, dtype=accumulation_dtype(h))  # noqa: F841 - counted
     grad_h = grad_out if in_place else torch.empty_like(h)

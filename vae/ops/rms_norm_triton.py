@@ -16,8 +16,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from vae.ops.gpu_blocks import NUM_WARPS, rms_blocks
-from vae.ops.library import launch
+from vae.ops.gpu_blocks import MAX_REGISTERS, NUM_WARPS, reduction_programs, rms_blocks
+from vae.ops.library import launch, processors
 from vae.ops.norm_torch import Norm
 from vae.ops.rms_norm_torch import MIN_LENGTH
 
@@ -124,7 +124,7 @@ def rms_normalize(h: Tensor, norm: Norm) -> Tensor:
     assert h.is_contiguous(memory_format=torch.channels_last)
     out, channels = torch.empty_like(h, dtype=norm.out_dtype), h.shape[1]
     pixels = h.numel() // channels
-    blocks = rms_blocks(channels, pixels)
+    blocks = rms_blocks(channels, pixels, reduction_programs())
     numbers = (channels**0.5, MIN_LENGTH, pixels, channels, blocks.rows, blocks.columns, norm.silu)
     launch(forward_kernel, (blocks.tiles, 1, 1), NUM_WARPS, (h, norm.h_bias, out, norm.weight), numbers)
     return out
@@ -137,13 +137,14 @@ def rms_normalize_backward(
     assert h.is_contiguous(memory_format=torch.channels_last)
     channels = h.shape[1]
     pixels, h_bias = h.numel() // channels, norm.h_bias
-    blocks = rms_blocks(channels, pixels)
+    blocks = rms_blocks(channels, pixels, reduction_programs(processors(h.get_device())))
     grad_h = grad_out if in_place else torch.empty_like(h)  # each program reads a tile before it writes it
     width = channels if h_bias is None else 2 * channels
     sums = h.new_empty(blocks.programs, width, dtype=torch.float32)
     numbers = (channels**0.5, MIN_LENGTH, pixels, channels, blocks.tiles_per_program)
     constants = (blocks.rows, blocks.columns, norm.silu)
     tensors = (grad_out, h, h_bias, grad_h, norm.weight, sums)
-    launch(backward_kernel, (blocks.programs, 1, 1), NUM_WARPS, tensors, (*numbers, *constants))
+    grid = blocks.programs, 1, 1
+    launch(backward_kernel, grid, NUM_WARPS, tensors, (*numbers, *constants), MAX_REGISTERS)
     total = sums.sum(0).to(norm.weight.dtype)
     return grad_h, total[:channels], None if h_bias is None else total[channels:]

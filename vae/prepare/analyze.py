@@ -1,45 +1,29 @@
-"""`--mode analyze`: measure a set of images; write the statistics as JSON and as an HTML page."""
+"""`--mode analyze`: measure a set of images; write statistics, a table of near duplicates, and histograms."""
 
 import os
 from collections.abc import Iterator, Mapping
-from contextlib import closing, suppress
-from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
-from vae.charts import BLUE, PAGE_SCALE, new_figure, png
+from vae.charts import BLUE, new_figure, png
 from vae.config.prepare_flags import AnalyzeConfig
-from vae.html import data_uri, page_chart, write_page
-from vae.images.formats import BadImageError
-from vae.prepare.blocks import Block
-from vae.prepare.check import Check, check_image
-from vae.prepare.dataset_stats import (
-    COLUMNS,
-    Column,
-    Groups,
-    Rows,
-    exact_groups,
-    example_sections,
-    near_groups,
-    summarize,
-)
+from vae.prepare.check import Check
+from vae.prepare.dataset_stats import COLUMNS, Column, Groups, exact_groups, examples, near_groups, summarize
 from vae.prepare.folders import check_apart, inside
-from vae.prepare.measures import thumbnail
-from vae.prepare.pool import count_workers, run_tasks
 from vae.prepare.reasons import broken_lines, count_rejected, group_lines
 from vae.prepare.rows import open_rows, rules_of
 from vae.prepare.selection import drop_exact, name_near_groups
 from vae.prepare.source import open_source
 from vae.prepare.table import Table
 from vae.system import console
-from vae.system.console import printable
 from vae.system.errors import DataError
-from vae.system.files import write_csv_rows, write_json
+from vae.system.files import replace_bytes, write_csv_rows, write_json
 
-STATS, PAGE, NEAR = "stats.json", "page.html", "near_duplicates.csv"
+STATS, HISTOGRAMS, NEAR = "stats.json", "histograms.png", "near_duplicates.csv"
 MAX_BINS = 40
+WIDTH, HEIGHT = 1280, 1200  # px, of the histograms
 
 
 def run_analyze(config: AnalyzeConfig) -> int:
@@ -58,7 +42,7 @@ def run_analyze(config: AnalyzeConfig) -> int:
 
 
 def _report(config: AnalyzeConfig, table: Table, root: Path) -> int:
-    """Write the statistics, the page and the list of near duplicates."""
+    """Write the statistics, the histograms and the list of near duplicates."""
     if not table.accepted:
         (reason, _), *_ = table.counts() or [("no_image", 0)]
         raise DataError(
@@ -71,50 +55,13 @@ def _report(config: AnalyzeConfig, table: Table, root: Path) -> int:
     near = near_groups(table)
     exact = exact_groups(table)
     stats, values = summarize(table, near, exact, config.input_dir)
-    sections = example_sections(table, near, exact)
-    thumbnails = _thumbnails(table, config, sections)
-    for name in (STATS, PAGE, NEAR):
+    for name in (STATS, HISTOGRAMS, NEAR):
         inside(root, name)
-    write_json(root / STATS, stats, indent=1)
+    write_json(root / STATS, {**stats, "examples": examples(table)}, indent=1)
     write_csv_rows(root / NEAR, _near_duplicate_rows(near))
-    write_analysis_page(root / PAGE, stats, values, sections, thumbnails)
+    replace_bytes(root / HISTOGRAMS, draw_histograms(values, stats["quantiles"]))
     console.info("\n".join([*_summary_lines(stats, near, root), *broken_lines(table)]))
     return 0
-
-
-class _Examples(NamedTuple):
-    """Example images of a block."""
-
-    block: Block
-    places: dict[int, tuple[int, int]]  # by their number in the block
-    numbers: dict[int, int]  # in the table
-
-
-def _thumbnails(table: Table, config: AnalyzeConfig, sections: dict[str, Rows]) -> dict[int, bytes]:
-    """A small JPEG of each example image that can be read, by its number in the table."""
-    shown = {n for rows in sections.values() for row in rows for n, _, _ in row}
-    tasks: dict[int, _Examples] = {}
-    query = f"SELECT n, block, number, coalesce(position, 0), bytes FROM images WHERE n IN {(*shown, -1)}"
-    for n, block, number, position, size in table.all(query):
-        examples = tasks.setdefault(block, _Examples(table.blocks[block], {}, {}))
-        examples.places[number] = position, size
-        examples.numbers[number] = n
-    thumbnails: dict[int, bytes] = {}
-    workers = max(1, min(count_workers(config.num_workers), len(tasks)))
-    limits = Check(config).limits._replace(seconds=config.time_limit * 4)
-    with closing(run_tasks(partial(_thumbnails_of, config), tasks.values(), workers, limits)) as results:
-        for _, made in results:
-            thumbnails |= made if isinstance(made, dict) else {}
-    return thumbnails
-
-
-def _thumbnails_of(config: AnalyzeConfig, task: _Examples) -> dict[int, bytes]:
-    made = {}
-    with suppress(BadImageError, OSError):  # it has changed just now
-        for number, data in task.block.chosen(task.places):
-            with suppress(BadImageError, MemoryError):
-                made[task.numbers[number]] = thumbnail(check_image(data, "", config).pixels)
-    return made
 
 
 def _near_duplicate_rows(near: Groups) -> Iterator[tuple[Any, ...]]:
@@ -136,50 +83,34 @@ def _summary_lines(stats: dict[str, Any], near: Groups, root: Path) -> list[str]
         f"  at least as large as --image_size  {', '.join(sizes)}",
         f"  exact copies: {stats['exact_duplicates']['superfluous']}",
         *group_lines(names, f"all listed in {os.path.join(root, NEAR)}"),
-        f"  statistics: {root / STATS}, page: {root / PAGE}",
+        f"  statistics: {root / STATS}, histograms: {root / HISTOGRAMS}",
     ]
 
 
-def write_analysis_page(
-    path: Path,
-    stats: dict[str, Any],
-    values: Mapping[str, np.ndarray],
-    sections: Mapping[str, Rows],
-    thumbnails: Mapping[int, bytes],
-) -> None:
-    """Write the page; `thumbnails` has a JPEG of each example image, by its number in the table."""
-    figures = {
-        heading: [
-            [
-                {"name": printable(name), "caption": caption, "uri": data_uri(thumbnails[n], "image/jpeg")}
-                if n in thumbnails
-                else {"name": printable(name), "caption": caption, "uri": None}
-                for n, name, caption in row
-            ]
-            for row in rows
-        ]
-        for heading, rows in sections.items()
-    }
-    charts = [_chart(column, values[name], stats["quantiles"][name]) for name, column in COLUMNS.items()]
-    write_page(path, "analysis.html.jinja", stats=stats, charts=charts, sections=figures)
+def draw_histograms(
+    values: Mapping[str, np.ndarray], quantiles: Mapping[str, Mapping[str, float | None]]
+) -> bytes:
+    """A PNG file with a histogram of each of COLUMNS."""
+    figure, panels = new_figure(WIDTH, HEIGHT, rows=-(-len(COLUMNS) // 2), columns=2)
+    for axes, (name, column) in zip(panels, COLUMNS.items(), strict=False):
+        _draw(axes, column, values[name], quantiles[name])
+    return png(figure)
 
 
-def _chart(column: Column, values: np.ndarray, quantiles: Mapping[str, float | None]) -> dict[str, Any]:
-    """A histogram and what is below it."""
+def _draw(axes: Any, column: Column, values: np.ndarray, quantiles: Mapping[str, float | None]) -> None:
+    """The numbers of images by value, below the median and the range of the middle 90 %."""
     edges = bin_edges(values, column.is_log)
     if not len(edges):
-        return {"title": column.title, "note": "", "uri": "", "summary": "no image has this value"}
-    figure, (axes,) = new_figure()
+        axes.set_title(f"{column.title}: no image has this value", loc="left")
+        return
+    median, low, high = (_number_text(quantiles[name] or 0.0) for name in ("p50", "p5", "p95"))
+    axes.set_title(f"{column.title}: median {median}, 90 % {low} to {high}", loc="left")
     axes.set_xscale("log" if column.is_log else "linear")
     axes.hist(values, edges, color=BLUE)
     axes.minorticks_off()
     ticks = edges[[0, len(edges) // 2, -1]]
     axes.set_xticks(ticks, [_number_text(tick) for tick in ticks])
-    label = f"{column.title}: {_number_text(edges[0])} to {_number_text(edges[-1])}"
-    note = column.unit + (", log scale" if column.is_log else "")
-    median, low, high = (_number_text(quantiles[name] or 0.0) for name in ("p50", "p5", "p95"))
-    chart = page_chart(png(figure, PAGE_SCALE), column.title, note, label)
-    return {**chart._asdict(), "summary": f"median {median}, 90 % {low} to {high}"}
+    axes.set_xlabel(column.unit + (", log scale" if column.is_log else ""))
 
 
 def bin_edges(values: np.ndarray, is_log: bool) -> np.ndarray:

@@ -13,8 +13,7 @@ from vae.system.console import printable
 RESOLUTIONS = sorted({recipe.values["image_size"] for name, recipe in RECIPES.items() if name != "demo"})
 QUANTILES = {"min": 0, "p1": 1, "p5": 5, "p25": 25, "p50": 50, "p75": 75, "p95": 95, "p99": 99, "max": 100}
 LARGEST_FIRST = "width::BIGINT * height DESC, bytes DESC, name"  # of a group, as in near_duplicates.sql
-EXAMPLES = 12  # images in a section
-TWINS = 6  # groups in a section, and images shown of each
+EXAMPLES = 12  # images of each kind
 MAX_GROUPS, MAX_NAMES = 1000, 100  # listed in the JSON file; the counts include all
 
 
@@ -43,23 +42,15 @@ _VIEW = f"""
         list_has_any(flags, ['constant', 'near_blank']) AS is_blank
     FROM images WHERE {READABLE}
 """
-_SIZE = "width || ' x ' || height"
-# Example images on the page by heading: which ones, their order, and the text below each, in SQL.
-SECTIONS = {
-    "A cross-section": ("true", "hash(n)", _SIZE),
-    "Largest, by number of pixels": ("true", "megapixels DESC", _SIZE),
-    "Smallest, by the shorter side": ("true", "short_side", _SIZE),
-    "Most elongated, above 2 : 1": ("long_side > 2 * short_side", "long_side / short_side DESC", _SIZE),
-    "Most blurred: least fine detail for their contrast": (
-        "NOT is_blank", "sharpness", "format('sharpness {:.2g}', sharpness)",
-    ),
-    "Blank or nearly so: a standard deviation below 2 levels": (
-        "is_blank", "contrast", "format('contrast {:.2g}', contrast)",
-    ),
-    "Most compressed: estimated JPEG quality below 75": (
-        "jpeg_quality < 75", "jpeg_quality", "format('JPEG quality {:.0f}', jpeg_quality)",
-    ),
-}  # fmt: skip
+# Example images in the JSON file by kind: which ones, and their order, in SQL.
+KINDS = {
+    "largest": ("true", "megapixels DESC"),
+    "smallest": ("true", "short_side"),
+    "most_elongated": ("long_side > 2 * short_side", "long_side / short_side DESC"),
+    "most_blurred": ("NOT is_blank", "sharpness"),  # least fine detail for their contrast
+    "blank": ("is_blank", "contrast"),  # a standard deviation below 2 levels
+    "most_compressed": ("jpeg_quality < 75", "jpeg_quality"),
+}
 
 
 class Image(NamedTuple):
@@ -72,7 +63,6 @@ class Image(NamedTuple):
 
 
 Groups = dict[str, list[Image]]  # by the name of the group, the largest image first; largest group first
-Rows = list[list[tuple[int, str, str]]]  # of example images: (n, name, caption)
 
 
 def near_groups(table: Table) -> Groups:
@@ -145,21 +135,13 @@ def summarize(
     return stats, values
 
 
-def example_sections(table: Table, near: Groups, exact: Groups) -> dict[str, Rows]:
-    """The example images of the page by heading, after `summarize`."""
-    sections: dict[str, Rows] = {}
-    for heading, (where, order, caption) in SECTIONS.items():
-        query = f"SELECT n, name, {caption} FROM readable WHERE {where} ORDER BY {order}, n LIMIT {EXAMPLES}"
-        sections[heading] = [table.all(query)]
-    for heading, groups in (
-        ("Exact duplicates: the same bytes", exact),
-        ("Near duplicates: they look alike, also if mirrored", near),
-    ):
-        sections[heading] = [
-            [(image.n, image.name, f"{image.width} x {image.height}") for image in images[:TWINS]]
-            for images in list(groups.values())[:TWINS]
-        ]
-    return {heading: rows for heading, rows in sections.items() if any(rows)}
+def examples(table: Table) -> dict[str, list[str]]:
+    """The names of example images by kind, after `summarize`."""
+    found = {}
+    for kind, (where, order) in KINDS.items():
+        names = table.all(f"SELECT name FROM readable WHERE {where} ORDER BY {order}, n LIMIT {EXAMPLES}")
+        found[kind] = [printable(name) for (name,) in names]
+    return found
 
 
 def _numbers(table: Table, **expressions: str) -> dict[str, Any]:

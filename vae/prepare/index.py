@@ -34,9 +34,8 @@ from vae.prepare.shard_writer import save_index
 from vae.prepare.source import Source
 from vae.prepare.table import Table
 from vae.prepare.tar_source import tar_blocks
-from vae.shards.dataset_json import dataset_content, read_dataset, write_dataset
-from vae.shards.index import Shard, foreign_index, index_path
-from vae.shards.shard_list import is_tar_name
+from vae.shards.dataset_json import read_dataset, write_dataset
+from vae.shards.index import Shard, index_path, index_type
 from vae.system import console
 from vae.system.console import counted, printable
 from vae.system.errors import EXIT_DATA, DataError, UserError
@@ -78,14 +77,8 @@ def run_index(config: IndexConfig) -> int:
     if config.input.lower().endswith(".json"):
         return _select_again(config, began)
     files = find_files(config.input, FLAG, (".tar",))
-    base, names = common_folder(files, FLAG)
-    strange = next((name for name in names if not is_tar_name(name)), None)
-    if strange is not None:
-        raise DataError(
-            f"{FLAG} {strange}: the name of a tar file must end in .tar and have only letters, digits and "
-            "._=+@,- below the folder that all have in common: rename it"
-        )
-    needs_metadata = bool(config.where or config.join or config.exclude)
+    base, _ = common_folder(files, FLAG)
+    needs_metadata = bool(config.where or config.join)
     blocks: list[Block] = list(tar_blocks(files, FLAG, config.image_key, keeps_metadata=needs_metadata))
     settings = {name: getattr(config, name) for name in ROW_RULES}
     settings |= {"tars": base, "metadata": needs_metadata}
@@ -171,22 +164,23 @@ def _write_datasets(table: Table, root: Path, base: str, policy: dict[str, Any])
         )
         for block, images in groupby(rows, key=lambda row: row[0]):
             if block in facts:  # it was read to its end
-                tar = Shard(table.blocks[block].name, 0, *facts[block])
-                shards.append(_write_index(root, folder, tar, [image[1:] for image in images]))
+                own = [image[1:] for image in images]
+                shards.append(_write_index(root, folder, table.blocks[block].name, *facts[block], own))
         if shards:
             more = {"tars": base, "indexes": folder}
-            write_dataset(root / name, dataset_content(shards, policy, validation, more=more))
+            write_dataset(root / name, shards, policy, validation, more=more)
             validation = name
 
 
-def _write_index(root: Path, folder: str, tar: Shard, images: Sequence[tuple[Any, ...]]) -> Shard:
+def _write_index(
+    root: Path, folder: str, tar: str, size: int, sha256: str, images: Sequence[tuple[Any, ...]]
+) -> Shard:
     """Write the index of the images of a tar file that are in a subset."""
     path = index_path(Path(folder), tar)
     (root / path).parent.mkdir(parents=True, exist_ok=True)
     inside(root, str(path))
-    rows = np.array(images, foreign_index(max(len(image[-1]) for image in images)))
-    digest = save_index(root / path, rows)
-    return Shard(tar.name, len(rows), tar.bytes, tar.sha256, digest)
+    rows = np.array(images, index_type(max(len(image[-1]) for image in images)))
+    return Shard(tar, len(rows), size, sha256, save_index(root / path, rows))
 
 
 def _print_summary(

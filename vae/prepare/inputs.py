@@ -12,7 +12,6 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from vae.images.other_programs import code_of
-from vae.shards.shard_list import MAX_SHARD_BYTES
 from vae.shards.store import StoreFile, download, list_files, read_file
 from vae.system import console
 from vae.system.addresses import is_remote, public_text
@@ -65,7 +64,7 @@ def local_file(file: File) -> Iterator[Path]:
         return
     with TemporaryDirectory(prefix="vae-trainer-") as folder:
         path = Path(folder, f"file{Path(file.name).suffix}")
-        download(file, path, max_bytes=MAX_SHARD_BYTES)
+        download(file, path)
         yield path
 
 

@@ -16,7 +16,6 @@ SAMPLE_SIDE = 256  # px: every n-th pixel is used, so that colours are exact and
 TILE, TILES_A_SIDE = 128, 4  # px; sharpness is measured in 4 x 4 tiles at full resolution
 ROUNDING = 20 / 12  # levels squared: sum of the Laplacian's squared weights times the variance of rounding
 FLAT_TILE = 4.0  # levels squared: below this variance a tile contains noise, not edges
-THUMBNAIL = 168  # px
 LUMA = np.array([0.299, 0.587, 0.114], dtype=np.float32)  # ITU-R BT.601
 # ITU-T T.81, table K.1, which libjpeg scales by the quality.
 LUMA_TABLE = np.array([
@@ -77,12 +76,3 @@ def estimate_jpeg_quality(data: bytes) -> float | None:
     tables = np.clip((LUMA_TABLE * scales[:, None] + 50) // 100, 1, 255)  # (100, 64)
     # compare sums, because the order of the entries may differ
     return float(1 + np.argmin(np.abs(tables.sum(axis=1) - table.sum())))
-
-
-def thumbnail(pixels: np.ndarray) -> bytes:
-    """A small JPEG of (H, W, 3) pixels, at most 168 px wide and high."""
-    image = Image.fromarray(pixels)
-    image.thumbnail((THUMBNAIL, THUMBNAIL), Image.Resampling.LANCZOS, reducing_gap=3.0)
-    buffer = BytesIO()
-    image.save(buffer, "JPEG", quality=80)
-    return buffer.getvalue()

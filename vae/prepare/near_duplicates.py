@@ -183,7 +183,8 @@ def find_shared(training: ShardImages, validation: ShardImages) -> list[SharedIm
     """
     validation_rows = np.concatenate(list(validation.indexes()))
     validation_rows = validation_rows[np.argsort(validation_rows["key"])]
-    allowed = any(one.dataset.policy.get("near_duplicates") is False for one in (training, validation))
+    datasets = training.datasets + validation.datasets
+    allowed = any(dataset.policy.get("near_duplicates") is False for dataset in datasets)
     pairs: dict[bytes, bytes] = {}
     for rows in parts(training.indexes(), max(MIN_ROWS, len(validation_rows))):
         if not allowed:

@@ -1,7 +1,6 @@
 """Move rejected files to a quarantine folder, with a CSV file that lists every move."""
 
 import csv
-import io
 import os
 import shutil
 from collections.abc import Iterable
@@ -10,7 +9,7 @@ from pathlib import Path
 from vae.prepare.folders import write_error
 from vae.system import console
 from vae.system.console import printable
-from vae.system.files import csv_cell, open_appending
+from vae.system.files import csv_cell
 from vae.system.folder_marker import claim_folder
 
 RECORD_NAME = "quarantine.csv"
@@ -29,8 +28,7 @@ def move_rejected(files: Iterable[tuple[str, str, str]], input_dir: str, quarant
     try:
         claim_folder(root, VERB, FLAG)
         is_new = not (root / RECORD_NAME).exists()
-        opened = io.BufferedWriter(open_appending(root / RECORD_NAME))
-        with io.TextIOWrapper(opened, encoding="utf-8", errors="backslashreplace", newline="") as file:
+        with open(root / RECORD_NAME, "a", encoding="utf-8", errors="backslashreplace", newline="") as file:
             record = csv.writer(file)
             if is_new:
                 record.writerow(("path", "reason", "detail"))

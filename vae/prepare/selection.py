@@ -15,8 +15,6 @@ from vae.prepare.join import json_path, read_joined
 from vae.prepare.near_duplicates import group_names, words_of
 from vae.prepare.subsets import choose_val_groups, gather
 from vae.prepare.table import Table
-from vae.system import console
-from vae.system.console import counted
 from vae.system.errors import UserError
 from vae.system.files import parse_json, utf8_text
 
@@ -118,20 +116,14 @@ def refuse_divided_look_alikes(table: Table) -> None:
 
 
 def _exclude(table: Table, file: str) -> None:
-    """Leave out the images that a text file lists: by the SHA-256 or key of the file, by name or by url."""
+    """Leave out the images that a text file lists, by the SHA-256 or key of the file or by name."""
     listed = read_exclude_list(file)
     words = [*(one.decode() for one in listed.hashes), *map(utf8_text, listed.names)]
-    values = (f"sha256[1:{KEY_DIGITS}]", "name", "(metadata ->> '$.url')")
+    values = (f"sha256[1:{KEY_DIGITS}]", "name")
     with table.arrays("excluded", word=np.array(words, object)):
         matched = any(table.one(f"SELECT 1 FROM images JOIN excluded e ON e.word = {one}") for one in values)
         for value in values:
             table.leave_out("excluded", f"e.word = {value}", detail="'by --exclude'", source="excluded e")
-    urls = sum("://" in name for name in listed.names)
-    if urls and not table.one("SELECT 1 FROM images WHERE metadata IS NOT NULL LIMIT 1"):
-        console.warning(
-            f"--exclude {file}: {counted(urls, 'url')} in it cannot match, because the images have no "
-            "metadata; of a dataset.json of --mode index, give its tar files instead"
-        )
     if not matched:
         refuse_unmatched(listed)
 

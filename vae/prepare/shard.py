@@ -6,7 +6,7 @@ The images of a shard follow each other in the source; training shuffles them in
 import json
 import re
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import closing, suppress
 from functools import partial
 from pathlib import Path
@@ -33,15 +33,15 @@ from vae.prepare.selection import (
     drop_exact,
     refuse_divided_look_alikes,
 )
-from vae.prepare.shard_writer import SUFFIXES, Member, Plan, note_path, write_shard
+from vae.prepare.shard_writer import Member, Plan, note_path, write_shard
 from vae.prepare.source import Source, open_source
 from vae.prepare.table import Table
 from vae.progress import Progress
-from vae.shards.dataset_json import dataset_content, write_dataset
+from vae.shards.dataset_json import write_dataset
 from vae.shards.index import Shard
 from vae.system import console
 from vae.system.errors import EXIT_DATA, DataError, UserError
-from vae.system.files import parse_json, read_json, remove_temporary, write_json
+from vae.system.files import parse_json, read_json, remove_temporary
 
 MEGABYTE = 10**6
 BYTES_PER_PROCESS = 256 * MEGABYTE  # that a process must write to be worth its start
@@ -50,7 +50,6 @@ CONTENT = "SELECT sha256, subset, name, md5(metadata) FROM images WHERE reason =
 STEMS = {TRAINING: "images", VALIDATION: "validation"}  # of the names of their shards
 POLICY = ("min_size", "max_aspect", "max_pixels", "background", "first_frame", "val_split", "near_duplicates")
 CHOICES = ("where", "join", "exclude")  # in the policy if they are given
-ENERGON_FOLDER = ".nv-meta"
 _SHARD_NAME = re.compile(r"(images|validation)-\d{6,}\.tar")
 
 
@@ -194,33 +193,16 @@ def _write_datasets(root: Path, written: dict[str, list[Shard]], config: ShardCo
     for name in SUBSETS:
         if written[name]:
             other = VALIDATION if name == TRAINING and written[VALIDATION] else None
-            write_dataset(root / name, dataset_content(written[name], policy, other, transforms=transforms))
-    _write_energon_metadata(root, written[TRAINING], written[VALIDATION])
+            write_dataset(root / name, written[name], policy, other, transforms=transforms)
     kept = {shard.name for shards in written.values() for shard in shards}
     for note in (root / HIDDEN / "shards").glob("*.tar.json"):
         name = note.name.removesuffix(".json")
         if name not in kept and _SHARD_NAME.fullmatch(name):
-            for suffix in (".tar", ".npy", *SUFFIXES):
+            for suffix in (".tar", ".npy"):
                 path = root / name.replace(".tar", suffix)
                 with suppress(FileNotFoundError):
                     path.unlink()
             note_path(root, name).unlink()
-
-
-def _write_energon_metadata(root: Path, training: Sequence[Shard], validation: Sequence[Shard]) -> None:
-    """Write Energon's description of a folder: the samples of each shard, its subset, and the fields."""
-    counts = {shard.name: shard.samples for shard in [*training, *validation]}
-    subsets = {"train": training, "val": validation, "test": ()}
-    splits = {subset: [shard.name for shard in shards] for subset, shards in subsets.items()}
-    extensions = ",".join(sorted(names[0].lstrip(".") for names in EXTENSIONS_OF.values()))
-    sample_type = {"__module__": "megatron.energon", "__class__": "ImageSample"}
-    contents = {  # every JSON text is YAML
-        ".info.json": {"energon_version": None, "shard_counts": counts},
-        "split.yaml": {"split_parts": splits, "exclude": []},
-        "dataset.yaml": {"sample_type": sample_type, "field_map": {"image": extensions}},
-    }
-    for name, content in contents.items():
-        write_json(root / ENERGON_FOLDER / name, content, indent=1)
 
 
 def _transforms(source: Source) -> dict[str, Any]:

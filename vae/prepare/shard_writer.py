@@ -1,16 +1,9 @@
-"""One shard: a tar file in the layout of WebDataset, its indexes, and a note that they are complete.
-
-The indexes for other programs are functions of the shard alone. NVIDIA Energon reads x.tar.idx: the position
-of each sample as little-endian uint64, and the end of the last one. Its index.sqlite, for datasets that are
-joined by key, has other bytes with every version of SQLite, so `energon prepare` has to add it. NVIDIA DALI
-reads x.idx: text, as its tool wds2idx writes it.
-"""
+"""One shard: a tar file in the layout of WebDataset, its index, and a note that they are complete."""
 
 import hashlib
-import struct
 import tarfile
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
@@ -21,12 +14,10 @@ from vae.images.formats import BadImageError
 from vae.prepare.blocks import Block
 from vae.prepare.folders import HIDDEN, inside
 from vae.prepare.selection import KEY_DIGITS
-from vae.shards.dataset_json import shard_content
-from vae.shards.index import INDEX, Shard, index_path
+from vae.shards.index import Shard, index_path, index_type
 from vae.system.errors import DataError
-from vae.system.files import atomic_path, open_new, read_json, replace_bytes, sha256_of_file, write_json
+from vae.system.files import atomic_path, open_new, read_json, sha256_of_file, write_json
 
-SUFFIXES = (".tar.idx", ".idx")  # of the index of Energon and of DALI
 BLOCK_BYTES = tarfile.BLOCKSIZE  # members begin at multiples of it
 _EMPTY_HEADER = tarfile.TarInfo("").tobuf(tarfile.USTAR_FORMAT)
 
@@ -66,9 +57,6 @@ class Entry(NamedTuple):
     size: int  # bytes
 
 
-Sample = tuple[Entry, Entry]  # an image and its JSON file
-
-
 @dataclass
 class Plan:
     """A shard that is to be written."""
@@ -93,12 +81,10 @@ def write_shard(root: Path, plan: Plan) -> Shard:
     if done := _read_note(root, plan.name, digest):
         return done
     with atomic_path(inside(root, plan.name)) as temporary:
-        rows, foreign, sha256 = _write_tar(temporary, plan)
-        shard = Shard(plan.name, len(rows), temporary.stat().st_size, sha256)
-    for suffix, content in foreign.items():
-        replace_bytes(root / plan.name.replace(".tar", suffix), content)
-    shard = shard._replace(index_sha256=save_index(index_path(root, shard), rows))
-    write_json(note_path(root, shard.name), {"plan": digest, "shard": shard_content(shard)})
+        rows, sha256 = _write_tar(temporary, plan)
+        size = temporary.stat().st_size
+    shard = Shard(plan.name, len(rows), size, sha256, save_index(index_path(root, plan.name), rows))
+    write_json(note_path(root, shard.name), {"plan": digest, "shard": shard._asdict()})
     return shard
 
 
@@ -119,44 +105,28 @@ def _read_note(root: Path, name: str, digest: str) -> Shard | None:
     try:
         content = read_json(note_path(root, name))
         shard = Shard(**content["shard"])
-        suffixes = (".npy", *SUFFIXES)
-        is_complete = (root / name).stat().st_size == shard.bytes and all(
-            (root / name.replace(".tar", suffix)).is_file() for suffix in suffixes
-        )
         is_same = content["plan"] == digest and shard.name == name
-        is_complete = is_complete and sha256_of_file(index_path(root, shard)) == shard.index_sha256
+        is_complete = (root / name).stat().st_size == shard.bytes
+        is_complete = is_complete and sha256_of_file(index_path(root, name)) == shard.index_sha256
     except (OSError, ValueError, TypeError, KeyError):
         return None
     return shard if is_complete and is_same else None
 
 
-def _write_tar(path: Path, plan: Plan) -> tuple[np.ndarray, dict[str, bytes], str]:
-    """Write a tar file; returns its index, INDEX (N,), those of other programs by suffix, and its SHA-256."""
-    rows = np.zeros(len(plan.members), INDEX)
-    samples = []
+def _write_tar(path: Path, plan: Plan) -> tuple[np.ndarray, str]:
+    """Write a tar file; returns its index, index_type (N,), and its SHA-256."""
+    rows = np.zeros(len(plan.members), index_type(KEY_DIGITS))
     with open_new(path) as file:
         tar = _TarWriter(file)
         for at, (member, data) in enumerate(_read_members(plan)):
             image = tar.add(f"{member.key}.{member.extension}", data)
-            samples.append((image, tar.add(f"{member.key}.json", member.json.encode())))
+            text = tar.add(f"{member.key}.json", member.json.encode()).header, tar.size
             phash = int(member.phash[:16], 16), int(member.phash[16:], 16)
+            key = member.key.encode()
             crc32 = zlib.crc32(data)
-            rows[at] = (member.key.encode(), image.offset, image.size, crc32, *member.size, *phash)
-        end = tar.size
+            rows[at] = (key, image.offset, image.size, crc32, *member.size, *phash, *text, key)
         tar.finish()
-    return rows, indexes(samples, end), tar.digest.hexdigest()
-
-
-def indexes(samples: Sequence[Sample], end: int) -> dict[str, bytes]:
-    """The index files of a tar file, by suffix; `end` is the position after its last sample."""
-    starts = [image.header for image, _ in samples]
-    lines = [f"v1.2 {len(samples)}", *(" ".join(map(_dali_entry, sample)) for sample in samples)]
-    energon = struct.pack(f"<{len(starts) + 1}Q", *starts, end)
-    return dict(zip(SUFFIXES, (energon, ("\n".join(lines) + "\n").encode()), strict=True))
-
-
-def _dali_entry(entry: Entry) -> str:
-    return f"{entry.name.partition('.')[2]} {entry.offset} {entry.size} {entry.name}"
+    return rows, tar.digest.hexdigest()
 
 
 class _TarWriter:

@@ -11,7 +11,7 @@ import tarfile
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import chain, groupby, islice
-from typing import Any, NamedTuple
+from typing import Any, BinaryIO, NamedTuple
 
 from vae.images.formats import EXTENSIONS_OF, MAX_IMAGE_BYTES, BadImageError
 from vae.images.other_programs import code_of
@@ -19,8 +19,8 @@ from vae.prepare.blocks import Block, Item, block_id, given, stamp_of
 from vae.prepare.inputs import File, common_folder, local_file
 from vae.shards.index import MAX_NAME_BYTES
 from vae.shards.members import TAR_ERRORS, TEXTS, is_plain, metadata_of, split_last, split_name
-from vae.shards.shard_images import FOREIGN_BYTES
-from vae.shards.store import StoreError, StoreFile, TooLargeError, read_range, stamp
+from vae.shards.shard_images import TEXT_BYTES
+from vae.shards.store import StoreFile
 from vae.system.files import open_regular
 
 CHUNK_BYTES = 8 * 2**20  # that are read at once
@@ -57,28 +57,21 @@ class BrokenTarError(Exception):
 
 
 class _Reader:
-    """The bytes of a file, read once, with their number and SHA-256."""
+    """A file that is read once, with the SHA-256 of its bytes."""
 
-    def __init__(self, chunks: Iterator[bytes]) -> None:
-        self._chunks = chunks
-        self._chunk = b""
-        self._at = 0  # in the chunk
+    def __init__(self, file: BinaryIO) -> None:
+        self._file = file
         self._is_at_end = False
-        self.bytes = 0
         self.digest = hashlib.sha256()
 
     def read(self, size: int) -> bytes:
-        """The next bytes, at most so many; none at the end, and ReadError behind it."""
-        if self._at == len(self._chunk):
-            if self._is_at_end:  # tarfile would read on, up to any size that a header has
-                raise tarfile.ReadError("it ends within a member")
-            self._chunk, self._at = next(self._chunks, b""), 0
-            self._is_at_end = not self._chunk
-            self.bytes += len(self._chunk)
-            self.digest.update(self._chunk)
-        part = self._chunk[self._at : self._at + size]
-        self._at += len(part)
-        return part
+        """The next bytes; none at the end, and ReadError behind it."""
+        if self._is_at_end:  # tarfile would read on, up to any size that a header has
+            raise tarfile.ReadError("it ends within a member")
+        data = self._file.read(size)
+        self._is_at_end = not data
+        self.digest.update(data)
+        return data
 
 
 class _Info(tarfile.TarInfo):
@@ -92,34 +85,6 @@ class _Info(tarfile.TarInfo):
             if buf and not any(buf):
                 raise
             raise tarfile.ReadError(str(error) if buf else "its end mark is missing") from error
-
-
-def chunks_of(file: File) -> Iterator[bytes]:
-    """The bytes of a file. OSError or StoreError if they cannot be read."""
-    if isinstance(file, StoreFile):
-        yield from _remote_chunks(file)
-        return
-    with open_regular(file) as opened:
-        while chunk := opened.read(CHUNK_BYTES):
-            yield chunk
-
-
-def _remote_chunks(file: StoreFile) -> Iterator[bytes]:
-    """Ranges one after another, each with its tries; or a copy, if the store gives only whole files."""
-    size, _ = stamp(file)
-    position = 0
-    try:
-        while size is not None and position < size:
-            chunk = read_range(file, position, min(CHUNK_BYTES, size - position))
-            if not chunk:
-                return
-            yield chunk
-            position += len(chunk)
-    except TooLargeError:
-        size = None
-    if size is None:
-        with local_file(file) as path:
-            yield from chunks_of(path)
 
 
 def tar_blocks(
@@ -144,20 +109,20 @@ class TarBlock(Block):
 
         BrokenTarError if it is not complete; OSError or StoreError if it cannot be read.
         """
-        file = _Reader(chunks_of(self.file))
         seen = _Seen()
-        try:
-            with tarfile.open(fileobj=file, mode="r|", tarinfo=_Info) as tar:  # type: ignore[call-overload]
-                for _, members in groupby(self._members(tar), lambda member: member.key):
-                    yield from self._group(members, seen)
-            while file.read(CHUNK_BYTES):
-                pass  # what follows the end mark belongs to the SHA-256
-        except StoreError:
-            raise
-        except (*TAR_ERRORS, RecursionError, MemoryError) as error:
-            raise BrokenTarError(_why_no_tar(self.file, error)) from error
-        if facts is not None:
-            facts |= {"bytes": file.bytes, "sha256": file.digest.hexdigest()}
+        with local_file(self.file) as path, open_regular(path) as opened:
+            file = _Reader(opened)
+            try:
+                with tarfile.open(fileobj=file, mode="r|", tarinfo=_Info) as tar:  # type: ignore[call-overload]
+                    for _, members in groupby(self._members(tar), lambda member: member.key):
+                        yield from self._group(members, seen)
+                while file.read(CHUNK_BYTES):
+                    pass  # what follows the end mark belongs to the SHA-256
+            except (*TAR_ERRORS, RecursionError, MemoryError) as error:
+                opened.seek(0)
+                raise BrokenTarError(_why_no_tar(opened.read(8), error)) from error
+            if facts is not None:
+                facts |= {"bytes": opened.tell(), "sha256": file.digest.hexdigest()}
 
     def _members(self, tar: tarfile.TarFile) -> Iterator[_Member]:
         """The members with a key; what is no plain file is with the ones before it."""
@@ -232,7 +197,7 @@ class TarBlock(Block):
         seen.keys.add(key)
 
     def _is_text(self, extension: str, info: tarfile.TarInfo) -> bool:
-        return self.keeps_metadata and extension in TEXTS and info.size <= FOREIGN_BYTES
+        return self.keeps_metadata and extension in TEXTS and info.size <= TEXT_BYTES
 
     def _is_image(self, extension: str) -> bool:
         if self.image_key is None:
@@ -250,11 +215,7 @@ class TarBlock(Block):
                 yield at, file.read(size)
 
 
-def _why_no_tar(file: File, error: BaseException) -> str:
-    try:
-        head = next(chunks_of(file), b"")
-    except (OSError, StoreError):
-        head = b""
+def _why_no_tar(head: bytes, error: BaseException) -> str:
     kind = next((kind for magic, kind in _MAGIC.items() if head.startswith(magic)), None)
     if kind:
         return f"it is compressed with {kind}, and images are read by their offset: unpack it"

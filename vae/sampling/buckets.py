@@ -1,34 +1,21 @@
-"""Aspect buckets: a few shapes of about S x S pixels, and an order of a folder in batches of one shape.
+"""Aspect buckets: a few shapes of about S x S pixels, and an order in batches of one shape.
 
 Shapes are (height, width) in px. Aspects are the logarithms of width / height; NaN if a size is unknown.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import lru_cache
-from typing import NamedTuple
 
 import numpy as np
 
 from vae.sampling.order import ShuffledOrder
+from vae.sampling.streams import StreamOrder
 
 MAX_ASPECT = 2.0  # 1:2 to 2:1; images beyond it are cropped
+MIN_BATCHES = 32  # of a block, if an epoch has so many: the last ones have images of several shapes
 
 Shape = tuple[int, int]
-
-
-class Buckets(NamedTuple):
-    """The shapes of a stage, from narrow to wide, and the number of the shape of some images: uint8 (N,).
-
-    Of all images of a folder; of a sample of a dataset of shards.
-    """
-
-    shapes: tuple[Shape, ...]
-    codes: np.ndarray
-
-    def nearest(self, sizes: np.ndarray) -> np.ndarray:
-        """The number of the nearest shape for each width and height (N, 2): uint8 (N,)."""
-        return _nearest(aspects(sizes), self.shapes)
 
 
 def bucket_shapes(image_size: int, factor: int, count: int) -> list[Shape]:
@@ -54,55 +41,78 @@ def aspects(sizes: np.ndarray) -> np.ndarray:
     return np.where(np.isfinite(ratio), ratio, np.nan).astype(np.float32)
 
 
-def _nearest(aspects: np.ndarray, shapes: Sequence[Shape]) -> np.ndarray:
+def nearest(aspects: np.ndarray, shapes: Sequence[Shape]) -> np.ndarray:
+    """The number of the nearest shape for each aspect, from narrow to wide: int64 (N,)."""
     centres = np.array([math.log(width / height) for height, width in shapes])
-    return np.searchsorted((centres[1:] + centres[:-1]) / 2, np.nan_to_num(aspects)).astype(np.uint8)
-
-
-def assign(aspects: np.ndarray, shapes: Sequence[Shape], least: float) -> Buckets:
-    """The nearest shape of each image. One with fewer than `least` images is left out."""
-    shapes = list(shapes)
-    while True:
-        codes = _nearest(aspects, shapes)
-        counts = np.bincount(codes, minlength=len(shapes))
-        rarest = int(counts.argmin())
-        if counts[rarest] >= least or len(shapes) == 1:
-            return Buckets(tuple(shapes), codes)
-        del shapes[rarest]
+    return np.searchsorted((centres[1:] + centres[:-1]) / 2, np.nan_to_num(aspects))
 
 
 class BucketOrder:
-    """The order of a folder in global batches of one shape, as a function of (seed, epoch, step).
+    """Batches of one shape from the images of another order, as a function of (seed, epoch, step, rank).
 
-    Every shape has as many batches in each epoch as its images fill. Batches come in the order in which
-    their last image comes in the order without shapes. It needs memory for an epoch.
+    An epoch is cut into blocks: windows of streams, or the whole epoch of a folder. In each, a process puts
+    its own images, in their order, into a buffer for each shape; a full buffer is a batch. What is left in
+    the buffers at the end of a block is sorted by aspect and makes the last batches. So all processes make
+    the same number of batches, and another number of processes makes other ones.
     """
 
-    num_streams: int | None = None
-
-    def __init__(self, order: ShuffledOrder, buckets: Buckets, global_batch: int):
-        """`buckets`: of all images."""
-        self._order, self._buckets, self._batch = order, buckets, global_batch
-        self._batches = np.bincount(buckets.codes) // global_batch  # of each shape
-        self.whole = lru_cache(maxsize=1)(self._whole)  # all images of an epoch, int64
+    def __init__(
+        self,
+        base: StreamOrder | ShuffledOrder,
+        aspects_of: Callable[[np.ndarray], np.ndarray],
+        shapes: Sequence[Shape],
+        local_batch: int,
+        world_size: int,
+    ):
+        """`aspects_of`: the aspects of images by their number."""
+        self.base = base
+        self.num_streams = base.num_streams
+        self._aspects_of = aspects_of
+        self._shapes = shapes
+        self._local_batch = local_batch
+        self._global_batch = local_batch * world_size
+        self._world_size = world_size
+        self._block = base.block_length(MIN_BATCHES * self._global_batch)
+        self._steps = self._block // self._global_batch  # of each block but the last one
+        self._batches = lru_cache(maxsize=1)(self._batches_of_block)
 
     def __len__(self) -> int:
-        return int(self._batches.sum()) * self._batch
+        blocks, rest = divmod(len(self.base), self._block)
+        return (blocks * self._steps + rest // self._global_batch) * self._global_batch
 
     def samples(self, epoch: int, first: int, count: int, step: int = 1) -> list[int]:
-        """The images at the positions first, first + step, ... of an epoch."""
-        return self.whole(epoch)[first : first + step * count : step].tolist()
+        """The images of a process in a batch, whose first position is `first`; it has every step-th one."""
+        assert (count, step) == (self._local_batch, self._world_size)
+        return self._batch(epoch, first)[0].tolist()
 
     def shape(self, epoch: int, position: int) -> Shape:
-        """The shape of the batch at a position."""
-        return self._buckets.shapes[self._buckets.codes[self.whole(epoch)[position]]]
+        """The shape of the batch of the process that has this position."""
+        return self._shapes[self._batch(epoch, position)[1]]
 
-    def _whole(self, epoch: int) -> np.ndarray:
-        images = self._order.whole(epoch)
-        codes = self._buckets.codes[images]
-        parts = [
-            np.flatnonzero(codes == number)[: batches * self._batch].reshape(-1, self._batch)
-            for number, batches in enumerate(self._batches)
-        ]
-        places = np.concatenate(parts)  # (batches, images of a batch) in the order without shapes
-        return images[places[np.argsort(places.max(axis=1), kind="stable")]].reshape(-1)
+    def base_position(self, position: int) -> int:
+        """The first position of the other order in the block of the batch at this position."""
+        return min(position, len(self) - 1) // self._global_batch // self._steps * self._block
+
+    def _batch(self, epoch: int, position: int) -> tuple[np.ndarray, int]:
+        number, rank = divmod(position, self._global_batch)
+        block, within = divmod(number, self._steps)
+        images, codes = self._batches(epoch, block, rank)
+        return images[within], int(codes[within])
+
+    def _batches_of_block(self, epoch: int, block: int, rank: int) -> tuple[np.ndarray, np.ndarray]:
+        """The images of the batches of a block, (steps, local batch), and the number of their shapes."""
+        first = block * self._block
+        positions = min(self._block, len(self.base) - first)
+        own = first + (rank - first) % self._world_size
+        images = self.base.take(epoch, own, positions // self._world_size, self._world_size)
+        aspects = np.nan_to_num(self._aspects_of(images))
+        codes = nearest(aspects, self._shapes)
+        size = self._local_batch
+        of_shape = [np.flatnonzero(codes == code) for code in range(len(self._shapes))]
+        full = np.concatenate([places[: len(places) // size * size] for places in of_shape]).reshape(-1, size)
+        full = full[np.argsort(full[:, -1], kind="stable")]  # in the order in which the buffers are full
+        left = np.sort(np.concatenate([places[len(places) // size * size :] for places in of_shape]))
+        left = left[: (len(images) // size - len(full)) * size]
+        left = left[np.argsort(aspects[left], kind="stable")].reshape(-1, size)
+        shapes = [codes[full[:, 0]], codes[left[:, size // 2]]]
+        return images[np.concatenate([full, left])], np.concatenate(shapes)

@@ -55,9 +55,13 @@ class ShuffledOrder:
         """The images at the positions first, first + step, ... of an epoch."""
         return self._permutation(epoch)[first : first + step * count : step].tolist()
 
-    def whole(self, epoch: int) -> np.ndarray:
-        """The images at all positions of an epoch, int64."""
-        return self._permutation(epoch)
+    def take(self, epoch: int, first: int, count: int, step: int) -> np.ndarray:
+        """As `samples`, for many of them: int64."""
+        return self._permutation(epoch)[first : first + step * count : step]
+
+    def block_length(self, _least: int) -> int:
+        """The positions of an epoch."""
+        return self._num_images
 
     def shape(self, _epoch: int, _position: int) -> None:
         """Crops are squares."""

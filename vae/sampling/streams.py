@@ -90,11 +90,6 @@ class StreamOrder:
         """Shards of the windows of all streams."""
         return self.window_shards * self.num_streams
 
-    @property
-    def num_images(self) -> int:
-        """Samples of the dataset."""
-        return int(self._counts.sum())
-
     def __len__(self) -> int:
         """Samples of an epoch; fewer than num_streams are left out, other ones in each epoch."""
         return self.length * self.num_streams
@@ -133,15 +128,25 @@ class StreamOrder:
             self._windows[stream] = (epoch, window), samples
         return samples
 
-    def run(self, stream: int, first: int, count: int) -> np.ndarray:
-        """`count` samples of a stream from place `first` on, which counts from the first epoch: int64."""
-        parts = [np.empty(0, np.int64)]
-        while count:
-            epoch, place = divmod(first, self.length)
-            window, within = divmod(place, self.window_length)
-            parts.append(self.window_samples(epoch, stream, window)[within : within + count])
-            first, count = first + len(parts[-1]), count - len(parts[-1])
-        return np.concatenate(parts)
+    def take(self, epoch: int, first: int, count: int, step: int) -> np.ndarray:
+        """As `samples`, for many of them: int64."""
+        places, streams = np.divmod(first + step * np.arange(count), self.num_streams)
+        found = np.empty(count, np.int64)
+        apart = self.num_streams // math.gcd(self.num_streams, step)  # samples of one stream
+        for begin in range(min(apart, count)):
+            own = places[begin::apart]
+            windows, starts = np.unique(own // self.window_length, return_index=True)
+            parts = zip(windows.tolist(), np.split(own % self.window_length, starts[1:]), strict=True)
+            stream = int(streams[begin])
+            found[begin::apart] = np.concatenate(
+                [self.window_samples(epoch, stream, window)[within] for window, within in parts]
+            )
+        return found
+
+    def block_length(self, least: int) -> int:
+        """Positions of whole windows of all streams, at least so many."""
+        positions = self.window_length * self.num_streams
+        return positions * -(-least // positions)
 
     def _window_shards(self, epoch: int, window: int, stream: int) -> np.ndarray:
         order, ends = self._shards(epoch)

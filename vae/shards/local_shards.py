@@ -37,8 +37,8 @@ class LocalShards:
         self._begin()
 
     def index(self, shard: Shard) -> np.ndarray:
-        """The index of a shard: INDEX (samples,)."""
-        return read_index(index_path(self._indexes, shard), shard)
+        """The index of a shard: index_type (samples,)."""
+        return read_index(index_path(self._indexes, shard.name), shard)
 
     def read(self, shard: Shard, row: Row) -> bytes:
         """The bytes of an image file."""
@@ -73,10 +73,6 @@ class LocalShards:
 
     def expect(self, _shards: Sequence[Shard]) -> None:
         """Nothing to do."""
-
-    def scattered(self) -> "LocalShards":
-        """The same files."""
-        return self
 
     def counts(self) -> dict[str, int]:
         """Bytes read, and files that are open."""

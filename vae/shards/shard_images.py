@@ -1,11 +1,12 @@
 """The images of a dataset of shards, read by number, from a folder or from elsewhere."""
 
+import hashlib
 import tarfile
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -13,38 +14,40 @@ from vae.images.decoding import decode_bytes
 from vae.images.formats import BadImageError
 from vae.sampling.order import Order
 from vae.sampling.streams import StreamOrder, count_streams, default_streams
+from vae.shards.cached_shards import CachedShards
 from vae.shards.dataset_json import ShardedDataset
-from vae.shards.index import INDEX, Row, row_name
+from vae.shards.index import Row, Shard, row_name
 from vae.shards.local_shards import OPEN_SHARDS, LocalShards
 from vae.shards.members import metadata_of, split_last, split_name, texts_in
-
-if TYPE_CHECKING:
-    from vae.shards.remote_shards import RemoteShards  # which opens images
+from vae.shards.shard_cache import ShardCache
 
 INDEX_BYTES = 256 * 2**20  # of indexes that one process keeps; reading one again takes milliseconds
-METADATA_BYTES = 16_384  # at most, of an image's JSON file with its header
-FOREIGN_BYTES = 2**20  # the same, before and after an image in a tar file that others wrote
+TEXT_BYTES = 2**20  # at most, of the texts before and after an image, with their headers
 
 
 def streams_of(datasets: Sequence[ShardedDataset]) -> int:
-    """The default of --data_streams for one dataset, or several that count as one."""
+    """The default of --data_streams."""
     totals = [(one.samples, len(one.shards), int(one.shards.bytes.sum())) for one in datasets]
     return default_streams(*map(sum, zip(*totals, strict=True)))
 
 
 class ShardImages:
-    """The image files of a dataset by their index, checked by their crc32. Keeps INDEX_BYTES of indexes."""
+    """The image files of one or several datasets by their index, checked by their crc32.
+
+    Several datasets are as one with the shards of all. Keeps INDEX_BYTES of indexes.
+    """
 
     def __init__(
-        self,
-        dataset: ShardedDataset,
-        num_streams: int | None,
-        files: "LocalShards | RemoteShards | None" = None,
+        self, datasets: Sequence[ShardedDataset], num_streams: int | None, cache: ShardCache | None = None
     ):
-        """`num_streams`: of the order of training, at most. `files`: default: local ones."""
-        self.dataset = dataset
-        self.num_streams = num_streams or streams_of([dataset])
-        self._files = files or LocalShards(dataset.folder, dataset.index_folder)
+        """`num_streams`: of the order of training, at most.
+
+        A remote dataset needs a cache; a local one is read in place, unless the cache is for local ones too.
+        """
+        self.datasets = list(datasets)
+        self.num_streams = num_streams or streams_of(datasets)
+        self.cache = cache
+        self._files = [_open_files(dataset, cache) for dataset in datasets]
         self._begin()
 
     def _begin(self) -> None:
@@ -52,16 +55,36 @@ class ShardImages:
         self._expected: tuple[int, int] | None = None
 
     @cached_property
+    def _samples(self) -> np.ndarray:  # of each shard
+        return np.concatenate([dataset.shards.samples for dataset in self.datasets])
+
+    @cached_property
     def _ends(self) -> np.ndarray:
-        return np.cumsum(self.dataset.shards.samples)
+        return np.cumsum(self._samples)
+
+    @cached_property
+    def _first_shards(self) -> np.ndarray:  # of each dataset
+        return np.cumsum([0, *(len(dataset.shards) for dataset in self.datasets)])
+
+    @property
+    def num_shards(self) -> int:
+        """Shards of all datasets."""
+        return len(self._samples)
 
     @property
     def firsts(self) -> np.ndarray:
         """The number of the first image of each shard."""
-        return self._ends - self.dataset.shards.samples
+        return self._ends - self._samples
+
+    @property
+    def cached_bytes(self) -> np.ndarray:
+        """The sizes of the shards that are read from the cache."""
+        pairs = zip(self.datasets, self._files, strict=True)
+        sizes = [dataset.shards.bytes for dataset, files in pairs if isinstance(files, CachedShards)]
+        return np.concatenate([np.empty(0, np.int64), *sizes])
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"dataset": self.dataset, "num_streams": self.num_streams, "_files": self._files}
+        return {name: self.__dict__[name] for name in ("datasets", "num_streams", "cache", "_files")}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
@@ -72,25 +95,32 @@ class ShardImages:
 
     @property
     def location(self) -> str:
-        """The path of `dataset.json`."""
-        return str(self.dataset.path)
+        """The path of `dataset.json`, or the paths."""
+        return " ".join(str(dataset.path) for dataset in self.datasets)
+
+    @property
+    def version(self) -> str:
+        """The version of the dataset, or a hash of the versions."""
+        versions = [dataset.version for dataset in self.datasets]
+        return versions[0] if len(versions) == 1 else hashlib.sha256(" ".join(versions).encode()).hexdigest()
+
+    def shard(self, number: int) -> tuple[ShardedDataset, Shard]:
+        """A shard and its dataset."""
+        part, shard = self._shard(number)
+        return self.datasets[part], shard
 
     def order(self, seed: int) -> Order:
         """Every sample in each epoch, except fewer than `num_streams`."""
-        counts = self.dataset.shards.samples
-        return StreamOrder(counts, count_streams(len(self), self.num_streams), seed)
-
-    def fingerprint(self) -> str:
-        """The version of the dataset and the number of streams."""
-        return f"{self.dataset.version} {self.num_streams}"
+        return StreamOrder(self._samples, count_streams(len(self), self.num_streams), seed)
 
     def record(self) -> dict[str, Any]:
         """Path, version and size of the dataset."""
-        return {"dataset": self.location, "version": self.dataset.version, "samples": len(self)}
+        return {"dataset": self.location, "version": self.version, "samples": len(self)}
 
     def decode(self, index: int, *, max_pixels: int, background: str) -> np.ndarray:
         """The pixels of an image: uint8 (H, W, 3)."""
-        first_frame = bool(self.dataset.policy.get("first_frame"))
+        dataset, _ = self.shard(self.locate(index)[0])
+        first_frame = bool(dataset.policy.get("first_frame"))
         return decode_bytes(
             self.read(index),
             max_pixels=max_pixels,
@@ -102,16 +132,17 @@ class ShardImages:
     def locate(self, index: int) -> tuple[int, int]:
         """The shard of a sample, and its row there."""
         number = int(np.searchsorted(self._ends, index, side="right"))
-        return number, index - int(self._ends[number] - self.dataset.shards.samples[number])
+        return number, index - int(self._ends[number] - self._samples[number])
 
     def name(self, index: int) -> str:
         """A name for messages: shard and key or member, or shard and row if the index cannot be read."""
         number, row = self.locate(index)
-        shard = self.dataset.shards[number].name
+        dataset, shard = self.shard(number)
+        name = shard.name if len(self.datasets) == 1 else f"{dataset.path}: {shard.name}"
         try:
-            return f"{shard}/{row_name(self._index(number)[row])}"
+            return f"{name}/{row_name(self._index(number)[row])}"
         except BadImageError:
-            return f"{shard}, sample {row}"
+            return f"{name}, sample {row}"
 
     def key(self, index: int) -> str:
         """The key of a sample: equal image files have equal keys. BadImageError if the shard is unusable."""
@@ -119,12 +150,13 @@ class ShardImages:
         return self._index(number)["key"][row].decode("ascii", "replace")
 
     def indexes(self) -> Iterator[np.ndarray]:
-        """The index of each shard: INDEX (samples,). BadImageError for a bad one."""
-        return map(self.rows, range(len(self.dataset.shards)))
+        """The index of each shard: index_type (samples,). BadImageError for a bad one."""
+        return map(self.rows, range(self.num_shards))
 
     def rows(self, number: int) -> np.ndarray:
         """The index of a shard, which is not kept. BadImageError for a bad one."""
-        return self._files.index(self.dataset.shards[number])
+        part, shard = self._shard(number)
+        return self._files[part].index(shard)
 
     def sizes(self, indices: np.ndarray) -> np.ndarray:
         """Width and height of images: int64 (n, 2); 0 for those of a bad index, which reading names."""
@@ -134,14 +166,14 @@ class ShardImages:
         for places in np.split(order, np.flatnonzero(np.diff(numbers[order])) + 1):
             with suppress(BadImageError, IndexError):  # no images at all
                 number = int(numbers[places[0]])
-                first = self._ends[number] - self.dataset.shards.samples[number]
+                first = self._ends[number] - self._samples[number]
                 rows = self._index(number)[indices[places] - first]
                 sizes[places] = np.stack([rows["width"], rows["height"]], axis=1)
         return sizes
 
     def spread(self, least: int) -> np.ndarray:
         """The images of some shards, spread over the dataset, at least so many; or all images."""
-        samples = self.dataset.shards.samples
+        samples = self._samples
         count = min(len(samples), -(-least * len(samples) // len(self)))
         numbers = np.arange(count) * len(samples) // count
         return np.concatenate([np.arange(self._ends[n] - samples[n], self._ends[n]) for n in numbers])
@@ -149,30 +181,27 @@ class ShardImages:
     def read(self, index: int) -> bytes:
         """The bytes of an image file. BadImageError if they cannot be read or differ from those written."""
         number, row = self.locate(index)
-        return self._files.read(self.dataset.shards[number], self._row(number, row))
+        part, shard = self._shard(number)
+        return self._files[part].read(shard, self._row(number, row))
 
     def metadata(self, index: int) -> dict[str, Any]:
-        """The content of an image's JSON file; empty if there is none. BadImageError if it cannot be read.
+        """What the texts beside an image say: json, txt as `caption`, cls as `label`; its name as `source`.
 
-        Of a tar file that others wrote also txt as `caption`, cls as `label`, and its name as `source`.
+        BadImageError if they cannot be read.
         """
         number, row = self.locate(index)
-        shard = self.dataset.shards[number]
+        part, shard = self._shard(number)
         rows = self._index(number)
         place = self._row(number, row)
-        is_own = rows.dtype == INDEX
         end = place.offset + -(-place.size // tarfile.BLOCKSIZE) * tarfile.BLOCKSIZE  # of the image
-        if is_own:
-            part = self._files.read_unchecked(shard, end, min(METADATA_BYTES, shard.bytes - end))
-            return metadata_of(texts_in(part, place.key.decode("ascii", "replace")))
         first, last = (rows[column][row].item() for column in ("text_start", "text_end"))
         name = row_name(rows[row])
         keys = {(split_name(name) or ("", ""))[0], split_last(name)[0]}
         texts = dict[str, bytes]()
         for start, stop in ((first, min(last, place.offset)), (max(first, end), last)):
             if start < stop:
-                part = self._files.read_unchecked(shard, start, min(stop - start, FOREIGN_BYTES))
-                texts |= texts_in(part, *keys)
+                text = self._files[part].read_unchecked(shard, start, min(stop - start, TEXT_BYTES))
+                texts |= texts_in(text, *keys)
         return {"source": name, **metadata_of(texts)}
 
     def _row(self, number: int, row: int) -> Row:
@@ -182,7 +211,7 @@ class ShardImages:
         """The index of a shard. Threads may read one twice, but never a part of one."""
         rows = self._rows.get(number)
         if rows is None:
-            rows = self._rows[number] = self._files.index(self.dataset.shards[number])
+            rows = self._rows[number] = self.rows(number)
             if len(self._rows) > max(OPEN_SHARDS, INDEX_BYTES // rows.nbytes):
                 with suppress(KeyError):  # another thread has emptied it
                     self._rows.popitem(last=False)
@@ -194,16 +223,27 @@ class ShardImages:
         window = epoch, order.window(position)
         if window != self._expected:
             self._expected = window
-            self.fetch(order.shards_ahead(epoch, position, world_size))
-
-    def fetch(self, numbers: Sequence[int]) -> None:
-        """Fetch these shards ahead, in this order, and keep them until the next call."""
-        self._files.expect([self.dataset.shards[number] for number in numbers])
-
-    def scattered(self) -> "ShardImages":
-        """The same images, for reading a few of them: no shards are fetched for that."""
-        return ShardImages(self.dataset, self.num_streams, self._files.scattered())
+            wanted: list[list[Shard]] = [[] for _ in self._files]
+            for number in order.shards_ahead(epoch, position, world_size):
+                part, shard = self._shard(number)
+                wanted[part].append(shard)
+            for files, shards in zip(self._files, wanted, strict=True):
+                files.expect(shards)
 
     def counts(self) -> dict[str, int]:
         """What this process has read since the last call (vae.data.dataset)."""
-        return self._files.counts()
+        total: Counter[str] = Counter()
+        for files in self._files:
+            total.update(files.counts())
+        return dict(total)
+
+    def _shard(self, number: int) -> tuple[int, Shard]:
+        """The number of the dataset of a shard, and the shard."""
+        part = int(np.searchsorted(self._first_shards, number, side="right")) - 1
+        return part, self.datasets[part].shards[number - int(self._first_shards[part])]
+
+
+def _open_files(dataset: ShardedDataset, cache: ShardCache | None) -> LocalShards | CachedShards:
+    if cache is not None and (cache.keeps_local or dataset.store is not None):
+        return CachedShards(dataset, cache)
+    return LocalShards(dataset.folder, dataset.index_folder)

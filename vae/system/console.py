@@ -114,9 +114,13 @@ def _print(text: str, stream: TextIO) -> None:
             print(text, file=stream)
         stream.flush()  # a reader behind a pipe sees the line now
     except OSError as error:
-        if error.errno != errno.EIO:  # what Linux reports for a closed terminal
-            raise
-        raise BrokenPipeError(*error.args) from None
+        raise _as_broken_pipe(error) from None
+
+
+def _as_broken_pipe(error: OSError) -> OSError:
+    """BrokenPipeError for a closed terminal of Linux and a closed pipe of Windows; else the error itself."""
+    is_closed = error.errno == errno.EIO or (os.name == "nt" and error.errno == errno.EINVAL)
+    return BrokenPipeError(*error.args) if is_closed else error
 
 
 def discard(stream: TextIO) -> None:
@@ -133,7 +137,10 @@ def flushed_output() -> Iterator[None]:
         try:
             yield
         finally:
-            sys.stdout.flush()
+            try:
+                sys.stdout.flush()
+            except OSError as error:
+                raise _as_broken_pipe(error) from None
     except BrokenPipeError:
         discard(sys.stdout)
         sys.exit(EXIT_BROKEN_PIPE)

@@ -1,8 +1,4 @@
-"""Files and folders: the functions that open files, SHA-256, bounded JSON, CSV, and where a folder can be.
-
-All of `vae/` reads through `open_regular`, which accepts regular files only, and writes through
-`atomic_path`, which replaces a file at once, or `open_appending`. None of them writes through a link.
-"""
+"""Files and folders: atomic writes, SHA-256, bounded JSON, CSV, and where a folder can be."""
 
 import codecs
 import csv
@@ -15,11 +11,13 @@ import re
 import secrets
 import shutil
 import stat
-import tempfile
-from collections.abc import Callable, Iterable, Iterator
+import time
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, BinaryIO, TextIO, cast
+
+from vae.system.errors import UserError
 
 MAX_JSON_BYTES = 16 * 2**20  # of a whole JSON file: the largest that this toolkit reads has a few kB
 MAX_LINE_CHARS = 2**20  # of a line of a JSONL file
@@ -30,43 +28,21 @@ _NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?")
 _HUGE = re.compile(r"(?<![0-9])[0-9]{300}")  # a whole number that no float can be
 _SCRATCH = ".vae-scratch-"  # begin of the names of folders with unfinished files
 _SCRATCH_MARK = ".scratch"  # file in them
-_NO_WAIT = getattr(os, "O_NONBLOCK", 0)  # opening a pipe that nobody writes to or reads would wait
-_BINARY = getattr(os, "O_BINARY", 0)
-_NO_LINK = getattr(os, "O_NOFOLLOW", 0)
-
-
-class NotRegularError(OSError):
-    """The path is not that of a regular file."""
-
-    def __init__(self, path: str | os.PathLike[str], reason: str = "it is not a regular file") -> None:
-        super().__init__(errno.EINVAL, reason, os.fspath(path))
 
 
 # ---- opening files ---------------------------------------------------------------------------------------
 
 
-def open_regular(path: str | os.PathLike[str]) -> BinaryIO:
-    """A file to read; OSError if it is not a regular one, because a pipe or a device may have no end."""
-    check_regular(path)  # opening a device can have an effect
-    file = os.fdopen(os.open(path, os.O_RDONLY | _NO_WAIT | _BINARY), "rb")
-    if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):  # exchanged meanwhile
-        file.close()
-        raise NotRegularError(path)
-    return file
-
-
 def check_regular(path: str | os.PathLike[str]) -> None:
-    """Raise OSError unless the path is that of a regular file."""
+    """Raise OSError unless the path is that of a regular file: opening a pipe could wait for ever."""
     if not stat.S_ISREG(os.stat(path).st_mode):
-        raise NotRegularError(path)
+        raise OSError(errno.EINVAL, "it is not a regular file", os.fspath(path))
 
 
-def regular_path(path: str | os.PathLike[str]) -> str | os.PathLike[str]:
-    """`path`, for libraries that open files themselves; OSError unless it is a regular file to be read."""
+def open_regular(path: str | os.PathLike[str]) -> BinaryIO:
+    """A regular file to read."""
     check_regular(path)
-    if not os.access(path, os.R_OK):  # libraries report another cause
-        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), os.fspath(path))
-    return path
+    return open(path, "rb")
 
 
 def open_new(path: Path) -> BinaryIO:
@@ -80,25 +56,8 @@ def open_new_text(path: Path, errors: str = "strict") -> TextIO:
 
 
 def open_appending(path: Path) -> BinaryIO:
-    """A file to append to and to read, created if it is missing.
-
-    Raises NotRegularError for a link, a second name of another file, a pipe or a device.
-    """
-    if os.path.lexists(path) and not stat.S_ISREG(os.lstat(path).st_mode):
-        raise NotRegularError(path)
-    flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | _NO_WAIT | _NO_LINK | _BINARY
-    file = cast(BinaryIO, os.fdopen(os.open(path, flags, 0o666), "r+b", buffering=0))
-    status = os.fstat(file.fileno())
-    if not stat.S_ISREG(status.st_mode) or status.st_nlink > 1:
-        file.close()
-        raise NotRegularError(path, "it is not a regular file with this one name")
-    return file
-
-
-def is_link(path: str | os.PathLike[str]) -> bool:
-    """Whether the path is a symbolic link, or a junction of Windows."""
-    is_junction: Callable[[Any], bool] = getattr(os.path, "isjunction", lambda _path: False)
-    return os.path.islink(path) or is_junction(path)
+    """A file to append to and to read, created if it is missing; each write is one of the system."""
+    return cast(BinaryIO, open(path, "a+b", buffering=0))
 
 
 @contextmanager
@@ -120,7 +79,7 @@ def scratch_folder(parent: Path) -> Iterator[Path]:
 def remove_temporary(parent: Path) -> None:
     """Remove what killed processes left behind in a folder. No other process may be writing there."""
     for folder in parent.glob(f"{_SCRATCH}*"):
-        if not is_link(folder) and ((folder / _SCRATCH_MARK).is_file() or not any(folder.iterdir())):
+        if (folder / _SCRATCH_MARK).is_file() or not any(folder.iterdir()):
             _remove_scratch_folder(folder)
 
 
@@ -129,7 +88,7 @@ def _remove_scratch_folder(folder: Path) -> None:
         for name in os.listdir(folder):
             if name != _SCRATCH_MARK:  # the last one: if this process is killed, the rest is still known
                 path = folder / name
-                shutil.rmtree(path) if path.is_dir() and not is_link(path) else path.unlink()
+                shutil.rmtree(path) if path.is_dir() else path.unlink()
         (folder / _SCRATCH_MARK).unlink(missing_ok=True)
         folder.rmdir()
 
@@ -139,7 +98,7 @@ def atomic_path(path: Path) -> Iterator[Path]:
     """Yield a path without a file; what is written there is flushed to disk and renamed to `path`.
 
     On failure `path` is unchanged. Missing parent folders are created. The file's permissions follow the
-    umask. A link at `path` is replaced, not what it points at. Raises OSError if the file cannot be written.
+    umask. Raises OSError if the file cannot be written.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     with scratch_folder(path.parent) as folder:
@@ -148,17 +107,26 @@ def atomic_path(path: Path) -> Iterator[Path]:
         mode = (folder / _SCRATCH_MARK).stat().st_mode & 0o777
         temporary.chmod(mode)  # safetensors makes its files readable by their owner only
         flush_file(temporary)
+        _replace(temporary, path)
+
+
+def _replace(temporary: Path, path: Path) -> None:
+    """Rename a file to `path`; on Windows, programs that have it open are waited for, for some seconds."""
+    for seconds in (0.2, 0.8, 2.0) if os.name == "nt" else ():
+        with suppress(PermissionError):
+            os.replace(temporary, path)
+            return
+        time.sleep(seconds)
+    try:
         os.replace(temporary, path)
-
-
-def open_rewriting(path: Path) -> BinaryIO:
-    """A file in a scratch folder, whose bytes another library has written."""
-    return open(path, "r+b")
+    except PermissionError as error:
+        reason = f"{error.strerror}: close the programs that use it, and repeat the command"
+        raise PermissionError(error.errno, reason, os.fspath(path)) from None
 
 
 def flush_file(path: Path) -> None:
     """Write the content of a file to the disk itself."""
-    with open_rewriting(path) as file:
+    with open(path, "r+b") as file:
         os.fsync(file.fileno())
 
 
@@ -224,23 +192,18 @@ def _parse_int(digits: str) -> int:
     return int(digits)
 
 
-def parse_json(text: str, pairs_hook: Callable[[list[tuple[str, Any]]], Any] | None = None) -> Any:
+def parse_json(text: str) -> Any:
     """Decode JSON; a ValueError if anything is wrong, deep nesting and huge whole numbers included."""
     parse_int = _parse_int if _HUGE.search(text) else None
     try:
-        return json.loads(text, object_pairs_hook=pairs_hook, parse_int=parse_int)
+        return json.loads(text, parse_int=parse_int)
     except RecursionError:
         raise ValueError("it is nested too deeply") from None
 
 
-def read_json(
-    path: str | os.PathLike[str],
-    pairs_hook: Callable[[list[tuple[str, Any]]], Any] | None = None,
-    *,
-    max_bytes: int = MAX_JSON_BYTES,
-) -> Any:
+def read_json(path: str | os.PathLike[str], *, max_bytes: int = MAX_JSON_BYTES) -> Any:
     """Content of a JSON file; ValueError if it is not JSON or too large, OSError if it cannot be read."""
-    return parse_json(decode_text(read_regular(path, max_bytes), errors="strict"), pairs_hook)
+    return parse_json(decode_text(read_regular(path, max_bytes), errors="strict"))
 
 
 def read_regular(path: str | os.PathLike[str], max_bytes: int) -> bytes:
@@ -318,9 +281,12 @@ def csv_cell(value: Any) -> Any:
 
 
 def nearest_existing(path: str | os.PathLike[str]) -> Path:
-    """`path`, or its nearest parent that exists."""
+    """`path`, or its nearest parent that exists; UserError for a drive or server that is not there."""
     path = Path(path)
-    return next(p for p in [path, *path.absolute().parents] if os.path.exists(p))
+    for parent in (path, *path.absolute().parents):
+        if os.path.exists(parent):
+            return parent
+    raise UserError(f"{path} is on a drive or server that is not there: connect it, or use another folder")
 
 
 def why_not_writable(folder: str | os.PathLike[str]) -> str | None:
@@ -328,16 +294,15 @@ def why_not_writable(folder: str | os.PathLike[str]) -> str | None:
     folder = Path(folder)
     if "\0" in str(folder):
         return "contains a null character: remove it"
-    for path in (folder, *folder.absolute().parents):
-        if os.path.islink(path) and not os.path.exists(path):
-            return f"cannot be used: the link {path} leads to no folder: remove it, or use another folder"
     nearest = nearest_existing(folder)
     if not nearest.is_dir():
         where = "is a file" if nearest == folder else f"is inside of {nearest}, which is a file"
         return f"{where}: use another folder"
+    probe = nearest / f".vae-probe-{secrets.token_hex(8)}"  # tempfile repeats a refused name without an end
     try:
-        with tempfile.TemporaryFile(dir=nearest):
-            return None
+        open_new(probe).close()
+        probe.unlink()
+        return None
     except OSError as error:
         reason = f"{nearest}: {error.strerror}"
         return f"cannot be written ({reason}): change its permissions or use another folder"

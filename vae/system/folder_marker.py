@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from vae.system.errors import UserError
-from vae.system.files import is_link, open_new, read_json, why_not_writable
+from vae.system.files import open_new, read_json, why_not_writable
 
 MARKER_NAME = ".vae_folder.json"
 _OF_THE_SYSTEM = {".DS_Store", "Thumbs.db", "desktop.ini", "lost+found"}  # they belong to nobody
@@ -30,8 +30,6 @@ class FolderMarker:
 def read_marker(folder: Path) -> FolderMarker | None:
     """The marker of a folder; None if it has none, or one that is not ours or is damaged."""
     path = folder / MARKER_NAME
-    if os.path.islink(path):
-        return None
     try:
         content = read_json(path, max_bytes=_MAX_BYTES)
     except (OSError, ValueError):
@@ -47,8 +45,7 @@ def read_marker(folder: Path) -> FolderMarker | None:
 def check_folder(folder: Path, command: str, flag: str = "--output_dir") -> FolderMarker | None:
     """The marker if the folder is this command's own, None if it is new or empty; nothing is written.
 
-    Raises UserError for a file, a folder of another command, a folder with files but without a marker, and
-    an own one with a link to a folder, through which the command would write.
+    Raises UserError for a file, a folder of another command, and a folder with files but without a marker.
     """
     if problem := why_not_writable(folder):
         raise UserError(f"{flag} {folder} {problem}")
@@ -60,7 +57,6 @@ def check_folder(folder: Path, command: str, flag: str = "--output_dir") -> Fold
             f"{flag} {folder} is the folder of another command ({marker.command}): give a new or empty one"
         )
     if marker is not None:
-        _refuse_linked_folders(folder, flag)
         return marker
     foreign = _foreign_name(folder)
     if foreign is not None:
@@ -98,18 +94,6 @@ def claim_folder(
     return marker
 
 
-def _refuse_linked_folders(folder: Path, flag: str) -> None:
-    """Raise UserError if a subfolder is a link to the outside: the command would write there."""
-    inside = folder.resolve()
-    with os.scandir(folder) as entries:
-        links = [entry.name for entry in entries if is_link(entry) and entry.is_dir()]
-    link = next((name for name in links if not (inside / name).resolve().is_relative_to(inside)), None)
-    if link is not None:
-        raise UserError(
-            f"{flag} {folder} contains the link {link} to another folder, which could change: remove the link"
-        )
-
-
 def _foreign_name(folder: Path) -> str | None:
     """The first name, sorted, that prevents a folder without a marker from being empty.
 
@@ -121,8 +105,5 @@ def _foreign_name(folder: Path) -> str | None:
 
 
 def _belongs_to_nobody(entry: "os.DirEntry[str]") -> bool:
-    if entry.is_dir(follow_symlinks=False):
-        return entry.name in _OF_THE_SYSTEM or read_marker(Path(entry)) is not None
-    return entry.name in _OF_THE_SYSTEM or (
-        entry.name == MARKER_NAME and entry.is_file(follow_symlinks=False)
-    )
+    is_result = entry.is_dir() and read_marker(Path(entry)) is not None
+    return entry.name in _OF_THE_SYSTEM or entry.name == MARKER_NAME or is_result

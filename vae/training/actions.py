@@ -33,8 +33,6 @@ def save_config(command: Command, path: str) -> None:
     del values["config"], values["profile"]  # their options are in the file
     if options.content is not None:  # --resume_from, which excludes it, has its weights
         del values["init_from"]
-    if values["train_minutes"] is not None:  # chosen by the run; in the file it would contradict
-        del values["num_epochs"]
     if "val_split" not in command.given:  # given with a manifest that is split already, it is an error
         del values["val_split"]
     try:

@@ -10,7 +10,6 @@ from vae.config.recipes import recipe_values
 from vae.config.resolve import (
     check_batch,
     check_encoder,
-    check_length,
     parse_progressive,
     resolve,
     split_progressive,
@@ -20,8 +19,7 @@ from vae.data.manifest import is_manifest
 from vae.images.decoding import parse_background
 from vae.images.folder import check_images
 from vae.interop.vae_path import check_checkpoint_path, locate_vae
-from vae.shards.dataset_json import is_dataset, read_dataset
-from vae.shards.mixture import parse_mixture
+from vae.shards.dataset_json import dataset_paths, is_dataset, read_dataset
 from vae.system.errors import UserError
 from vae.training.output.run_folder import check_run_folder, checkpoint_paths, contains_run, resume_command
 from vae.training.output.wandb_run import check_wandb_installed
@@ -92,12 +90,7 @@ def _check_images(command: Command) -> None:
     folders = {name: command.value(name) for name in ("val_path", "sample_images") if command.value(name)}
     if (is_given or begins) and not is_manifest(data_path):
         folders = {"data_path": data_path, **folders}
-    mixture = [path for path, _ in parse_mixture(folders.get("data_path", ""))]
-    for path in mixture:
-        read_dataset(path)
-    if mixture:
-        del folders["data_path"]
-    for name, path in folders.items():
+    for name, path in ((name, path) for name, text in folders.items() for path in dataset_paths(text)):
         if name != "sample_images" and is_dataset(path):
             read_dataset(path, flag=f"--{name}")
             continue
@@ -121,7 +114,6 @@ def _check_options(command: Command) -> None:
     progressive = command.value("progressive")
     recipe = recipe_values(name, has_gpu=False) if name else None
     parse_background(command.value("background"))
-    check_length(given)
     check_batch(given)
     if progressive:
         split_progressive(progressive)

@@ -1,7 +1,8 @@
 """The training and validation images of a run: a folder, a manifest or a dataset of shards."""
 
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
@@ -11,30 +12,26 @@ import numpy as np
 from vae.config.options import Config, DataConfig
 from vae.data.dataset import CropDataset, FolderImages, Images
 from vae.data.exclude_list import Excluded, read_exclude_list
-from vae.data.image_sizes import image_sizes
 from vae.data.manifest import MANIFEST_NAME, check_files, image_root, is_manifest, read_rows, train_and_val
 from vae.data.shared_images import NotComparedError, find_shared_images
 from vae.images.folder import list_images, split_names
 from vae.images.formats import BadImageError
+from vae.interop.checkpoint_content import Position
 from vae.model.autoencoder import downsampling
 from vae.prepare.near_duplicates import find_shared
-from vae.sampling.buckets import BucketOrder, Buckets, assign, bucket_shapes
-from vae.sampling.mixture import MixtureOrder
+from vae.sampling.buckets import BucketOrder, Shape, aspects, bucket_shapes
 from vae.sampling.order import Order, ShuffledOrder
-from vae.sampling.stream_buckets import StreamBuckets
-from vae.sampling.streams import StreamOrder, fitting_shuffle
-from vae.shards.dataset_json import is_dataset, read_dataset
-from vae.shards.mixture import Mixture, MixtureImages, dataset_paths, parse_mixture
-from vae.shards.remote_shards import open_images
+from vae.sampling.streams import StreamOrder, fitting_shuffle, shards_at_once, streams_of_process
+from vae.shards.dataset_json import dataset_paths, is_dataset, read_dataset
 from vae.shards.shard_cache import ShardCache, open_cache
-from vae.shards.shard_images import ShardImages, streams_of
+from vae.shards.shard_images import ShardImages
 from vae.system import console
 from vae.system.addresses import public_text
 from vae.system.errors import DataError, UserError
 from vae.system.host import GIB
+from vae.training.distributed import Distributed
 from vae.training.validation.measure import ValidationSet
 
-Mixable = StreamOrder | MixtureOrder
 MAX_COMPARED = 2_000_000  # training images that are compared with those of --val_path when a run starts
 
 
@@ -45,16 +42,12 @@ class TrainingSet:
     images: Images
     order: Order
     excluded: Excluded = Excluded()  # noqa: RUF009 - never modified
-    aspects: np.ndarray | None = None  # for --buckets: of all images, or of a sample (image_sizes.sampled)
+    aspects: np.ndarray | None = None  # of a folder, for --buckets
 
     @property
     def num_images(self) -> int:
         """Images of an epoch."""
         return len(self.order)
-
-    def fingerprint(self) -> str:
-        """A hash: as long as it is the same, a run resumes in the same order."""
-        return self.images.fingerprint()
 
     def record(self) -> Any:
         """What `split.json` says about the images."""
@@ -64,58 +57,106 @@ class TrainingSet:
     def of(cls, images: Images, seed: int, data: DataConfig) -> "TrainingSet":
         """The images in the order that the seed and the options give."""
         order = images.order(seed)
-        if isinstance(order, Mixable):
+        if isinstance(order, StreamOrder):
             order = order.mixing(data.shuffle_shards or _fitting_shuffle(images, order, data))
         return cls(images, order)
 
-    def buckets(self, config: Config, image_size: int, global_batch: int) -> Buckets | None:
-        """The shapes of a stage with global batches of this size, and the shape of each image."""
-        if self.aspects is None:
-            return None
-        shapes = bucket_shapes(image_size, downsampling(config.model), config.data.buckets)
-        return assign(self.aspects, shapes, global_batch * len(self.aspects) / len(self.images))
+    def sample(self, count: int, position: Position, rank: int, world_size: int) -> Sequence[int]:
+        """About `count` images, spread over all.
 
-    def order_of(self, config: Config, image_size: int, global_batch: int) -> Order:
-        """The order of a stage with global batches of this size."""
-        buckets = self.buckets(config, image_size, global_batch)
-        if buckets is None:
+        If a cache has the shards: those with which this process has trained last, or begins.
+        """
+        order = self.order
+        if not isinstance(order, StreamOrder) or not len(cached_shards(self.images)):
+            return range(0, len(self.images), max(1, len(self.images) // count))
+        own = len(order) // world_size
+        epoch, done = position.epoch, position.images_in_epoch // world_size
+        if epoch and not done:
+            epoch, done = epoch - 1, own
+        count = min(count, own, order.window_length * order.num_streams // world_size)
+        first = max(0, min(done, own) - count)
+        return order.samples(epoch, rank + first * world_size, count, world_size)
+
+    def shapes(self, config: Config, image_size: int) -> list[Shape] | None:
+        """The shapes of the crops of a stage with --buckets; None: squares."""
+        count = config.data.buckets
+        return bucket_shapes(image_size, downsampling(config.model), count) if count else None
+
+    def order_of(self, config: Config, image_size: int, local_batch: int, world_size: int) -> Order:
+        """The order of a stage with batches of this size in each process."""
+        shapes = self.shapes(config, image_size)
+        if shapes is None:
             return self.order
-        if isinstance(self.order, Mixable):
-            return StreamBuckets(self.order, partial(image_sizes, self.images), buckets, global_batch)
-        assert isinstance(self.order, ShuffledOrder)
-        return BucketOrder(self.order, buckets, global_batch)
+        assert isinstance(self.order, StreamOrder | ShuffledOrder)
+        return BucketOrder(self.order, self._aspects_of, shapes, local_batch, world_size)
 
-    def crops(self, config: Config, image_size: int, global_batch: int = 0) -> CropDataset:
+    def _aspects_of(self, indices: np.ndarray) -> np.ndarray:
+        if isinstance(self.images, ShardImages):
+            return aspects(self.images.sizes(indices))
+        assert self.aspects is not None
+        return self.aspects[indices]
+
+    def crops(self, config: Config, image_size: int) -> CropDataset:
         """The dataset of training crops of `image_size` px, or of the buckets of this size."""
-        buckets = self.buckets(config, image_size, global_batch)
         return CropDataset(
             self.images,
             config.data,
             image_size=image_size,
             seed=config.run.seed,
-            buckets=buckets,
+            shapes=self.shapes(config, image_size),
             excluded=self.excluded,
         )
 
 
-def cached_shards(images: Images, data: DataConfig) -> list[np.ndarray]:
-    """The sizes of the shards in bytes, of each dataset, or of all that count as one, if a cache has them."""
-    parts = images.parts if isinstance(images, MixtureImages) else [images]
-    datasets = [part.dataset for part in parts if isinstance(part, ShardImages)]
-    sizes = [
-        dataset.shards.bytes for dataset in datasets if data.cache_gib and (data.cache_dir or dataset.store)
-    ]
-    has_weights = isinstance(images, MixtureImages) and images.weights
-    return sizes if has_weights or not sizes else [np.concatenate(sizes)]
+def cached_shards(images: Images) -> np.ndarray:
+    """The sizes in bytes of the shards that a cache keeps."""
+    return images.cached_bytes if isinstance(images, ShardImages) else np.empty(0, np.int64)
 
 
-def _fitting_shuffle(images: Images, order: Mixable, data: DataConfig) -> int | None:
+def check_cache(training_set: TrainingSet, dist: Distributed) -> None:
+    """UserError if the cache has no room for the shards that the processes of this machine read at once."""
+    order, images = training_set.order, training_set.images
+    sizes = cached_shards(images)
+    if not len(sizes):
+        return
+    assert isinstance(order, StreamOrder)
+    assert isinstance(images, ShardImages)
+    assert images.cache is not None
+    cache = images.cache
+    room = cache.room()
+
+    def needed(streams: int, window: int) -> float:
+        here = min(streams, dist.local_world_size * streams_of_process(streams, dist.world_size))
+        return float(min(sizes.sum(), shards_at_once(here, window) * sizes.mean()))
+
+    streams = order.num_streams
+    window = order.shuffle_shards // order.num_streams
+    wanted = needed(streams, window)
+    if wanted <= room:
+        return
+    counts = [n for n in range(dist.world_size, streams, dist.world_size) if streams % n == 0]
+    smaller = [*((n, 1) for n in counts), *((streams, shards) for shards in range(1, window))]
+    fitting = [pair for pair in smaller if needed(*pair) <= room]
+    remedy = ""
+    if fitting:
+        count, shards = fitting[-1]
+        fewer = f"--data_streams {count} " if count < streams else ""
+        remedy = f", or start a new run with {fewer}--shuffle_shards {count * shards}"
+    disk = f" ({room / GIB:.3g} on this disk)" if room < cache.max_bytes else ""
+    raise UserError(
+        f"--cache_gib {cache.max_bytes / GIB:.3g}{disk}: this machine reads about {wanted / GIB:.3g} GiB of "
+        f"shards at once with --shuffle_shards {order.shuffle_shards}: use --cache_gib "
+        f"{math.ceil(wanted / GIB)}{remedy}"
+    )
+
+
+def _fitting_shuffle(images: Images, order: StreamOrder, data: DataConfig) -> int | None:
     """The default of --shuffle_shards that fits into the cache of one machine with all streams."""
-    sizes = cached_shards(images, data)
+    sizes = cached_shards(images)
     room = data.cache_gib * GIB
-    if sum(size.sum() for size in sizes) <= room:
+    if sizes.sum() <= room:
         return None
-    return fitting_shuffle(order.num_streams, float(sum(size.mean() for size in sizes)), room)
+    return fitting_shuffle(order.num_streams, float(sizes.mean()), room)
 
 
 def find_images(
@@ -126,11 +167,10 @@ def find_images(
     `num_workers`: processes that decode validation images. `val_split_given`: by the user.
     """
     data = config.data
-    cache = open_cache((*dataset_paths(data.data_path), data.val_path), data.cache_dir, data.cache_gib)
-    if mixture := parse_mixture(data.data_path):
-        train, validation = _images_of_mixture(config, val_split_given, cache, mixture)
-    elif is_dataset(data.data_path):
-        train, validation = _images_of_dataset(config, val_split_given, cache)
+    paths = dataset_paths(data.data_path)
+    cache = open_cache((*paths, data.val_path), data.cache_dir, data.cache_gib)
+    if all(map(is_dataset, paths)):
+        train, validation = _images_of_datasets(config, val_split_given, cache)
     else:
         train, validation = _image_files(config, val_split_given)
     if data.val_path:
@@ -146,7 +186,7 @@ def find_images(
 
 def _labels(data: DataConfig, images: Images, count: int) -> Callable[[int], str | None]:
     """The labels of the first validation images, read when needed: of shards, or of the manifest."""
-    if isinstance(images, ShardImages | MixtureImages):
+    if isinstance(images, ShardImages):
         return partial(_shard_label, images)
     if data.val_path or not is_manifest(data.data_path):
         return lambda _index: None
@@ -160,7 +200,7 @@ def _labels(data: DataConfig, images: Images, count: int) -> Callable[[int], str
     return lambda index: read().get(index)
 
 
-def _shard_label(images: ShardImages | MixtureImages, index: int) -> str | None:
+def _shard_label(images: ShardImages, index: int) -> str | None:
     try:
         label = images.metadata(index).get("label")
     except BadImageError:  # the validation reports it
@@ -168,10 +208,13 @@ def _shard_label(images: ShardImages | MixtureImages, index: int) -> str | None:
     return None if label is None else str(label)
 
 
-def _images_of_dataset(
+def _images_of_datasets(
     config: Config, val_split_given: bool, cache: ShardCache | None
 ) -> tuple[Images, Images | None]:
-    """The images of a dataset of shards, and those of the validation set that was written with it."""
+    """The images of datasets of shards, and those of the validation sets that were written with them.
+
+    DataError if one of several datasets trains with an image that another validates with.
+    """
     data = config.data
     if data.fold is not None:
         raise UserError(f"--fold {data.fold} needs a manifest with folds, not shards: leave it out")
@@ -179,48 +222,19 @@ def _images_of_dataset(
         raise UserError(
             f"--val_split {data.val_split}: shards have a validation set: leave it out or give --val_path"
         )
-    dataset = read_dataset(data.data_path)
-    validation = None
-    if dataset.validation and not data.val_path:
-        held_out = read_dataset(dataset.beside(dataset.validation))
-        validation = open_images(held_out, data.data_streams, cache)
-    return open_images(dataset, data.data_streams, cache), validation
-
-
-def _images_of_mixture(
-    config: Config, val_split_given: bool, cache: ShardCache | None, mixture: Mixture
-) -> tuple[Images, Images | None]:
-    """The images of several datasets, and those of their validation sets.
-
-    DataError if one of them trains with an image that another validates with.
-    """
-    data = config.data
-    train: list[ShardImages] = []
-    held_out: dict[int, ShardImages] = {}
-    for number, (path, _) in enumerate(mixture):
-        single = replace(config, data=replace(data, data_path=path))
-        images, validation = _images_of_dataset(single, val_split_given, cache)
-        assert isinstance(images, ShardImages)
-        train.append(images)
-        if isinstance(validation, ShardImages):
-            held_out[number] = validation
-    weights = [weight for _, weight in mixture if weight is not None]
-    fewest = min(images.num_streams for images in train)
-    default = fewest if weights else streams_of([images.dataset for images in train])
-    streams = data.data_streams or default  # as a resumed run has them
-    for images in (*train, *held_out.values()):
-        images.num_streams = streams
-    for number, validation in held_out.items():
-        for other in range(len(train)):
-            if other != number:
-                shown = f"--data_path {public_text(validation.location)}"
-                _refuse_shared(train[other], validation, shown, data.exclude)
-    shown = public_text(data.data_path)
-    everything = MixtureImages(train, weights or None, shown)
+    datasets = [read_dataset(path) for path in dataset_paths(data.data_path)]
+    train = ShardImages(datasets, data.data_streams, cache)
+    held_out = [
+        read_dataset(dataset.beside(dataset.validation))
+        for dataset in datasets
+        if dataset.validation and not data.val_path
+    ]
     if not held_out:
-        return everything, None
-    own = [weights[number] for number in held_out] if weights else None
-    return everything, MixtureImages(list(held_out.values()), own, shown, data.max_val_images)
+        return train, None
+    validation = ShardImages(held_out, data.data_streams, cache)
+    if len(datasets) > 1:
+        _refuse_shared(train, validation, f"--data_path {public_text(validation.location)}", data.exclude)
+    return train, validation
 
 
 def _validation_images(config: Config, train: Images, cache: ShardCache | None) -> Images:
@@ -228,16 +242,15 @@ def _validation_images(config: Config, train: Images, cache: ShardCache | None) 
     path = config.data.val_path
     assert path is not None
     images: FolderImages | ShardImages = (
-        open_images(read_dataset(path, flag="--val_path"), config.data.data_streams, cache)
+        ShardImages([read_dataset(path, flag="--val_path")], config.data.data_streams, cache)
         if is_dataset(path)
         else FolderImages(Path(path), list_images(path, flag="--val_path"))
     )
     shown = f"--val_path {public_text(path)}"
-    for part in train.parts if isinstance(train, MixtureImages) else [train]:
-        if isinstance(part, ShardImages) and isinstance(images, ShardImages):
-            _refuse_shared(part, images, shown, config.data.exclude)
-        else:
-            _refuse_same_files(part, images, shown, config.data.exclude)
+    if isinstance(train, ShardImages) and isinstance(images, ShardImages):
+        _refuse_shared(train, images, shown, config.data.exclude)
+    else:
+        _refuse_same_files(train, images, shown, config.data.exclude)
     return images
 
 
@@ -277,8 +290,8 @@ def _refuse_shared(train: ShardImages, images: ShardImages, shown: str, exclude:
         raise DataError(f"{shown}: {error.detail}: copy the dataset again") from error
     if exclude and shared:
         pairs = np.array([(image.key, image.training_key) for image in shared], "S32")
-        numbers = read_exclude_list(exclude).numbers(pairs.reshape(-1)).reshape(-1, 2)
-        shared = [shared[place] for place in np.flatnonzero((numbers < 0).all(axis=1))]
+        is_listed = read_exclude_list(exclude).contains(pairs.reshape(-1)).reshape(-1, 2).any(axis=1)
+        shared = [shared[place] for place in np.flatnonzero(~is_listed)]
     if shared:
         equal = sum(image.is_equal for image in shared)
         examples = ", ".join(f"{image.key} ({image.training_key})" for image in shared[:3])

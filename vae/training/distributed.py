@@ -3,35 +3,26 @@
 import datetime
 import os
 import threading
-import time
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
-from functools import cached_property, partial
+from dataclasses import dataclass
 from typing import TypeVar
 
 import torch
 import torch.distributed as dist
-from torch import nn
 
 from vae.device import pick_device
 from vae.system import console
 from vae.system.errors import EXIT_FAILED, HangError, LostProcessError, UserError
 
 JOIN_MINUTES = 10.0  # until all processes have joined, or --hang_minutes if that is less
-POLL_SECONDS = 5e-5  # far below the time of a step
 WITHOUT_LIMIT_MINUTES = 24 * 60.0  # of a collective if --hang_minutes is 0; PyTorch has no "off"
 
 _LOST = ("connection closed by peer", "connection reset by peer", "broken pipe", "remote process exited")
 
 _Item = TypeVar("_Item", bound=Hashable)
-
-
-@dataclass
-class HostWaits:
-    """How long this process has waited for the other ones, except for gradients."""
-
-    seconds: float = 0.0
+_Plain = TypeVar("_Plain")
+_Read = TypeVar("_Read")
 
 
 @dataclass(frozen=True)
@@ -42,7 +33,6 @@ class Distributed:
     world_size: int
     device: torch.device
     local_world_size: int = 1  # processes on this host, which share its cores
-    waits: HostWaits = field(default_factory=HostWaits, compare=False)
 
     @classmethod
     def start(cls, device: str, hang_minutes: float = 0) -> "Distributed":
@@ -71,47 +61,30 @@ class Distributed:
         """Whether this process is rank 0, which alone prints and writes files."""
         return self.rank == 0
 
-    def broadcast(self, module: nn.Module) -> None:
-        """Give all processes the weights of the main one: another CPU may round initial weights otherwise."""
-        if self.world_size > 1:
-            for parameter in module.parameters():
-                dist.broadcast(parameter.detach(), 0)
+    def on_main(self, action: Callable[[], _Plain]) -> _Plain:
+        """Call `action` on the main process; returns its result, which is plain and small, on all of them.
 
-    def begin_sum(
-        self, *numbers: float, while_waiting: Callable[[], None] = lambda: None
-    ) -> Callable[[], list[float]]:
-        """Begin to sum each number over all processes; returns what waits for the sums and gives them.
-
-        On a GPU, the numbers go through its network, beside the work that it does meanwhile. A wait there
-        calls `while_waiting`, which may raise an exception: a lost process is not noticed otherwise.
+        If it raises a UserError there, the others end with its exit code and without a line of their own.
         """
         if self.world_size == 1:
-            return lambda: list(numbers)
-        if self.device.type == "cpu":
-            total = torch.tensor(numbers, dtype=torch.float64)
-            work = dist.all_reduce(total, async_op=True)
-            return self._after(work.wait, total)
-        with torch.cuda.stream(self._side_stream):
-            mine = torch.tensor(numbers, dtype=torch.float64, pin_memory=True)
-            total = mine.to(self.device, non_blocking=True)
-            dist.all_reduce(total)
-            found = torch.empty_like(mine, pin_memory=True).copy_(total, non_blocking=True)
-            done = torch.cuda.Event()
-            done.record()
-        return self._after(partial(wait_until, done.query, while_waiting), found)
+            return action()
+        result, failure = None, None
+        if self.is_main:
+            try:
+                result = action()
+            except UserError as error:
+                failure = error
+        message = [result, failure and failure.exit_code]
+        dist.broadcast_object_list(message, 0, device=torch.device("cpu"))
+        if message[1] is not None:
+            raise failure or SystemExit(message[1])
+        return message[0]  # type: ignore[return-value]
 
-    @cached_property
-    def _side_stream(self) -> torch.cuda.Stream:
-        return torch.cuda.Stream(self.device)
-
-    def _after(self, wait: Callable[[], object], sums: torch.Tensor) -> Callable[[], list[float]]:
-        def waited() -> list[float]:
-            started = time.perf_counter()
-            wait()
-            self.waits.seconds += time.perf_counter() - started
-            return sums.tolist()
-
-        return waited
+    def main_first(self, read: Callable[[], _Read]) -> _Read:
+        """What `read` returns in this process. The main process calls it first: it may download, or fail."""
+        results: list[_Read] = []
+        self.on_main(lambda: results.append(read()))
+        return results[0] if results else read()
 
     def all_reduce_scalars(self, *numbers: float) -> list[float]:
         """Sum each number over all processes, on the host: no device synchronizes."""
@@ -172,13 +145,6 @@ class Distributed:
         """Leave the process group."""
         if self.world_size > 1 and dist.is_initialized():
             dist.destroy_process_group()
-
-
-def wait_until(is_done: Callable[[], bool], while_waiting: Callable[[], None]) -> None:
-    """Wait in Python, where handlers of signals run, and not in the code of CUDA."""
-    while not is_done():
-        while_waiting()
-        time.sleep(POLL_SECONDS)
 
 
 def _join(backend: str, hang_minutes: float) -> None:

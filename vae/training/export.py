@@ -13,23 +13,15 @@ import torch
 from vae.config.options import Config
 from vae.images.pixels import to_float
 from vae.interop.checkpoint_file import checkpoint_digest
-from vae.interop.diffusers_folder import (
-    WEIGHTS_NAME,
-    channel_config,
-    channel_metadata,
-    diffusers_config,
-    save_diffusers_folder,
-)
-from vae.interop.families import latents_config
+from vae.interop.diffusers_folder import WEIGHTS_NAME, describe, save_diffusers_folder
 from vae.interop.latent_statistics import LatentConstants, is_unmeasured, set_latent_norm, sums_of
 from vae.interop.modelspec import modelspec
 from vae.interop.safetensors_file import stored_metadata, stored_weights
 from vae.interop.vae_files import CHECKPOINT_KEY, RUN_KEY, START_KEY
 from vae.model.autoencoder import AutoencoderKL
-from vae.step import Networks, network_input
+from vae.step import Networks, network_input, unwrapped
 from vae.system import console
 from vae.system.errors import NonFiniteError, UserError
-from vae.system.files import is_link
 from vae.system.folder_marker import read_marker
 from vae.training.checkpoints.store import position_name
 from vae.training.output.run_folder import epoch_name, resume_command
@@ -37,7 +29,6 @@ from vae.training.provenance import note_exported
 from vae.training.state import TrainingState
 
 EXPORT_NAME = "vae"  # folder in OUTPUT_DIR
-WORSE_KEY = "below_start_of_epoch"  # metadata key of an export below its start: the stage's first epoch
 LATENT_IMAGES = 256  # crops from which the latent statistics are measured
 
 
@@ -53,7 +44,7 @@ def latent_constants(
     A latent norm that is not measured for these latents is measured, too. A frozen encoder keeps `fixed` ones
     or none, and its latent norm: diffusion models were trained with them.
     """
-    if networks.autoencoder.encoder_frozen:
+    if unwrapped(networks.autoencoder).encoder_frozen:
         return fixed or LatentConstants()
     latent_norm = model.bn if model.bn is not None and is_unmeasured(model.bn, encoder_trained=True) else None
     inputs = (network_input(to_float(images), networks, networks.eval_dtype) for images in batches)
@@ -99,35 +90,27 @@ class Export:
                 f"{self._remedy('lower --learning_rate')}"
             )
         weights = stored_weights(state.eval_model, "fp32")
-        start = state.lineage.start
+        start = state.identity.start
         digest = checkpoint_digest(checkpoint)
         marker = read_marker(self.folder.parent)
         metadata = {CHECKPOINT_KEY: digest, RUN_KEY: marker.id if marker else ""}
         metadata |= {START_KEY: start} if start else {}
-        if state.eval_model.bn is None:
-            metadata |= channel_metadata(constants)
         before = stored_metadata(self.folder / WEIGHTS_NAME)
-        stage = str(state.stage.first_epoch)
-        if state.history.is_below_start:
-            metadata[WORSE_KEY] = stage
         if self._is_foreign(before, metadata[RUN_KEY]):
             console.warning(f"{self.folder} is not of this run, so it is kept in {self._keep_replaced()}")
-        elif state.history.is_below_start and before and before.get(WORSE_KEY) != stage:
-            self._report_worse(self._keep_replaced())
-        shape = state.eval_model.config
-        size = state.stage.image_size
-        config = diffusers_config(shape, size, constants.scaling, constants.shift, overflows_fp16)
-        config |= latents_config(state.eval_model.bn)
-        if state.eval_model.bn is None:
-            in_file = state.latent_constants is not None and bool(state.latent_constants.mean)
-            config |= channel_config(constants, were_in_config=in_file)
-        metadata |= modelspec(state.eval_model, self.folder.absolute().parent, size)
+        if state.history.is_below_start:
+            self._report_worse()
+        model, size = state.eval_model, state.stage.image_size
+        in_file = state.latent_constants is not None and bool(state.latent_constants.mean)
+        how = {"force_upcast": overflows_fp16, "were_in_config": in_file}
+        config, of_latents = describe(model, size, constants, **how)
+        metadata |= of_latents | modelspec(model, self.folder.absolute().parent, size)
         save_diffusers_folder(self.folder, weights, config, metadata)
         note_exported(self.folder.parent, digest)
 
     def _is_foreign(self, before: dict[str, str], run_id: str) -> bool:
         """Whether the folder has files that this run has not written, but would replace."""
-        if is_link(self.folder) or not self.folder.is_dir():
+        if not self.folder.is_dir():
             return os.path.lexists(self.folder)
         names = (WEIGHTS_NAME, "config.json")
         return before.get(RUN_KEY) != run_id and any((self.folder / name).exists() for name in names)
@@ -149,11 +132,10 @@ class Export:
             ) from error
         return kept
 
-    def _report_worse(self, kept: Path) -> None:
+    def _report_worse(self) -> None:
         history = self._state.history
         line = (
-            f"PSNR is {history.last_psnr:.2f} dB, and {history.start_psnr:.2f} dB at the start of this "
-            f"stage, so the VAE of before is kept in {kept}"
+            f"PSNR is {history.last_psnr:.2f} dB, and {history.start_psnr:.2f} dB at the start of this stage"
         )
         if self._config.loss.adversarial_weight > 0:
             console.info(f"{line}: the adversarial loss may lower PSNR, so compare the pictures of both")

@@ -6,14 +6,10 @@ from dataclasses import replace
 import numpy as np
 
 from vae.config.options import Config, DataConfig
-from vae.data.dataset import FolderImages, Images
-from vae.data.exclude_list import Excluded, ExcludeList, read_exclude_list, refuse_unmatched, unmatched_text
+from vae.data.dataset import FolderImages
+from vae.data.exclude_list import Excluded, ExcludeList, read_exclude_list, refuse_unmatched
 from vae.data.excluding import find_excluded
-from vae.data.image_sizes import (
-    image_sizes,
-    manifest_sizes,
-    sampled,
-)
+from vae.data.image_sizes import image_sizes, manifest_sizes
 from vae.data.manifest import is_manifest
 from vae.sampling.buckets import aspects
 from vae.system import console
@@ -24,21 +20,19 @@ from vae.training.validation.measure import ValidationSet
 
 
 def with_aspects(training_set: TrainingSet, config: Config, dist: Distributed) -> TrainingSet:
-    """The training set with the aspects that --buckets needs; each process reads a share."""
+    """The training set with the aspects of a folder that --buckets needs; each process reads a share."""
     images, data = training_set.images, config.data
-    if not data.buckets:
+    if not data.buckets or not isinstance(images, FolderImages):
         return training_set
     measured = _measured_aspects(images, data.data_path, dist)
     return replace(training_set, aspects=np.frombuffer(measured, dtype=np.float32))
 
 
-def _measured_aspects(images: Images, data_path: str, dist: Distributed) -> bytes:
-    indices = np.array_split(sampled(images), dist.world_size)[dist.rank]
+def _measured_aspects(images: FolderImages, data_path: str, dist: Distributed) -> bytes:
+    indices = np.array_split(np.arange(len(images)), dist.world_size)[dist.rank]
 
     def measure() -> bytes:
-        known = {}
-        if isinstance(images, FolderImages) and is_manifest(data_path):
-            known = manifest_sizes(data_path, images.names)
+        known = manifest_sizes(data_path, images.names) if is_manifest(data_path) else {}
         return aspects(image_sizes(images, indices, known)).tobytes()
 
     return b"".join(results_by_rank(measure, dist))
@@ -64,40 +58,36 @@ def without_excluded(
     if data.exclude is None:
         return training_set, validation_set
     keys = read_exclude_list(data.exclude)
-    training, matched = _excluded(training_set, keys, data.data_path, dist)
+    training = _excluded(training_set, keys, data.data_path, dist)
     _check_rest(len(training_set.images), training, data, "training")
-    validation = Excluded(sha256=keys.sha256, keys=len(keys))
+    count = 0
+    matched = len(training.indices)
     if validation_set is not None:
-        path = data.val_path or data.data_path
-        validation, others = _excluded(validation_set, keys, path, dist)
+        validation = _excluded(validation_set, keys, data.val_path or data.data_path, dist)
+        matched += len(validation.indices)
         own = validation.indices
         validation = replace(validation, indices=own[own < validation_set.count])
         _check_rest(validation_set.count, validation, data, "validation")
         validation_set = replace(validation_set, excluded=validation)
-        matched = np.union1d(matched, others)
-    if not len(matched):
+        count = len(validation.indices)
+    if not matched:
         refuse_unmatched(keys)
-    console.info(
-        f"exclude {len(training.indices)} training and {len(validation.indices)} validation images are left "
-        f"out{unmatched_text(keys, matched)}"
-    )
+    console.info(f"exclude {len(training.indices)} training and {count} validation images are left out")
     return replace(training_set, excluded=training), validation_set
 
 
 def _excluded(
     images_of: TrainingSet | ValidationSet, keys: ExcludeList, path: str, dist: Distributed
-) -> tuple[Excluded, np.ndarray]:
-    """The excluded images of a set, and the numbers of their keys; each process reads a share."""
+) -> Excluded:
+    """The excluded images of a set; each process reads a share."""
     manifest = path if is_manifest(path) else None
 
     def find() -> bytes:
-        indices, numbers = find_excluded(images_of.images, keys, manifest, dist.rank, dist.world_size)
-        return np.concatenate([[len(indices)], indices, numbers]).astype(np.int64).tobytes()
+        found = find_excluded(images_of.images, keys, manifest, dist.rank, dist.world_size)
+        return found.astype(np.int64).tobytes()
 
     parts = [np.frombuffer(part, np.int64) for part in results_by_rank(find, dist)]
-    indices = np.unique(np.concatenate([part[1 : 1 + part[0]] for part in parts]))
-    numbers = np.unique(np.concatenate([part[1 + part[0] :] for part in parts]))
-    return Excluded(indices, keys.sha256, len(keys), len(numbers)), numbers
+    return Excluded(np.unique(np.concatenate(parts)), keys.sha256)
 
 
 def _check_rest(count: int, excluded: Excluded, data: DataConfig, name: str) -> None:

@@ -1,10 +1,8 @@
 """The training loop of a stage: the way of a batch, from the loader to the checkpoint."""
 
 import time
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import Enum
-from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -20,7 +18,7 @@ from vae.training.output.logbook import REJECTED_NAME, Logbook
 from vae.training.output.run_folder import epoch_name, step_name
 from vae.training.records.profiling import StepProfiler
 from vae.training.records.recorder import Means, Recorder
-from vae.training.recovery.signals import LOADING_SECONDS, STEP, LoadingStoppedError
+from vae.training.recovery.signals import STEP, LoadingStoppedError
 from vae.training.recovery.stability import NOT_FINITE, Stability, raise_if_diverged
 from vae.training.recovery.watchdog import Liveness
 from vae.training.stages import is_started, shorten_stage
@@ -39,14 +37,14 @@ class StageEnd(Enum):
     SIGNALLED = "a signal asked to stop"
 
 
-class Agreed(NamedTuple):
-    """What the processes exchange in a step: sums over all of them."""
+class StepCounts(NamedTuple):
+    """What decides about a step, in all processes together."""
 
-    rejected: float  # unusable images
-    excluded: float  # images that --exclude names
-    stop: float  # processes that got a signal to stop
-    save: float  # processes that got a signal to save
-    no_batch: float  # processes without a batch
+    rejected: int  # unusable images
+    excluded: int  # images that --exclude names
+    stop: int  # processes that got a signal to stop
+    save: int  # processes that got a signal to save
+    no_batch: int  # processes without a batch
 
 
 @dataclass
@@ -66,7 +64,6 @@ class TrainingLoop:
     logbook: Logbook
     alive: Liveness
     profiler: StepProfiler
-    _step_begun: float = field(default_factory=time.monotonic)
 
     @property
     def baselines(self) -> dict[str, Metrics]:
@@ -112,7 +109,6 @@ class TrainingLoop:
                     if end is not None:
                         self.saver.save_and_wait()
                         break
-                    self.recorder.print_duration()
         if end is not StageEnd.SIGNALLED:  # too late for a spike that lasts
             streak = int(state.update.nonfinite_streak)
             raise_if_diverged(self.stepper.dist, self.stability.at_end(state.position.step, streak))
@@ -124,25 +120,25 @@ class TrainingLoop:
         An exception is the reason why this process has no batch: all processes save, without a step, and
         stop.
         """
-        state, dist, waited = self.state, self.stepper.dist, self.stepper.dist.waits.seconds
-        if isinstance(batch, Exception) and dist.world_size == 1:
+        state, world_size = self.state, self.stepper.dist.world_size
+        if isinstance(batch, Exception) and world_size == 1:
             return self._stop_without_batch(batch)
-        agree = self._begin_to_agree(batch)
         loaded = batch if isinstance(batch, Batch) else _without_images(state.stage.image_size)
         sums = self.stepper.gradients(loaded)
-        agreed = Agreed(*agree())  # from here on, all processes do the same
-        self.stepper.sum_gradients()
-        if agreed.no_batch:
+        started = time.perf_counter()
+        counts = self._all_reduced_counts(batch)  # from here on, all processes do the same
+        sync_seconds = time.perf_counter() - started
+        if counts.no_batch:
             return self._stop_without_batch(batch)
-        self._check_rejected(int(agreed.rejected))
+        self._check_rejected(counts.rejected)
         steps = self.stepper.schedule.steps
-        images = steps.images - int(agreed.rejected + agreed.excluded)
+        images = steps.images - counts.rejected - counts.excluded
         update = self.stepper.update(loaded, sums, images)
         state.advance(steps.images)
-        self.recorder.add(loaded, update, images, dist.waits.seconds - waited)
-        if agreed.save:
+        self.recorder.add(loaded, update, images, sync_seconds)
+        if counts.save:
             self.saver.save_now()
-        if agreed.stop or (self.alive.signals.stop and dist.world_size == 1):
+        if counts.stop or (self.alive.signals.stop and world_size == 1):
             return StageEnd.SIGNALLED
         limit = self.options.max_steps
         return StageEnd.MAX_STEPS if limit is not None and state.position.step >= limit else None
@@ -155,10 +151,8 @@ class TrainingLoop:
         options, step = self.options, self.state.position.step
         epoch_is_done = self.stepper.schedule.steps.epoch_is_done(self.state.position)
         takes_samples = options.save_samples_freq and step % options.save_samples_freq == 0
-        if self.recorder.is_due() or takes_samples:
-            self.saver.check_folder()  # before anything is written
         if self.recorder.is_due():
-            self._judge(self.recorder.write(batch))
+            self._judge(self.recorder.write())
         self.saver.report()
         if stopping:
             return
@@ -223,22 +217,15 @@ class TrainingLoop:
 
     # ---- the other processes -----------------------------------------------------------------------------
 
-    def _begin_to_agree(self, batch: Batch | Exception) -> Callable[[], list[float]]:
-        """Begin to exchange what decides this step; returns what waits for the values of Agreed.
-
-        The step's gradients are computed meanwhile, so no process waits for another one on the host.
-        """
+    def _all_reduced_counts(self, batch: Batch | Exception) -> StepCounts:
+        """What decides about the step with `batch`: one exchange on the host, while the device computes."""
         signals, no_batch = self.alive.signals, isinstance(batch, Exception)
         asked, signals.save = signals.save, False
         rejected, excluded = (batch.rejected, batch.excluded) if isinstance(batch, Batch) else ([], 0)
         for rejection in rejected:
             self.logbook.rejected(rejection.name, str(rejection))
-        now, begun = time.monotonic(), self._step_begun
-        self._step_begun, patience = now, LOADING_SECONDS + 2 * (now - begun)  # others may be a step behind
-        return self.stepper.dist.begin_sum(
-            *(len(rejected), excluded, signals.stop, asked, no_batch),
-            while_waiting=partial(self.alive.check, patience),
-        )
+        own = StepCounts(len(rejected), excluded, signals.stop, asked, no_batch)
+        return StepCounts(*map(int, self.stepper.dist.all_reduce_scalars(*own)))
 
     def _stop_without_batch(self, batch: Batch | Exception) -> StageEnd:
         """Save and stop if a process has no batch: after a signal with a StageEnd, or else with an error.

@@ -12,9 +12,9 @@ from vae.model.activation_scale import scale_activations
 from vae.step import Networks
 from vae.training.checkpoints.saver import Saver
 from vae.training.command import Command
+from vae.training.data_parallel import GradientWaits
 from vae.training.datasets import TrainingSet
 from vae.training.distributed import Distributed
-from vae.training.gradient_sum import GradientSum
 from vae.training.loop import TrainingLoop
 from vae.training.memory.oom_retry import OomRetry, StepSettings
 from vae.training.memory.stage_memory import StagePlan, plan_stage
@@ -41,7 +41,7 @@ class PreparedRun:
     command: Command
     dist: Distributed
     networks: Networks
-    gradient_sum: GradientSum
+    gradient_waits: GradientWaits
     state: TrainingState
     training_set: TrainingSet
     validation_set: ValidationSet | None
@@ -63,8 +63,8 @@ class PreparedRun:
     def steps(self, stage: Stage) -> StageSteps:
         """How the epochs of `stage` divide into optimizer steps."""
         accumulation = self.config.run.accumulation_steps
-        global_batch = stage.batch_size * accumulation * self.dist.world_size
-        order = self.training_set.order_of(self.config, stage.image_size, global_batch)
+        local_batch = stage.batch_size * accumulation
+        order = self.training_set.order_of(self.config, stage.image_size, local_batch, self.dist.world_size)
         return StageSteps.of(stage, len(order), accumulation, self.dist.world_size)
 
     def schedule(self, stage: Stage) -> StageSchedule:
@@ -83,12 +83,12 @@ class PreparedRun:
         for network in filter(None, (self.state.autoencoder, self.state.ema)):
             scale_activations(network, scale)
 
-    def crops(self, schedule: StageSchedule, count: int) -> Iterator[torch.Tensor]:
-        """About `count` training crops uint8 (1, 3, H, W) on the device, a sample over all folders."""
-        size, images = self.state.stage.image_size, schedule.steps.images
-        dataset = self.training_set.crops(self.config, size, images).scattered()
+    def crops(self, count: int) -> Iterator[torch.Tensor]:
+        """About `count` training crops uint8 (1, 3, H, W) on the device (TrainingSet.sample)."""
+        dataset = self.training_set.crops(self.config, self.state.stage.image_size)
         first_epoch = 0
-        for index in range(0, len(dataset), max(1, len(dataset) // count)):
+        position, dist = self.state.position, self.dist
+        for index in self.training_set.sample(count, position, dist.rank, dist.world_size):
             crop = dataset[first_epoch, index].image
             if crop is not None:
                 yield crop[None].to(self.dist.device)
@@ -96,7 +96,8 @@ class PreparedRun:
     def retry(self, plan: StagePlan | None = None) -> OomRetry:
         """What computes the steps of a stage; without a plan, no step is computed."""
         settings = plan.step_settings(self.config.speed) if plan else StepSettings(1, "none", False)
-        return OomRetry(self.networks, self.dist, settings, self.resume_command, self.gradient_sum)
+        size = self.state.stage.image_size
+        return OomRetry(self.networks, self.dist, settings, self.output_dir, size)
 
     def stepper(self, schedule: StageSchedule, retry: OomRetry) -> Stepper:
         """What makes the optimizer steps of a stage."""
@@ -106,9 +107,9 @@ class PreparedRun:
         """The training batches of the stage that trains."""
         steps, size = schedule.steps, self.state.stage.image_size
         return TrainLoader(
-            self.training_set.crops(self.config, size, steps.images),
+            self.training_set.crops(self.config, size),
             local_batch=steps.local_images,
-            order=self.training_set.order_of(self.config, size, steps.images),
+            order=self.training_set.order_of(self.config, size, steps.local_images, self.dist.world_size),
             rank=self.dist.rank,
             world_size=self.dist.world_size,
             num_workers=self.num_workers,
@@ -158,6 +159,7 @@ class PreparedRun:
             dist=self.dist,
             logbook=logbook,
             options=config.run,
+            gradient_waits=self.gradient_waits,
             planned_bytes=min(plan.memory.total, plan.available),
         )
         folder = self.output_dir / "profile" / f"{state.stage.image_size}px"

@@ -1,6 +1,6 @@
-"""Where a run comes from: the runs before it, and what decides its samples. A resumed run says what differs.
+"""Where a run comes from, and what decides its samples. A resumed run says what differs.
 
-A checkpoint contains both as plain data: `Lineage` and `Samples` of vae/interop/checkpoint_content.py.
+A checkpoint contains both as plain data: `Identity` and `Samples` of vae/interop/checkpoint_content.py.
 """
 
 import subprocess
@@ -13,9 +13,8 @@ from typing import Any, NamedTuple
 import torch
 
 from vae.config.options import Config, DataConfig, names_where
-from vae.interop.checkpoint_content import Lineage
+from vae.interop.checkpoint_content import Identity
 from vae.interop.run_files import OTHER_DATA, RUN_NAME
-from vae.sampling.mixture import MixtureOrder
 from vae.sampling.streams import StreamOrder
 from vae.shards.shard_images import ShardImages
 from vae.system import console
@@ -29,7 +28,7 @@ from vae.training.validation.measure import ValidationSet
 EXPORTED = "exported"  # key: the SHA-256 of the checkpoint whose weights the run has exported at its end
 RULES = 1  # of the order of images and of their crops as functions of (seed, epoch, position)
 # Without these keys two records can be equal: they do not decide samples.
-NOT_COMPARED = {"path", "policy", "transforms", "exclude_keys", "exclude_matched"}
+NOT_COMPARED = {"path", "policy", "transforms"}
 NEW = "new"
 EXACT = "exact"
 TOPOLOGY = "other topology"
@@ -37,22 +36,17 @@ ROLLBACK = "rollback"
 SHOWN = 12  # characters of a version
 
 
-# ---- the runs before it ----------------------------------------------------------------------------------
+# ---- the file of the run ---------------------------------------------------------------------------------
 
 
-def saved_lineage(content: Mapping[str, Any]) -> Lineage:
-    """The run that saved a checkpoint."""
-    return Lineage.from_plain(content["run"])
-
-
-def write_last_run(folder: Path, lineage: Lineage, good: Path | None) -> None:
-    """Store which run is the last one in the folder, and its checkpoint that is known to be good."""
+def write_run(folder: Path, identity: Identity, good: Path | None) -> None:
+    """Store the run of the folder, and its checkpoint that is known to be good."""
     name = good.name if good is not None and good.parent == folder else None
-    write_json(folder / RUN_NAME, {**asdict(lineage), "good_checkpoint": name}, indent=2)
+    write_json(folder / RUN_NAME, {**asdict(identity), "good_checkpoint": name}, indent=2)
 
 
 def note_exported(folder: Path, digest: str) -> None:
-    """Store that the last run in the folder has exported its weights, from a checkpoint with this SHA-256."""
+    """Store that the run in the folder has exported its weights, from a checkpoint with this SHA-256."""
     try:
         plain = read_json(folder / RUN_NAME)
     except (OSError, ValueError):
@@ -60,16 +54,13 @@ def note_exported(folder: Path, digest: str) -> None:
     write_json(folder / RUN_NAME, {**plain, EXPORTED: digest}, indent=2)
 
 
-def read_last_run(folder: Path) -> tuple[Lineage | None, Path | None]:
-    """The last run in the folder and its good checkpoint; None for what is unknown."""
+def read_good_checkpoint(folder: Path) -> Path | None:
+    """The checkpoint of the run in the folder that is known to be good; None if there is none."""
     try:
-        plain = dict(read_json(folder / RUN_NAME))
-        plain.pop(EXPORTED, None)
-        name = plain.pop("good_checkpoint")
-        lineage = Lineage.from_plain(plain)
+        name = read_json(folder / RUN_NAME)["good_checkpoint"]
     except (OSError, ValueError, KeyError, TypeError):
-        return None, None
-    return lineage, folder / name if isinstance(name, str) and Path(name).name == name else None
+        return None
+    return folder / name if isinstance(name, str) and Path(name).name == name else None
 
 
 # ---- what decides its samples ----------------------------------------------------------------------------
@@ -84,22 +75,21 @@ class Resume(NamedTuple):
 
 @dataclass(frozen=True)
 class Provenance:
-    """Where this run comes from, fixed from its preparation on; its lineage grows with each rollback."""
+    """Where this run comes from, fixed from its preparation on."""
 
     samples: dict[str, Any]  # `contract` of a checkpoint
     begun_from: str  # RANDOM, WARM or TRAINED: the weights of the first stage
     resumed_from: Path | None  # the checkpoint
     resume: Resume
 
-    def run_record(self, lineage: Lineage, resume: Resume) -> dict[str, str]:
+    def run_record(self, identity: Identity, resume: Resume) -> dict[str, str]:
         """Values of the record `run` in metrics.jsonl."""
-        parent = lineage.ancestors[-1][0] if lineage.ancestors else ""
         versions = {
             part: (self.samples[part] or {}).get("version", "") for part in ("training", "validation")
         }
         return {
-            "id": lineage.id,
-            "parent": parent,
+            "id": identity.id,
+            "parent": identity.parent,
             "resume": resume.kind,
             "changed": resume.changed,
             **versions,
@@ -129,7 +119,7 @@ def samples_record(
             "batch_size": stage.batch_size,
             "accumulation_steps": config.run.accumulation_steps,
             "streams": order.num_streams,
-            "shuffle_shards": order.shuffle_shards if isinstance(order, StreamOrder | MixtureOrder) else None,
+            "shuffle_shards": order.shuffle_shards if isinstance(order, StreamOrder) else None,
         },
         "code": code_revision(),
         "continues": dict(continues) if continues else None,
@@ -148,14 +138,15 @@ def _version(of: TrainingSet | ValidationSet) -> dict[str, Any]:
     With the SHA-256 of --exclude: with another list, other images are used.
     """
     images = of.images
-    dataset = images.dataset if isinstance(images, ShardImages) else None
+    datasets = images.datasets if isinstance(images, ShardImages) else []
+    dataset = datasets[0] if len(datasets) == 1 else None
     return {
         "path": public_text(images.location),
-        "version": dataset.version if dataset else images.fingerprint(),
+        "version": images.version,
         "images": len(images),
         "policy": dict(dataset.policy) if dataset else None,
         "transforms": dict(dataset.transforms) if dataset else None,
-        **of.excluded.record(),
+        "exclude": of.excluded.sha256,
     }
 
 
@@ -210,7 +201,7 @@ def print_resume(resume: Resume, new_size: int | None) -> None:
     elif resume.kind == TOPOLOGY:
         console.info(
             f"resume  same data, other topology ({resume.changed}): the same steps only if processes x batch "
-            "size x accumulation and the streams are as before"
+            "size x accumulation and the streams are as before, and with --buckets also the processes"
         )
     elif resume.kind == OTHER_DATA:
         console.warning(

@@ -26,14 +26,14 @@ from vae.system.errors import UserError
 from vae.system.folder_marker import read_marker
 from vae.system.gpus import CPU_SETTINGS, match_card
 from vae.system.host import GIB
-from vae.training.checkpoints.broadcast import from_main
-from vae.training.checkpoints.store import load_named, load_newest
+from vae.training.checkpoints.store import load_named, load_newest, load_on_all
 from vae.training.command import Command
 from vae.training.distributed import Distributed
 from vae.training.output.run_folder import folders_of_runs, resume_command
-from vae.training.provenance import saved_lineage
 from vae.training.schedule import RANDOM, TRAINED, WARM
 from vae.training.stages import Position, Stage, first_stages, resumed_stages
+
+ALONE = Distributed(0, 1, torch.device("cpu"))
 
 
 @dataclass(frozen=True)
@@ -66,18 +66,17 @@ def machine_of(device: torch.device) -> tuple[bool, dict[str, Any]]:
 
 
 def resolve_options(
-    command: Command, has_gpu: bool, machine_settings: dict[str, Any], dist: Distributed | None = None
+    command: Command, has_gpu: bool, machine_settings: dict[str, Any], dist: Distributed = ALONE
 ) -> ResolvedOptions:
     """Combine the given options with the files that they name, the profile and the machine.
 
-    `dist`: the processes that call this together; None: only this one.
+    `dist`: the processes that call this together.
     """
     given = command.given
     path = None
     content = None
     if command.resume_from is not None:
-        find = partial(_find_checkpoint, command)
-        path, content = (from_main(find, dist) if dist else find()) or (None, None)
+        path, content = load_on_all(partial(_find_checkpoint, command), dist) or (None, None)
     if content is not None:
         _keep_order(content)
     name = command.value("profile")
@@ -133,7 +132,7 @@ def _find_checkpoint(command: Command) -> tuple[Path, dict[str, Any]] | None:
         return None
     marker = read_marker(folder)
     is_inside = path.parent.resolve() == folder.resolve()
-    if marker is not None and is_inside and not saved_lineage(content).is_of(marker.id):
+    if marker is not None and is_inside and content["run"]["id"] != marker.id:
         raise UserError(
             f"--resume_from {command.resume_from}: {path} is not of the run in --output_dir {folder}: give a "
             "new --output_dir"
@@ -164,17 +163,14 @@ def _keep_order(content: dict[str, Any]) -> None:
             config[name] = content["contract"]["topology"][of_run]
 
 
-def _existing_vae(
-    config: Config, given: dict[str, Any], dist: Distributed | None
-) -> tuple[Config, VaeFile | None]:
+def _existing_vae(config: Config, given: dict[str, Any], dist: Distributed) -> tuple[Config, VaeFile | None]:
     """The VAE of --init_from, and the configuration with its shape; unchanged and None without the flag.
 
     Another given shape of the decoder replaces its decoder by a new one.
     """
     if not config.model.init_from:
         return config, None
-    read = partial(read_vae, Path(config.model.init_from))
-    file = from_main(read, dist) if dist else read()
+    file = dist.main_first(partial(read_vae, Path(config.model.init_from)))
     shape = {"norm_groups": config.model.norm_groups, "padding": config.model.padding, **file.shape}
     of_decoder = {name: value for name in DECODER_SHAPE if (value := getattr(config.model, name)) is not None}
     check_shape(

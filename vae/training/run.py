@@ -1,8 +1,8 @@
 """A whole run, from top to bottom: prepare, train stage after stage, export, report the result."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +16,10 @@ from vae.memory.available import limit_memory
 from vae.model.activation_scale import scale_activations
 from vae.model.recompute import set_recompute
 from vae.system import console
-from vae.system.errors import EXIT_SAVED_RESUMABLE, NonFiniteError, UserError
+from vae.system.errors import EXIT_SAVED_RESUMABLE, LostProcessError, NonFiniteError, UserError
 from vae.system.folder_marker import claim_folder
 from vae.training.checkpoints.saver import Saver
-from vae.training.checkpoints.store import position_name, set_aside_others
+from vae.training.checkpoints.store import abandon_newer, position_name, set_aside_others
 from vae.training.checkpoints.writer import CheckpointWriter, copy_fits
 from vae.training.command import Command, check_command
 from vae.training.distributed import Distributed
@@ -31,10 +31,9 @@ from vae.training.output.appending import write_json
 from vae.training.output.folder_lock import FolderLock
 from vae.training.output.logbook import Logbook
 from vae.training.output.run_folder import contains_run, resume_command
-from vae.training.output.wandb_run import WandbRun
+from vae.training.output.wandb_run import start_wandb
 from vae.training.parts import PreparedRun
 from vae.training.precision import activations_of, search_plans
-from vae.training.records.cost import cost_text, recorded_cost
 from vae.training.records.stage_report import print_remarks, print_stage
 from vae.training.records.summary import next_command, progress_line, result_lines
 from vae.training.recovery.rollback import Rollback, begin_run
@@ -45,7 +44,6 @@ from vae.training.schedule import StageSchedule
 from vae.training.setup import begin_stability, leave_fp16, prepare_run
 from vae.training.stages import Stage, current_stage
 from vae.training.trials.find_lr import find_learning_rate
-from vae.training.trials.stage_length import choose_length
 from vae.training.validation.measure import Metrics
 
 
@@ -64,7 +62,7 @@ def train_checked(command: Command) -> int:
     try:
         with StopSignals(dist.is_main) as signals, FolderLock() as lock, dist.lost_processes_named():
             folder = command.output_dir
-            _on_main(dist, folder, lambda: lock.acquire(folder) if contains_run(folder) else None)
+            dist.on_main(lambda: lock.acquire(folder) if contains_run(folder) else None)
             prepared = prepare_run(command, dist)
             minutes = prepared.config.run.hang_minutes
             with Watchdog(minutes, prepared.output_dir, dist.rank) as watchdog:
@@ -88,18 +86,6 @@ def _out_of_memory_line(error: Exception, folder: Path) -> str:
     )
 
 
-def _on_main(dist: Distributed, folder: Path, action: Callable[[], object]) -> None:
-    """Run `action` on the main process; its UserError ends every process."""
-    refusal = None
-    if dist.is_main:
-        try:
-            action()
-        except UserError as error:
-            refusal = error
-    if dist.all_reduce_scalars(refusal is not None)[0]:
-        raise refusal or UserError(f"--output_dir {folder} cannot be used: the main process prints why")
-
-
 class _Run:
     """A prepared run in its folder."""
 
@@ -120,15 +106,13 @@ class _Run:
         plans = {later: self.prepared.plan(later) for later in stages[stages.index(stage) :]}
         limit_memory(self.dist.device, memory_limit(plans.values()))
         if self.prepared.config.run.find_lr:
-            _on_main(self.dist, self.prepared.output_dir, self._claim_folder)
+            self.dist.on_main(self._claim_folder)
             find_learning_rate(self.prepared, plans[stage], self.alive)
             return 0
-        if self.prepared.config.run.train_minutes is not None:
-            self.prepared = choose_length(self.prepared, plans[stage], self.alive)
-            stage, plans[self.state.stage] = self.state.stage, plans[stage]
         self._create_folder()
         print_remarks(self.prepared)
-        logbook = self._open_logbook(self._start_wandb())
+        wandb = self._start_wandb()
+        logbook = self._open_logbook()
         saver = self._saver()
         begin_run(saver, logbook, self.prepared.provenance.resume)
         try:
@@ -154,6 +138,9 @@ class _Run:
         finally:
             saver.close()
             logbook.close()
+            if wandb is not None:
+                with suppress(Exception):  # whatever it is, a logger must not end a run
+                    wandb.finish()
         return 0
 
     def _train_stage(self, loop: TrainingLoop, schedule: StageSchedule, plan: StagePlan) -> StageEnd:
@@ -183,6 +170,9 @@ class _Run:
         except LoadingStoppedError:
             saver.save_alone()
             return StageEnd.SIGNALLED
+        except LostProcessError as error:
+            # Nothing is saved: on a card, the weights wait for sums of gradients that never come
+            raise LostProcessError(f"{error}; resume with: {saver.resume_command}") from error
         except UserError as error:
             saved = saver.save_alone()
             if saved is None or saver.resume_command in str(error):
@@ -220,7 +210,7 @@ class _Run:
         if not self.dist.is_main:
             self.alive.watchdog.end()  # it waits while the main process exports
         else:
-            crops = partial(self._crops, schedule)
+            crops = self._crops
             constants = latent_constants(state.eval_model, run.networks, crops(), state.latent_constants)
             scale_activations(state.eval_model, 1.0)  # in other programs it has none
             overflows = activations_of(state.eval_model, crops()).may_overflow_fp16
@@ -229,17 +219,16 @@ class _Run:
             except NonFiniteError as error:
                 failure = str(error)
         raise_if_diverged(self.dist, failure)
-        cost = recorded_cost(run.output_dir / METRICS_NAME) if run.config.run.hourly_cost else 0.0
         lines = [
-            progress_line(state, schedule.steps) + cost_text(cost, state.position.images),
+            progress_line(state, schedule.steps),
             *result_lines(run.output_dir, run.config, state, baselines, constants, schedule),
             f"next    {next_command(run.output_dir, run.provenance.resumed_from, state)}",
         ]
         console.info("\n".join(lines))
 
-    def _crops(self, schedule: StageSchedule) -> Iterator[torch.Tensor]:
+    def _crops(self) -> Iterator[torch.Tensor]:
         """Training crops for the constants of the export; the watchdog waits for each."""
-        for crop in self.prepared.crops(schedule, LATENT_IMAGES):
+        for crop in self.prepared.crops(LATENT_IMAGES):
             self.alive.beat()
             yield crop
 
@@ -249,8 +238,9 @@ class _Run:
         """Create and lock the output folder, with the configuration and the split of the images."""
         run = self.prepared
         folder = self.prepared.output_dir
-        _on_main(self.dist, folder, self._claim_folder)
+        self.dist.on_main(self._claim_folder)
         if self.dist.is_main:
+            abandon_newer(folder, self.state.position.step)
             split = {"train": run.training_set.record(), "validation": []}
             if run.validation_set:
                 split["validation"] = run.validation_set.record()
@@ -260,37 +250,30 @@ class _Run:
         self.dist.barrier()
 
     def _claim_folder(self) -> None:
-        """Mark and lock the folder. The first run in it has the id of its marker, later ones an ancestor."""
+        """Mark and lock the folder. The run has the id of its marker."""
         state = self.state
-        lineage = self.state.lineage
-        marker = claim_folder(self.prepared.output_dir, RUN_COMMAND, folder_id=lineage.id)
-        if not lineage.is_of(marker.id):  # the first one was killed before it saved anything
-            if lineage.ancestors:
-                state.lineage = replace(lineage, ancestors=((marker.id, 0), *lineage.ancestors))
-            else:
-                state.lineage = replace(lineage, id=marker.id)
+        marker = claim_folder(self.prepared.output_dir, RUN_COMMAND, folder_id=state.identity.id)
+        state.identity = replace(state.identity, id=marker.id)
         self.lock.acquire(self.prepared.output_dir)
         set_aside_others(self.prepared.output_dir, marker.id)
 
-    def _open_logbook(self, wandb: WandbRun | None = None) -> Logbook:
+    def _open_logbook(self) -> Logbook:
         step = self.state.position.step
         dist = self.dist
-        return Logbook(self.prepared.output_dir, step, dist.is_main, wandb, dist.rank)
+        return Logbook(self.prepared.output_dir, step, dist.is_main, dist.rank)
 
-    def _start_wandb(self) -> WandbRun | None:
-        """The run in Weights & Biases, for --wandb on the main process."""
+    def _start_wandb(self) -> Any:
+        """The run in Weights & Biases, for --wandb on the main process; else None."""
         options = self.prepared.config.run
         if not (options.wandb and self.dist.is_main):
             return None
-        return WandbRun(self.prepared.output_dir, options.wandb_project, flatten(self.prepared.config))
+        return start_wandb(self.prepared.output_dir, options.wandb_project, flatten(self.prepared.config))
 
     def _saver(self) -> Saver:
         run = self.prepared
         background = run.config.run.background_save and copy_fits(run.config, self.dist.device)
         writer = CheckpointWriter(background)
-        return Saver(
-            run.config, self.state, run.provenance, begin_stability(run), writer, self.dist, self.lock
-        )
+        return Saver(run.config, self.state, run.provenance, begin_stability(run), writer, self.dist)
 
     # ---- runs that do not train --------------------------------------------------------------------------
 

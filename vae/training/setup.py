@@ -3,6 +3,7 @@
 import math
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -14,10 +15,11 @@ from vae.config.resolve import (
     check_views,
     with_local_batch,
 )
-from vae.data.probing import probe
+from vae.data.probing import SAMPLE, probe
 from vae.data.workers import resolve_num_workers
 from vae.device import is_out_of_memory
 from vae.interop.averaging import hash_of_weights
+from vae.interop.checkpoint_content import Identity
 from vae.interop.half_precision import LargestActivation
 from vae.losses.terms import LossTerms, build_terms
 from vae.memory.plan import stage_spec
@@ -26,15 +28,15 @@ from vae.model.autoencoder import downsampling
 from vae.ops.kernel_check import DTYPE_NAMES, Shape, choose_kernels
 from vae.sampling.buckets import bucket_shapes
 from vae.sampling.streams import streams_of_process
-from vae.step import Networks, trained_networks
+from vae.step import Networks
 from vae.system import console
 from vae.system.addresses import public_text
 from vae.system.errors import DataError, UserError
-from vae.training.checkpoints.store import is_on_line, saved_step
+from vae.training.checkpoints.store import saved_step
 from vae.training.command import Command
-from vae.training.datasets import TrainingSet, find_images
+from vae.training.data_parallel import GradientWaits, data_parallel
+from vae.training.datasets import TrainingSet, cached_shards, check_cache, find_images
 from vae.training.distributed import Distributed
-from vae.training.gradient_sum import GRADIENT_DTYPES, GradientSum, check_same_networks
 from vae.training.joint_reading import with_aspects, without_excluded
 from vae.training.kernel_shapes import kernel_shapes
 from vae.training.parts import PreparedRun
@@ -53,9 +55,8 @@ from vae.training.provenance import (
     Resume,
     compare,
     print_resume,
-    read_last_run,
+    read_good_checkpoint,
     samples_record,
-    saved_lineage,
 )
 from vae.training.recovery.stability import Stability
 from vae.training.resolved_options import ResolvedOptions, machine_of, resolve_options, run_stages
@@ -74,7 +75,6 @@ def prepare_run(command: Command, dist: Distributed) -> PreparedRun:
     content = options.content
     config = with_local_batch(options.config, dist.world_size)
     stages, position = run_stages(config, command, content)
-    config = _keep_length(config, stages, position)
     dtype = compute_dtype(config.speed, dist.device)
     num_workers = resolve_num_workers(config.data.num_workers, processes_here=dist.local_world_size)
     sets = find_images(config, num_workers, val_split_given="val_split" in command.given)
@@ -86,8 +86,8 @@ def prepare_run(command: Command, dist: Distributed) -> PreparedRun:
     choose_kernels(config.speed.kernels, dist.device, [dtype], dist.all_gather_set, shapes)
     state = begin_state(config, dist.device, dtype == torch.float16, options.source)
     terms = _terms(config, dist, dtype)
-    networks, compiled = _networks(config, dist, state, terms, dtype)
-    sum_dtype = GRADIENT_DTYPES[config.speed.gradient_dtype]
+    waits = GradientWaits()
+    networks, compiled = _networks(config, dist, state, terms, dtype, waits)
     _continue(state, options, config, position)
     state.stages = stages
     state.position = position
@@ -98,7 +98,7 @@ def prepare_run(command: Command, dist: Distributed) -> PreparedRun:
         command=command,
         dist=dist,
         networks=networks,
-        gradient_sum=GradientSum(trained_networks(networks), dist.world_size, sum_dtype),
+        gradient_waits=waits,
         state=state,
         training_set=training_set,
         validation_set=validation_set,
@@ -140,7 +140,7 @@ def _fit_fp16(run: PreparedRun, content: dict[str, Any] | None) -> None:
 
 def _largest_activation(run: PreparedRun) -> LargestActivation:
     """The largest activation on some training crops; the same in all processes."""
-    crops = run.crops(run.schedule(run.state.stage), MEASURED_CROPS)
+    crops = run.crops(MEASURED_CROPS)
     largest = activations_of(run.state.eval_model, crops)
     (total,) = run.dist.all_reduce_scalars(largest.value)
     return replace(largest, value=total / run.dist.world_size)
@@ -176,9 +176,8 @@ def _provenance(
     position = state.begun_at
     continues = None
     if content is not None:
-        parent = saved_lineage(content).id
         step = content["position"]["step"]
-        continues = {"run": parent, "step": step, "checkpoint": str(path)}
+        continues = {"run": content["run"]["id"], "step": step, "checkpoint": str(path)}
     samples = samples_record(config, training_set, validation_set, stage, processes, continues)
     resume = Resume(NEW)
     if content is not None:
@@ -191,7 +190,7 @@ def _continue(state: TrainingState, options: ResolvedOptions, config: Config, po
     """Begin a run, after a checkpoint if there is one: another --learning_rate makes its rollbacks void."""
     content = options.content
     if content is None:
-        state.lineage = replace(state.lineage, start=hash_of_weights(state.autoencoder.state_dict()))
+        state.identity = replace(state.identity, start=hash_of_weights(state.autoencoder.state_dict()))
         return
     try:
         restore(state, content)
@@ -204,7 +203,11 @@ def _continue(state: TrainingState, options: ResolvedOptions, config: Config, po
             f"({reason:.200})"
         ) from None
     state.apply_given_scaling(config)
-    state.lineage = saved_lineage(content).continued(position.step)
+    state.identity = Identity(**content["run"]).continued()
+    assert options.path is not None
+    if options.path.parent.resolve() != Path(config.run.output_dir).resolve():
+        saved = state.identity
+        state.identity = Identity.new(parent=saved.id, restarts=saved.restarts, start=saved.start)
     if config.optim.learning_rate != content["config"]["learning_rate"]:
         state.rollbacks = {}
 
@@ -217,23 +220,10 @@ def begin_stability(run: PreparedRun) -> Stability:
     step = state.begun_at.step
     if resumed_from is not None:
         stability.begin(step, resumed_from)
-        _, good = read_last_run(run.output_dir)
-        if good is not None and 0 <= saved_step(good) <= step and is_on_line(good, state.lineage):
+        good = read_good_checkpoint(run.output_dir)
+        if good is not None and 0 <= saved_step(good) <= step:
             stability.good = good
     return stability
-
-
-def _keep_length(config: Config, stages: list[Stage], position: Position) -> Config:
-    """Without --train_minutes if the current stage has begun: it keeps the number of epochs chosen then."""
-    minutes = config.run.train_minutes
-    stage = current_stage(stages, position.epoch)
-    if minutes is None or (stage is not None and not is_started(stage, position)):
-        return config
-    if stage is not None:
-        console.info(
-            f"--train_minutes {minutes:g}: the stage has begun, so it keeps its {stage.num_epochs} epochs"
-        )
-    return replace(config, run=replace(config.run, train_minutes=None))
 
 
 def _sample_images(config: Config, stages: list[Stage], dist: Distributed) -> dict[int, torch.Tensor]:
@@ -264,7 +254,8 @@ def _check_stages(
             f"note: {dist.world_size} processes do not divide the {console.counted(streams, 'stream')} of "
             f"{data_path}: the samples are the same, but {times} processes read each shard"
         )
-    largest = global_batch = 0
+    check_cache(training_set, dist)
+    largest = 0
     too_few = None
     for stage in stages:
         if stage.end_epoch <= position.epoch:
@@ -278,9 +269,12 @@ def _check_stages(
                 f"--batch_size {stage.batch_size} (x {factors}) is more than the {count} training images: "
                 f"lower {flag} or add images"
             )
-        largest, global_batch = max((largest, global_batch), (stage.image_size, images))
+        largest = max(largest, stage.image_size)
     if largest:  # an image that is usable at this size is usable in every stage
-        probe(training_set.crops(config, largest, global_batch), config.data.max_bad_fraction)
+        sample = None
+        if len(cached_shards(training_set.images)):  # others would have to be fetched for this
+            sample = training_set.sample(SAMPLE, position, dist.rank, dist.world_size)
+        probe(training_set.crops(config, largest), config.data.max_bad_fraction, sample)
     if too_few:  # after the images are checked: files that are no images would need another remedy
         raise DataError(too_few)
 
@@ -309,9 +303,7 @@ def _shortest_side(config: Config, stage: Stage) -> int:
 
 def _terms(config: Config, dist: Distributed, dtype: torch.dtype) -> LossTerms:
     """The terms of the loss. The main process downloads their weights before others load them."""
-    terms = build_terms(config.loss, dtype, dist.device) if dist.is_main else None
-    dist.barrier()
-    return terms or build_terms(config.loss, dtype, dist.device)
+    return dist.main_first(partial(build_terms, config.loss, dtype, dist.device))
 
 
 def _kernel_shapes(
@@ -323,9 +315,17 @@ def _kernel_shapes(
 
 
 def _networks(
-    config: Config, dist: Distributed, state: TrainingState, terms: LossTerms, dtype: torch.dtype
+    config: Config,
+    dist: Distributed,
+    state: TrainingState,
+    terms: LossTerms,
+    dtype: torch.dtype,
+    waits: GradientWaits,
 ) -> tuple[Networks, bool]:
-    """The networks of a step, and whether they are compiled: --use_torch_compile may be impossible here."""
+    """The networks of a step, and whether they are compiled: --use_torch_compile may be impossible here.
+
+    All processes then have the weights of the main one: another CPU may round initial weights otherwise.
+    """
     compiled = config.speed.use_torch_compile
     why_not = f"--buckets {config.data.buckets} has several shapes" if config.data.buckets > 1 else None
     if compiled and (reason := why_not or why_not_compile(dist.device, config.speed.kernels)):
@@ -334,8 +334,10 @@ def _networks(
     if compiled:
         for module in filter(None, (state.autoencoder, state.discriminator)):
             compile_in_place(module)
-    check_same_networks([n for n in (state.autoencoder, state.discriminator) if n], dist)
-    for network in filter(None, (state.autoencoder, state.ema, state.discriminator)):
-        dist.broadcast(network)
+    wrapped = partial(data_parallel, processes=dist, gradient_dtype=config.speed.gradient_dtype, waits=waits)
+    autoencoder = wrapped(state.autoencoder)
+    discriminator = wrapped(state.discriminator) if state.discriminator else None
+    if state.ema is not None:
+        state.ema.load_state_dict(state.autoencoder.state_dict())
     channels_last = config.speed.channels_last
-    return Networks(state.autoencoder, state.discriminator, terms, dtype, channels_last), compiled
+    return Networks(autoencoder, discriminator, terms, dtype, channels_last), compiled

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from vae.config.options import Config
+from vae.interop.checkpoint_content import Identity
 from vae.interop.diffusers_folder import channel_config
 from vae.interop.fitting import load_weights
 from vae.interop.latent_statistics import LatentConstants
@@ -16,7 +17,6 @@ from vae.model.autoencoder import AutoencoderKL
 from vae.model.discriminator import Discriminator
 from vae.model.initialization import initialize, initialize_decoder
 from vae.optimizers import build_optimizers
-from vae.training.provenance import Lineage
 from vae.training.stages import Position, Stage, first_stages
 from vae.training.validation.history import History
 from vae.update import UpdateState
@@ -41,7 +41,7 @@ class TrainingState:
     position: Position = field(default_factory=Position)
     history: History = field(default_factory=History)
     latent_constants: LatentConstants | None = None  # of a frozen encoder from its file, or given ones
-    lineage: Lineage = field(default_factory=Lineage.new)
+    identity: Identity = field(default_factory=Identity.new)
     # By the first epoch of the stage: for each rollback, a limit of the learning rate (schedule.lowered).
     rollbacks: dict[int, list[float]] = field(default_factory=dict)
     # Not in checkpoints: what this command has done.
@@ -96,11 +96,12 @@ class TrainingState:
             torch._foreach_lerp_(ema, weights, 1 - decay)
 
     def is_finite(self) -> bool:
-        """Whether all weights and moments are finite. This synchronizes the device."""
+        """Whether all weights, moments and running values are finite. This synchronizes the device."""
         networks = filter(None, (self.autoencoder, self.ema, self.discriminator))
         tensors = [parameter.detach() for network in networks for parameter in network.parameters()]
         for optimizer in self.optimizers:
             tensors += [moment for values in optimizer.state.values() for moment in values.values()]
+        tensors += [self.running_sq_norms, self.running_moments]
         return not (~torch.stack(torch._foreach_norm(tensors, torch.inf)).isfinite()).any()
 
 
@@ -159,7 +160,7 @@ def checkpoint_content(
     """The plain form of CheckpointContent: data and tensors only, so that loading it runs no code."""
     return {
         **snapshot(state),
-        "run": asdict(state.lineage),
+        "run": asdict(state.identity),
         "config": config,
         "stages": [asdict(stage) for stage in state.stages],
         "contract": samples,

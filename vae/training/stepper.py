@@ -37,19 +37,15 @@ class Stepper:
     seed: int  # of the noise of the posterior
 
     def step(self, batch: Batch, total_images: int, learning_rate: float | None = None) -> Update:
-        """Update all weights from a batch: `gradients`, `sum_gradients`, then `update`."""
-        sums = self.gradients(batch)
-        self.sum_gradients()
-        return self.update(batch, sums, total_images, learning_rate)
+        """Update all weights from a batch: `gradients`, then `update`."""
+        return self.update(batch, self.gradients(batch), total_images, learning_rate)
 
     def gradients(self, batch: Batch) -> Sums:
-        """Compute the gradients of a batch, as if no image of the other processes were unusable."""
-        return self._measured(batch, self.retry.gradients(self.inputs(batch, self._expected_images(batch))))
+        """Compute the gradients of a batch, their means over all processes.
 
-    def sum_gradients(self) -> None:
-        """Replace the gradients by their means over all processes; the device waits for these."""
-        weight = self.schedule.adversarial_weight(self.state.position.step)
-        self.retry.sum_gradients(adversarial=weight is not None)
+        As if no image of the other processes were unusable.
+        """
+        return self._measured(batch, self.retry.gradients(self.inputs(batch, self._expected_images(batch))))
 
     def update(
         self, batch: Batch, sums: Sums, total_images: int, learning_rate: float | None = None

@@ -1,281 +1,311 @@
-"""A search from top to bottom: measure the noise, train the trials, repeat the best one, report."""
+"""A search from top to bottom: an Optuna study in a folder, whose trials are runs of train_vae.py."""
 
 import json
-import math
-import time
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field
+import logging
+import os
+import sys
+import warnings
 from pathlib import Path
-from statistics import fmean, stdev
+from typing import Any, NamedTuple
 
 import optuna
+from filelock import FileLock
+from optuna.distributions import distribution_to_json
+from optuna.storages import JournalStorage
+from optuna.storages.journal import JournalFileBackend, JournalFileOpenLock
+from optuna.study import Study
 from optuna.trial import FrozenTrial, Trial, TrialState
 
-from vae.config.options import flatten
-from vae.config.tune_flags import RANDOM_TRIALS, TuneConfig
-from vae.system import console
-from vae.system.addresses import public_options
+from vae.config.flags import read_json
+from vae.config.options import Config, all_options, flatten, names_where
+from vae.config.recipes import recipe_values
+from vae.config.resolve import resolve
+from vae.config.tune_flags import DIRECTIONS, RANDOM_TRIALS, TuneConfig
+from vae.system import child_process, console
+from vae.system.addresses import public_options, public_text
 from vae.system.errors import UserError
-from vae.system.files import replace_text, write_json
-from vae.training.child_runs import Validation, validations
-from vae.tuning.claims import wait_for_claim
-from vae.tuning.defaults import Base
-from vae.tuning.page import write_search_page
-from vae.tuning.presets import known_recipes
-from vae.tuning.repeats import repeat
-from vae.tuning.results import Gain, TrialRow, cells, shown, sign, smallest_gain
-from vae.tuning.space import options_of
-from vae.tuning.study import DEFAULTS, NAME, REASON, SECONDS, STEPS, VALUES, Claim, SharedStudy, identity_of
-from vae.tuning.training_process import RUN_NAME, Ended, Kind, train
+from vae.system.files import open_appending, replace_text, write_json
+from vae.system.folder_marker import check_folder, claim_folder
+from vae.system.script import ROOT
+from vae.training.command import check_command as check_training
+from vae.training.datasets import find_images
+from vae.tuning.plots import write_plots
+from vae.tuning.space import Space, as_choice, options_of, read_space, suggest
+from vae.tuning.training_process import TrialError, Validation, ended_with_us, is_locked, train
 
+COMMAND = "tune"  # in the marker of the folder
+JOURNAL_NAME = "journal.log"
 BEST_NAME = "best.json"
 ROWS_NAME = "trials.jsonl"
-PAGE_NAME = "report.html"
-REDUCTION = 3  # of both pruners: a third of the trials goes on
-FAILURES = 3  # in a row end the search: the reason is not in the settings
-WAIT_SECONDS = 2.0  # for the trials of other processes
-# What a trial that has not finished says about its settings. They are no failures of the search.
-PRUNED = (Kind.STOPPED, Kind.DIVERGED, Kind.OUT_OF_MEMORY, Kind.REJECTED)
+REDUCTION = 3  # of the pruners: a third of the trials goes on
+# Options of a whole command: the search sets them for each trial.
+_OF_COMMAND = ("output_dir", "resume_from", "new_stage", "find_lr", "find_lr_steps", "find_lr_seeds")
+# Attributes of a trial.
+DEFAULTS = "defaults"  # whether it has the options of --config
+FOLDER = "folder"  # of its run: an interrupted trial goes on in it, with a new number
+REASON = "reason"  # why it was pruned or has failed
 
 
-@dataclass
-class Search:
-    """What the functions of a search share."""
+class Base(NamedTuple):
+    """The defaults of a search, and what is searched around them."""
 
-    config: TuneConfig
-    base: Base
-    shared: SharedStudy
-    # of the defaults, by objective: per seed
-    noise: dict[str, tuple[float, ...]] = field(default_factory=dict)
-    default_steps: int = 0  # optimizer steps of a whole run of the defaults
-    default_curve: list[Validation] = field(default_factory=list)  # of trial 0, once it is complete
-    printed: set[int] = field(default_factory=set)
-    verdicts: list[tuple[str, bool]] = field(default_factory=list)  # texts, and whether a gain is shown
+    options: dict[str, Any]  # as given
+    config: Config
+    space: Space
+    num_images: int  # of the training set
 
-    @property
-    def card(self) -> int | None:
-        return self.config.cards[0] if self.config.cards else None
 
-    @property
-    def pruner(self) -> str:
-        if len(self.config.objective) > 1:
-            return "none"
-        automatic = "none" if self.config.trials <= RANDOM_TRIALS else "asha"
-        return automatic if self.config.pruner == "auto" else self.config.pruner
+def check_command(config: TuneConfig) -> Base:
+    """The defaults and the space; UserError for mistakes in the command, before anything is written."""
+    folder = Path(config.output_dir)
+    check_folder(folder, COMMAND)
+    options = read_json(Path(config.config)) if config.config else {}
+    options = {name: value for name, value in options.items() if name not in _OF_COMMAND}
+    if config.data_path is not None:
+        options["data_path"] = config.data_path
+    if options.get("split_seed") is None:  # all trials have the same validation images
+        options["split_seed"] = options.get("seed", all_options()["seed"][1].default)
+    profile = recipe_values(options["profile"], has_gpu=False) if options.get("profile") else None
+    base = resolve(options, profile=profile)
+    if options.get("progressive"):
+        raise UserError('--config: "progressive" has stages of several sizes: search one stage at a time')
+    check_training({**options, "output_dir": str(folder / "trials" / "new")})
+    training, validation = find_images(base, val_split_given="val_split" in options)
+    if validation is None:
+        raise UserError(
+            f"--data_path {public_text(base.data.data_path)}: no image is set aside for validation, "
+            'so trials cannot be compared: give "val_split" 0.1 in --config, "val_path", or more images'
+        )
+    loss = base.loss
+    if "lpips" in config.objective and (loss.perceptual_weight == 0 or loss.perceptual_net == "dinov2-s"):
+        raise UserError(
+            "--objective lpips is measured only if LPIPS is part of the loss: raise perceptual_weight in "
+            "--config, with a perceptual_net other than dinov2-s, or use psnr or ssim"
+        )
+    space = read_space(Path(config.space) if config.space else None, base)
+    return Base(options, base, space, training.num_images)
+
+
+def search_on_cards(config: TuneConfig, argv: list[str]) -> None:
+    """Start a process per card, and wait for all of them; UserError if one fails."""
+    assert config.cards
+    command = [sys.executable, str(ROOT / "tune_vae.py"), *argv]
+    # The last --cards of a command counts.
+    processes = [child_process.start([*command, "--cards", str(card)]) for card in config.cards]
+    with ended_with_us(processes):
+        codes = [process.wait() for process in processes]
+    if any(codes):
+        raise UserError("--cards: a process has failed, see above; the same command continues the search")
 
 
 def search(config: TuneConfig, base: Base) -> None:
-    """Run or join the search in --output_dir, until all trials are trained and the best one is repeated."""
-    folder = Path(config.output_dir)
-    shared = SharedStudy(folder, config, base.space)
-    values = flatten(base.config)
-    first = {DEFAULTS: {name: values[name] for name in base.space}, **known_recipes(base.space, base.config)}
-    shared.begin(identity_of(base.config, base.space, config.objective), first)
-    run = Search(config, base, shared)
-    try:
-        _measure_noise(run)
-        console.info(_header(config.objective))
-        _train_trials(run)
-        _compare_best(run)
-    finally:
-        if shared.study.trials:
-            report(run)
-    console.info(f"page    {folder / PAGE_NAME}")
-
-
-def _measure_noise(run: Search) -> None:
-    """Train the defaults with --seeds other seeds than theirs; the last one of them has all steps."""
-    console.info(f"noise   the defaults with {run.config.seeds} seeds")
-    results = repeat(run.shared, DEFAULTS, run.base.options, run.config, run.card)
-    run.noise = {name: tuple(result[name] for result in results) for name in run.config.objective}
-    run.default_steps = int(results[0]["step"])
-    for name, values in run.noise.items():
-        listed = ", ".join(shown(name, value) for value in values)
-        mean, noise = shown(name, fmean(values)), shown(name, stdev(values))
-        console.info(f"        {name} {listed}: mean {mean}, noise {noise}")
-        least = shown(name, smallest_gain(values))
-        console.info(f"        a gain below about {least} will not be shown: --seeds (now {len(values)})")
-
-
-def _train_trials(run: Search) -> None:
-    """Train trials until all are done, those of other processes included."""
-    failures = 0
-    _print_new(run)
-    while True:
-        claim = run.shared.next_trial(_pruner(run))
-        if claim is None:
-            if not run.shared.running():
-                return
-            time.sleep(WAIT_SECONDS)  # for the others: their trials are ours if they are killed
-            _print_new(run)
-            continue
-        with claim.lock:
-            state = _train_trial(run, claim)
-        failures = failures + 1 if state == TrialState.FAIL else 0
-        report(run)
-        _print_new(run)
-        if failures == FAILURES:
-            raise UserError(
-                f"{FAILURES} trials in a row have failed, the last one with: "
-                f"{run.shared.study.trials[claim.trial.number].user_attrs[REASON]}; the logs are in "
-                f"{run.shared.trial_folder(claim.trial.number)}"
-            )
-
-
-def _pruner(run: Search) -> optuna.pruners.BasePruner:
-    """The pruner; resources are optimizer steps."""
-    if run.pruner == "none":
-        return optuna.pruners.NopPruner()
-    least = run.config.min_steps or max(1, run.default_steps // REDUCTION**2)
-    if run.pruner == "asha":
-        return optuna.pruners.SuccessiveHalvingPruner(min_resource=least, reduction_factor=REDUCTION)
-    return optuna.pruners.HyperbandPruner(
-        min_resource=least, max_resource=max(least, run.default_steps), reduction_factor=REDUCTION
-    )
-
-
-def _train_trial(run: Search, claim: Claim) -> TrialState:
-    """Train one trial and record its outcome."""
-    trial = claim.trial
-    folder = run.shared.trial_folder(claim.trial.number)
-    is_default = trial.user_attrs.get(NAME) == DEFAULTS
-    started = time.monotonic() - trial.user_attrs.get(SECONDS, 0.0)
-    watch = _reporter(run, trial, may_stop=not is_default)
-    try:
-        ended = train(folder, {**run.base.options, **claim.params}, run.card, watch)
-    finally:
-        trial.set_user_attr(SECONDS, round(time.monotonic() - started, 1))
-    if is_default and ended.kind is not Kind.FINISHED:
-        raise UserError(f"the defaults cannot be trained: {ended.reason} (log: {folder})")
-    return _record(run, trial, ended)
-
-
-def _reporter(run: Search, trial: Trial, may_stop: bool) -> Callable[[Validation], bool]:
-    """A function that reports validations to the pruner, and returns whether it stops the trial."""
-    if len(run.config.objective) > 1:  # Optuna has no intermediate values then
-        return lambda _record: False
-    name = run.config.objective[0]
-    reported = set(run.shared.study.trials[trial.number].intermediate_values)
-
-    def watch(record: Validation) -> bool:
-        step = int(record["step"])
-        value = record.get(name)
-        if value is None:
-            return False
-        if step not in reported:
-            reported.add(step)
-            trial.report(value, step)
-        # The defaults compete, too. A run that is about to end is not worth stopping.
-        return run.pruner != "none" and trial.should_prune() and may_stop and step < run.default_steps
-
-    return watch
-
-
-def _record(run: Search, trial: Trial, ended: Ended) -> TrialState:
-    """Write the outcome into the journal."""
-    values = {name: ended.last[name] for name in run.config.objective if ended.last.get(name) is not None}
-    trial.set_user_attr(STEPS, int(ended.last.get("step", 0)))
-    trial.set_user_attr(VALUES, values)
-    kind, reason = ended.kind, ended.reason
-    if kind is Kind.FINISHED and len(values) < len(run.config.objective):
-        kind = Kind.FAILED
-        reason = f"no validation has measured {' and '.join(run.config.objective)}"
-    state = TrialState.COMPLETE if kind is Kind.FINISHED else TrialState.FAIL
-    if kind in PRUNED:
-        state, reason = TrialState.PRUNED, f"{kind.value}: {reason}" if reason else kind.value
-    trial.set_user_attr(REASON, reason)
-    complete = list(values.values()) if state == TrialState.COMPLETE else None
-    run.shared.study.tell(trial, complete, state=state)
-    return state
-
-
-def rows(run: Search) -> list[TrialRow]:
-    """The trials that were begun, as plain data; trial 0 has the defaults."""
-    begun = [t for t in run.shared.study.get_trials(deepcopy=False) if t.state != TrialState.WAITING]
-    if begun and begun[0].state == TrialState.COMPLETE and not run.default_curve:
-        run.default_curve = list(validations(run.shared.trial_folder(0) / RUN_NAME))
-    return [
-        TrialRow(
-            trial=trial.number,
-            state=trial.state.name.lower(),
-            params=options_of(trial.params),
-            folder=str(run.shared.trial_folder(trial.number).relative_to(run.shared.folder)),
-            difference=_difference(trial, run.default_curve),
-            noise={name: stdev(values) for name, values in run.noise.items()},
-            **trial.user_attrs,
-        )
-        for trial in begun
-    ]
-
-
-def _difference(trial: FrozenTrial, defaults: Sequence[Validation]) -> dict[str, float]:
-    """A complete trial against the end of the defaults, and a stopped one against the same step of theirs."""
-    steps = math.inf if trial.state == TrialState.COMPLETE else trial.user_attrs.get(STEPS, 0)
-    reference: Validation = next((record for record in reversed(defaults) if record["step"] <= steps), {})
-    values = trial.user_attrs.get(VALUES, {})
-    return {name: v - reference[name] for name, v in values.items() if reference.get(name) is not None}
-
-
-def front(run: Search, all_rows: Sequence[TrialRow]) -> list[TrialRow]:
-    """The trials of the Pareto front, best first in the first objective; for one objective the best trial."""
-    objective, *others = run.config.objective
-    numbers = {trial.number for trial in run.shared.study.best_trials}
-    best = [row for row in all_rows if row.trial in numbers and row.state == "complete"]
-    best.sort(key=lambda row: (-sign(objective) * row.values[objective], row.trial))
-    return best if others else best[:1]
-
-
-def report(run: Search) -> None:
-    """Write trials.jsonl, best.json and the page; other processes write the same files."""
-    objectives = run.config.objective
-    with run.shared.claims():
-        all_rows = rows(run)
-        best = front(run, all_rows)
-        replace_text(run.shared.folder / ROWS_NAME, (json.dumps(asdict(row)) + "\n" for row in all_rows))
-        if best:
-            best_options = public_options({**run.base.options, **best[0].params})
-            write_json(run.shared.folder / BEST_NAME, best_options, indent=2)
-    with wait_for_claim(run.shared.folder / ".page.lock"):  # drawing takes seconds: others may begin trials
-        all_rows = rows(run)
-        best = front(run, all_rows)
-        page = run.shared.folder / PAGE_NAME
-        write_search_page(page, run.shared.study, all_rows, best, objectives, run.noise, run.verdicts)
-
-
-def _compare_best(run: Search) -> None:
-    """Repeat the best trial with the seeds of the noise, and print whether it is better."""
-    best = front(run, rows(run))
+    """Run, continue or join the search in --output_dir, until it has --trials trials."""
+    optuna.logging.set_verbosity(logging.ERROR)  # its warnings have the traceback of each failed trial
+    warnings.filterwarnings("ignore", category=optuna.exceptions.ExperimentalWarning)
+    if config.cards:
+        os.environ["CUDA_VISIBLE_DEVICES"] = str(config.cards[0])
+    run = Search(config, base)
+    if not run.is_complete():
+        run.study.optimize(run.train, catch=(TrialError,), callbacks=[run.report])
+    run.write_files()
+    best = run.best()
     if not best:
-        raise UserError(f"no trial of {run.config.trials} has finished: see {run.shared.folder / ROWS_NAME}")
+        raise UserError(f"none of the {config.trials} trials has finished: see {run.folder / ROWS_NAME}")
     if len(best) > 1:
-        numbers = ", ".join(str(row.trial) for row in best)
-        console.info(f"front   trials {numbers}; the first one has the best {run.config.objective[0]}")
-    if best[0].name == DEFAULTS:
-        run.verdicts.append(("the defaults: no trial was better, NO GAIN is shown", False))
-        console.info(f"best    {run.verdicts[0][0]}")
-        return
-    options = {**run.base.options, **best[0].params}
-    console.info(f"best    trial {best[0].trial}, repeated with the {run.config.seeds} seeds of the defaults")
-    results = repeat(run.shared, f"trial_{best[0].trial:04d}", options, run.config, run.card)
-    for name in run.config.objective:
-        gain = Gain(name, run.noise[name], tuple(result[name] for result in results))
-        run.verdicts.append((str(gain), gain.is_shown))
-        console.info(f"gain    {gain}")
-    console.info(f"options {run.shared.folder / BEST_NAME}, for train_vae.py --config")
+        numbers = ", ".join(str(trial.number) for trial in best)
+        console.info(f"front   trials {numbers}; the first one has the best {config.objective[0]}")
+    console.info(f"best    trial {best[0].number}: {run.text_of(best[0])}")
+    console.info(f"options {run.folder / BEST_NAME}, for train_vae.py --config")
 
 
-def _header(objectives: Sequence[str]) -> str:
-    columns = "".join(f"{name:>12}{'against the defaults':>30}" for name in objectives)
-    return f"{'trial':>5} {'state':<9}{'steps':>7}{columns}  settings"
+class Search:
+    """One process of a search: its trials, and the files that it writes after each of them."""
+
+    def __init__(self, config: TuneConfig, base: Base) -> None:
+        """Open the study, or create it; UserError if it is another one or damaged."""
+        self.config = config
+        self.base = base
+        self.folder = Path(config.output_dir)
+        claim_folder(self.folder, COMMAND)
+        (self.folder / "trials").mkdir(exist_ok=True)
+        with FileLock(self.folder / ".start.lock"):
+            self.study = _open_study(self.folder, _identity(config, base))
+            self._continue_killed()
+            states = (TrialState.COMPLETE, TrialState.RUNNING, TrialState.WAITING)
+            trials = self.study.get_trials(deepcopy=False, states=states)
+            if not any(DEFAULTS in trial.user_attrs for trial in trials):
+                values = flatten(base.config)
+                defaults = {name: as_choice(values[name]) for name in base.space if values[name] is not None}
+                self.study.enqueue_trial(defaults, user_attrs={DEFAULTS: True})
+
+    def _continue_killed(self) -> None:
+        """Enqueue the trials of killed processes again: nobody holds their locks."""
+        for trial in self.study.get_trials(deepcopy=False, states=(TrialState.RUNNING,)):
+            lock = self._lock_path(trial)
+            if lock.exists() and not is_locked(lock):
+                self.study.tell(trial.number, state=TrialState.FAIL)
+                self._enqueue_again(trial)
+
+    def _enqueue_again(self, trial: FrozenTrial | Trial) -> None:
+        """Its run goes on from its last checkpoint."""
+        if FOLDER in trial.user_attrs:
+            self.study.enqueue_trial(trial.params, user_attrs=trial.user_attrs)
+
+    def _lock_path(self, trial: FrozenTrial | Trial) -> Path:
+        return self.folder / "trials" / f".{trial.number:04d}.lock"
+
+    def is_complete(self) -> bool:
+        """Whether --trials trials have begun; those that were interrupted do not count."""
+        trials = self.study.get_trials(deepcopy=False)
+        counted = (TrialState.COMPLETE, TrialState.PRUNED, TrialState.RUNNING)
+        return sum(t.state in counted or REASON in t.user_attrs for t in trials) >= self.config.trials
+
+    def train(self, trial: Trial) -> tuple[float, ...]:
+        """The objective of the study: train one trial; returns the values of its last validation."""
+        with FileLock(self._lock_path(trial)):
+            is_default = DEFAULTS in trial.user_attrs
+            # A seed of its own for each trial: processes with equal seeds would draw the same.
+            self.study.sampler = _sampler(self.config, trial.number)
+            self.study.pruner = optuna.pruners.NopPruner() if is_default else self._pruner()
+            values = flatten(self.base.config)
+            params = {
+                name: suggest(trial, name, part)
+                for name, part in self.base.space.items()
+                if not (is_default and values[name] is None)
+            }
+            if FOLDER not in trial.user_attrs:
+                trial.set_user_attr(FOLDER, f"{trial.number:04d}")
+            run = self.folder / "trials" / trial.user_attrs[FOLDER]
+            options = {**self.base.options, **options_of(params)}
+            try:
+                last = train(run, options, lambda record: self._should_stop(trial, record))
+                missing = [name for name in self.config.objective if last.get(name) is None]
+                if missing:
+                    raise TrialError(f"no validation has measured {' and '.join(missing)}")
+                return tuple(last[name] for name in self.config.objective)
+            except (TrialError, optuna.TrialPruned) as error:
+                trial.set_user_attr(REASON, str(error))
+                if is_default:
+                    raise UserError(f"the defaults cannot be trained: {error}: see {run}.log") from None
+                raise
+            except KeyboardInterrupt:
+                self._enqueue_again(trial)
+                raise
+
+    def _should_stop(self, trial: Trial, record: Validation) -> bool:
+        """Report a validation to the pruner; Optuna has no intermediate values of several objectives."""
+        value = record.get(self.config.objective[0])
+        if len(self.config.objective) > 1 or value is None:
+            return False
+        trial.report(value, int(record["step"]))
+        return trial.should_prune()
+
+    def _pruner(self) -> optuna.pruners.BasePruner:
+        """The pruner; resources are optimizer steps, those of the first complete trial."""
+        complete = self.study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,))
+        steps = next((trial.last_step for trial in complete if trial.last_step), 0)
+        kind = self.config.pruner
+        if kind == "auto":
+            kind = "none" if self.config.trials <= RANDOM_TRIALS else "asha"
+        if kind == "none" or not steps:
+            return optuna.pruners.NopPruner()
+        least = self.config.min_steps or max(1, steps // REDUCTION**2)
+        if kind == "asha":
+            return optuna.pruners.SuccessiveHalvingPruner(min_resource=least, reduction_factor=REDUCTION)
+        return optuna.pruners.HyperbandPruner(
+            min_resource=least, max_resource=max(least, steps), reduction_factor=REDUCTION
+        )
+
+    def best(self) -> list[FrozenTrial]:
+        """The best trial, or the Pareto front, best first in the first objective."""
+        sign = -1 if DIRECTIONS[self.config.objective[0]] == "maximize" else 1
+        best = sorted(self.study.best_trials, key=lambda trial: (sign * trial.values[0], trial.number))
+        return best if len(self.config.objective) > 1 else best[:1]
+
+    def report(self, _study: Study, trial: FrozenTrial) -> None:
+        """Print a trial that has ended, write the files of the search, and end it if it is complete."""
+        state = f"{trial.state.name.lower():<8}"
+        console.info(f"trial {trial.number:>4}  {state}  {self.text_of(trial)}")
+        self.write_files()
+        if self.is_complete():
+            self.study.stop()
+
+    def write_files(self) -> None:
+        """Write trials.jsonl, best.json and the plots; other processes write the same files."""
+        replace_text(self.folder / ROWS_NAME, map(_row, self.study.get_trials(deepcopy=False)))
+        if best := self.best():
+            options = {**self.base.options, **options_of(best[0].params)}
+            write_json(self.folder / BEST_NAME, public_options(options), indent=2)
+            write_plots(self.folder, self.study, self.config.objective, list(self.base.space))
+
+    def text_of(self, trial: FrozenTrial) -> str:
+        """The values, settings and reason of a trial that has ended."""
+        values = dict(zip(self.config.objective, trial.values or (), strict=False))
+        shown = " ".join(
+            f"{name}={value:.5g}" if isinstance(value, float) else f"{name}={value}"
+            for name, value in {**values, **trial.params}.items()
+        )
+        reason = f" [{trial.user_attrs[REASON]}]" if REASON in trial.user_attrs else ""
+        return f"{shown}{' (the defaults)' if DEFAULTS in trial.user_attrs else ''}{reason}"
 
 
-def _print_new(run: Search) -> None:
-    """Print a line for each trial that has ended since the last time, in any process."""
-    for row in rows(run):
-        if row.trial in run.printed or row.state == "running":
-            continue
-        run.printed.add(row.trial)
-        columns = "".join("{:>12}{:>30}".format(*cells(name, row)) for name in run.config.objective)
-        settings = row.name or row.settings
-        reason = f"  [{row.reason}]" if row.reason else ""
-        console.info(f"{row.trial:>5} {row.state:<9}{row.steps:>7}{columns}  {settings}{reason}")
+def _open_study(folder: Path, identity: dict[str, Any]) -> Study:
+    """The study in the folder, or a new one; UserError if it is damaged or of another command."""
+    path = folder / JOURNAL_NAME
+    lock = JournalFileOpenLock(str(path))  # works on Windows, too
+    lock.acquire()
+    try:
+        with open_appending(path) as journal:  # a record that a full disk cut would damage the next one
+            journal.seek(0)
+            journal.truncate(journal.read().rfind(b"\n") + 1)
+    finally:
+        lock.release()
+    try:
+        study = optuna.create_study(
+            storage=JournalStorage(JournalFileBackend(str(path), lock)),
+            study_name="vae",
+            directions=[DIRECTIONS[name] for name in identity["--objective"]],  # type: ignore[misc]
+            load_if_exists=True,
+        )
+    except (ValueError, LookupError, TypeError, AssertionError) as error:
+        raise UserError(
+            f"--output_dir: the journal {path} is damaged ({error}): restore it, or search in another folder"
+        ) from None
+    known = study.user_attrs.get("identity", identity)
+    for name in {**known, **identity}:
+        before = known.get(name)
+        now = identity.get(name)
+        if before != now:
+            raise UserError(
+                f"--output_dir {folder} contains another search: {name} was {before}, and is now {now}: "
+                "repeat the command of that search, or use another folder"
+            )
+    study.set_user_attr("identity", identity)
+    return study
+
+
+def _identity(config: TuneConfig, base: Base) -> dict[str, Any]:
+    """What trials must share to be comparable."""
+    options = flatten(base.config)
+    return {
+        "--objective": list(config.objective),
+        **{f"--space {name}": distribution_to_json(part) for name, part in base.space.items()},
+        **{f"--config {name}": options[name] for name in names_where("scope", "result")},
+        "the number of training images": base.num_images,
+    }
+
+
+def _sampler(config: TuneConfig, number: int) -> optuna.samplers.BaseSampler:
+    """Random settings for a short search: it has too few trials for TPE to learn from."""
+    seed = (config.seed * 1_000_003 + number) % 2**32
+    if config.trials <= RANDOM_TRIALS:
+        return optuna.samplers.RandomSampler(seed=seed)
+    return optuna.samplers.TPESampler(seed=seed, constant_liar=True)
+
+
+def _row(trial: FrozenTrial) -> str:
+    """A line of trials.jsonl."""
+    was_interrupted = trial.state == TrialState.FAIL and REASON not in trial.user_attrs
+    state = "interrupted" if was_interrupted else trial.state.name.lower()
+    row = {"trial": trial.number, "state": state, "values": trial.values}
+    return json.dumps({**row, "params": options_of(trial.params), **trial.user_attrs}) + "\n"

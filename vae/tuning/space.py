@@ -1,167 +1,126 @@
-"""The search space: which options of train_vae.py are searched, and between which values. Needs no Optuna."""
+"""The search space: which options of train_vae.py are searched, as Optuna's distributions."""
 
 import json
-import math
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
+
+from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
+from optuna.trial import Trial
 
 from vae.config.flags import read_object
 from vae.config.options import Config, all_options, flatten
-from vae.config.values import base_type, check, from_json, is_list, nearest
-from vae.system import files
+from vae.config.values import base_type, check, is_list, nearest
 from vae.system.errors import UserError
+from vae.system.files import parse_json
 
-_SEARCHED_SECTIONS = ("model", "loss", "optim")
-SEARCHABLE = {
-    name
-    for name, (section, item) in all_options().items()
-    if item.metadata["searched"] or (item.metadata["searched"] is None and section in _SEARCHED_SECTIONS)
+Part = FloatDistribution | IntDistribution | CategoricalDistribution
+Space = dict[str, Part]
+
+_SECTIONS = ("model", "loss", "optim")
+_OTHERS = (
+    *("crop", "crop_scale", "crop_ratio", "horizontal_flip", "rotate90", "color_jitter"),
+    *("batch_size", "accumulation_steps"),
+)
+SEARCHABLE = {name for name, (section, _) in all_options().items() if section in _SECTIONS or name in _OTHERS}
+EXAMPLE = '{"learning_rate": {"low": 1e-5, "high": 1e-3, "log": true}}'
+# The space without --space. Ranges around published settings: AdamW at 4.5e-6 (CompVis' KL autoencoders) to
+# 1e-3 (our demo profile), LPIPS weights of 0.1 to 1.
+DEFAULT: dict[str, Any] = {
+    "learning_rate": {"low": 5e-6, "high": 3e-3, "log": True},
+    "warmup_epochs": {"low": 0.0, "high": 10.0},
+    "perceptual_weight": {"low": 0.05, "high": 2.0, "log": True},
+    "ema_decay": [0.9, 0.99, 0.995, 0.999, 0.9995, 0.9999],
 }
-RANGE_KEYS = ("low", "high", "log", "step")
 
 
-class Range(NamedTuple):
-    """Numbers from `low` to `high`, both included; whole numbers if both are."""
+def read_space(path: Path | None, base: Config) -> Space:
+    """The space in a JSON file, which must contain the options of `base`; UserError for mistakes in it.
 
-    low: float
-    high: float
-    log: bool = False
-    step: float | None = None
-
-    def contains(self, value: Any) -> bool:
-        """Whether the value can be drawn; the steps between the ends are not checked."""
-        return not isinstance(value, str | bool | None) and self.low <= value <= self.high
-
-    def nearest(self, value: float) -> float:
-        """The value of the range that is nearest to this one."""
-        return min(max(value, self.low), self.high)
-
-    def __str__(self) -> str:
-        return f"{self.low:g} to {self.high:g}"
-
-
-class Choices(NamedTuple):
-    """One of these values; lists are written as JSON text, because Optuna has no lists."""
-
-    values: tuple[Any, ...]
-
-    def contains(self, value: Any) -> bool:
-        """Whether the value is one of them."""
-        return as_choice(value) in [as_choice(choice) for choice in self.values]
-
-    def nearest(self, value: float) -> float:
-        """The choice, of numbers, that is nearest to this value."""
-        return min(self.values, key=lambda choice: abs(choice - value))
-
-    def __str__(self) -> str:
-        return " or ".join(map(str, self.values))
-
-
-Space = dict[str, Range | Choices]
-
-
-def as_choice(value: Any) -> Any:
-    """A value as Optuna stores it."""
-    return json.dumps(list(value)) if isinstance(value, list | tuple) else value
-
-
-def read_space(path: Path) -> Space:
-    """The space in a JSON file; UserError for an unknown option, an empty range or a wrong type."""
-    example = '{"learning_rate": {"low": 1e-5, "high": 1e-3, "log": true}}'
-    loaded = read_object(path, "--space", example, ": give quick, full or a JSON file")
+    Without a file: the parts of DEFAULT that contain them, so that a loss which is off stays off.
+    """
+    values = flatten(base)
+    if path is None:
+        default = {name: _part(name, given) for name, given in DEFAULT.items()}
+        return {name: part for name, part in default.items() if _contains(part, values[name])}
+    loaded = read_object(path, "--space", EXAMPLE)
     if not loaded:
-        raise UserError(f"--space {path} is empty: give at least one option, for example {example}")
-    return {name: _parse(path, name, given) for name, given in loaded.items()}
+        raise UserError(f"--space {path} is empty: give at least one option, for example {EXAMPLE}")
+    space = {}
+    for name, given in loaded.items():
+        try:
+            space[name] = _part(name, given)
+        except ValueError as error:  # UserError is one
+            raise UserError(f'--space {path}: "{name}" {error}') from None
+        if not _contains(space[name], values[name]):
+            raise UserError(
+                f'--space {path}: "{name}" does not contain its value in --config, '
+                f"{json.dumps(values[name])}: widen it, or change --config"
+            )
+    return space
 
 
-def _parse(path: Path, name: str, given: Any) -> Range | Choices:
-    """One option's part of the file."""
-    where = f'--space {path}: "{name}"'
+def _part(name: str, given: Any) -> Part:
+    """One option's distribution; ValueError for what is wrong with it."""
     options = all_options()
     if name not in options:
-        raise UserError(f"{where} is an unknown option{nearest(name, SEARCHABLE)}")
-    if options[name][1].metadata["scope"] == "machine":
-        raise UserError(f"{where} belongs to the machine and is never searched: set it in --config")
+        raise UserError(f"is an unknown option{nearest(name, SEARCHABLE)}")
     if name not in SEARCHABLE:
-        raise UserError(f"{where} cannot be searched, as trials could not be compared: set it in --config")
+        raise UserError("cannot be searched, as trials could not be compared: set it in --config")
     item = options[name][1]
-    try:
-        if isinstance(given, list):
-            return Choices(tuple(_value(item, value) for value in _not_empty(given)))
-        if isinstance(given, dict):
-            return _range(item, given)
-        raise UserError('must be a list of values, or an object with "low" and "high"')
-    except UserError as error:
-        raise UserError(f"{where}: {error}") from None
-
-
-def _not_empty(values: list[Any]) -> list[Any]:
-    if len({json.dumps(value) for value in values}) < max(2, len(values)):
-        raise UserError(f"{json.dumps(values)} has fewer than two different values, or one of them twice")
-    return values
+    if isinstance(given, list):
+        return CategoricalDistribution([as_choice(_value(item, value)) for value in given])
+    if not isinstance(given, dict) or is_list(item) or base_type(item) not in (int, float):
+        raise UserError(f"needs a list of values{', or a range' if base_type(item) in (int, float) else ''}")
+    if not {"low", "high"} <= given.keys() <= {"low", "high", "log", "step"}:
+        raise UserError(f'needs "low" and "high", and may have "log" and "step": for example {EXAMPLE}')
+    low = _value(item, given["low"])
+    high = _value(item, given["high"])
+    log = given.get("log", False) is True
+    if base_type(item) is int:
+        return IntDistribution(low, high, log, _value(item, given.get("step", 1)))
+    return FloatDistribution(low, high, log, given.get("step"))
 
 
 def _value(item: Any, given: Any) -> Any:
-    """A value of the option, checked as in --config."""
-    value = from_json(item, given)
-    check(item, value)
-    return value
+    """A value of the option within its limits."""
+    kind = base_type(item)
+    parts = given if is_list(item) else [given]
+    if not isinstance(parts, list) or any(
+        type(part) not in ({int, float} if kind is float else {kind}) for part in parts
+    ):
+        raise UserError(f"has no value {json.dumps(given)}")
+    check(item, given)
+    return given
 
 
-def _range(item: Any, given: Mapping[str, Any]) -> Range:
-    unknown = next((key for key in given if key not in RANGE_KEYS), None)
-    if unknown is not None:
-        raise UserError(
-            f'has the unknown key "{unknown}"{nearest(unknown, RANGE_KEYS)} ({", ".join(RANGE_KEYS)})'
-        )
-    if "low" not in given or "high" not in given:
-        raise UserError('lacks "low" or "high": give both ends of the range')
-    if base_type(item) not in (int, float) or is_list(item):
-        raise UserError("has no range: give a list of values")
-    low, high, log, step = (given.get(key) for key in RANGE_KEYS)
-    low, high = _value(item, low), _value(item, high)
-    if not low < high:
-        raise UserError(f"the range {low:g} to {high:g} is empty: low must be below high")
-    if log not in (None, True, False):
-        raise UserError(f'"log" must be true or false, not {json.dumps(log)}')
-    if log and low <= 0:
-        raise UserError(f'"log" needs a low above 0, not {low:g}: raise low, or remove "log"')
-    if step is not None:
-        step = from_json(item, step)
-        if log or not 0 < step <= high - low:
-            raise UserError(f'"step" {step:g} must be above 0, at most high - low, and without "log"')
-    return Range(low, high, bool(log), step)
+def _contains(part: Part, value: Any) -> bool:
+    """Whether the value can be drawn; an option that is not set is decided by the trainer."""
+    if value is None:
+        return True
+    if isinstance(part, CategoricalDistribution):
+        return as_choice(value) in part.choices
+    return part.low <= value <= part.high
 
 
-def check_space(space: Space, base: Config, objectives: tuple[str, ...], source: str) -> None:
-    """Raise UserError if the defaults are outside of the space, or an objective would not be measured."""
-    values = flatten(base)
-    for name, part in space.items():
-        if not part.contains(values[name]):
-            raise UserError(
-                f'--space {source}: "{name}" is {part}, which does not contain the default '
-                f"{_shown(values[name])} of --config: widen it, or change --config"
-            )
-    if "lpips" in objectives:
-        part = space.get("perceptual_weight", Range(base.loss.perceptual_weight, math.inf))
-        least = part.low if isinstance(part, Range) else min(part.values)
-        if base.loss.perceptual_weight == 0 or least == 0 or base.loss.perceptual_net == "dinov2-s":
-            raise UserError(
-                "--objective lpips is measured only if LPIPS is part of the loss: raise perceptual_weight in "
-                "--config and --space above 0 with a perceptual_net other than dinov2-s, or use psnr or ssim"
-            )
+def as_choice(value: Any) -> Any:
+    """A value as Optuna stores it: a list as JSON text."""
+    return json.dumps(list(value)) if isinstance(value, list | tuple) else value
 
 
-def _shown(value: Any) -> str:
-    return " ".join(map(str, value)) if isinstance(value, list) else str(value)
+def suggest(trial: Trial, name: str, part: Part) -> Any:
+    """The value of a parameter in this trial."""
+    if isinstance(part, CategoricalDistribution):
+        return trial.suggest_categorical(name, part.choices)
+    if isinstance(part, IntDistribution):
+        return trial.suggest_int(name, part.low, part.high, log=part.log, step=part.step)
+    return trial.suggest_float(name, part.low, part.high, log=part.log, step=part.step)
 
 
 def options_of(params: Mapping[str, Any]) -> dict[str, Any]:
     """The parameters of a trial as options of train_vae.py: lists are lists again."""
     options = all_options()
-    values_by_name = {}
-    for name, value in params.items():
-        is_text = isinstance(value, str) and is_list(options[name][1])
-        values_by_name[name] = files.parse_json(value) if is_text else value
-    return values_by_name
+    return {
+        name: parse_json(value) if isinstance(value, str) and is_list(options[name][1]) else value
+        for name, value in params.items()
+    }

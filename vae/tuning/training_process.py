@@ -1,128 +1,117 @@
-"""One run of train_vae.py in a folder of its own: started or resumed, watched, stopped, and its outcome."""
+"""One run of train_vae.py: started or continued in its folder, watched, stopped, and how it has ended."""
 
 import os
 import subprocess
+import sys
 import time
-from collections.abc import Callable, Sequence
-from enum import Enum
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
+
+from filelock import FileLock, Timeout
+from optuna import TrialPruned
 
 from vae.config.flags import command_words
-from vae.config.tune_flags import TuneConfig
-from vae.system import console
+from vae.interop.run_files import METRICS_NAME
+from vae.system import child_process, console
 from vae.system.addresses import public_options
-from vae.system.errors import EXIT_CONFIG, EXIT_NON_FINITE, EXIT_SAVED_RESUMABLE, UserError
-from vae.system.files import open_regular, write_json
-from vae.training.child_runs import POLL_SECONDS, ChildRuns, Validation, continued, validations
+from vae.system.errors import EXIT_CONFIG, EXIT_NON_FINITE
+from vae.system.files import open_appending, open_regular, read_json_lines, write_json
+from vae.system.script import ROOT
 from vae.training.output.folder_lock import LOCK_NAME
 from vae.training.output.run_folder import checkpoint_paths
-from vae.tuning.claims import is_claimed
 
-OPTIONS_NAME = "options.json"  # of a run, for train_vae.py --config
-LOG_NAME = "log.txt"  # what the run printed
-RUN_NAME = "run"  # the run's own folder
-ATTEMPTS = 3  # of a run that something else stops or kills
+POLL_SECONDS = 0.5
 _LAST_BYTES = 20_000  # of the log, for the reason of a failure
 
-
-class Kind(Enum):
-    """How a run ended."""
-
-    FINISHED = "finished"
-    STOPPED = "stopped early"  # by `watch`
-    DIVERGED = "diverged"
-    OUT_OF_MEMORY = "out of memory"
-    REJECTED = "rejected before training"  # its options
-    FAILED = "failed"
+Validation = dict[str, float]  # a record of metrics.jsonl
 
 
-class Ended(NamedTuple):
-    """The outcome of a run."""
-
-    kind: Kind
-    reason: str  # the run's own error line, or empty
-    validations: list[Validation]
-
-    @property
-    def last(self) -> Validation:
-        """The last validation; empty if there is none."""
-        return self.validations[-1] if self.validations else {}
+class TrialError(Exception):
+    """A run failed for a reason that says nothing about its settings."""
 
 
-def train(
-    folder: Path, options: dict[str, Any], card: int | None, watch: Callable[[Validation], bool]
-) -> Ended:
-    """Train with these options in `folder`, from its last checkpoint on if there is one, until it ends.
+def train(run: Path, options: dict[str, Any], watch: Callable[[Validation], bool]) -> Validation:
+    """Train in the folder `run`, from its last checkpoint on if there is one; returns the last validation.
 
-    `watch` gets every validation after step 0, and may stop the run by returning True.
+    `watch` gets every validation after step 0, and may stop the run by returning True. Raises TrialPruned if
+    the run is stopped so, diverges, needs too much memory or refuses its options, and TrialError for other
+    failures. The options are in `run`.json, and what it prints in `run`.log.
     """
-    write_json(folder / OPTIONS_NAME, public_options(options), indent=2)
-    while is_claimed(folder / RUN_NAME / LOCK_NAME):  # of a killed search: it is saving and will end
+    while is_locked(run / LOCK_NAME):  # by the run of a search that was killed: it saves and ends
         time.sleep(POLL_SECONDS)
-    for attempt in range(ATTEMPTS):
-        with ChildRuns[Path]() as runs:
-            words = _words(folder, options)
-            process = runs.start(folder, "train_vae.py", words, card, folder / LOG_NAME)
-            stopped = _watch(process, folder, watch)
-        ended = _outcome(process.returncode, stopped, folder)
-        if ended is not None:
-            return ended
-        console.info(f"{folder.name}: the run was stopped or killed (attempt {attempt + 1} of {ATTEMPTS})")
-    reason = f"stopped or killed {ATTEMPTS} times, last with exit code {process.returncode}"
-    return Ended(Kind.FAILED, reason, list(validations(folder / RUN_NAME)))
+    log = run.with_suffix(".log")
+    with open_appending(log) as output:
+        process = child_process.start(
+            [sys.executable, str(ROOT / "train_vae.py"), *_words(run, options)],
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+        )
+    with ended_with_us([process]):
+        was_stopped = _watch(process, run, watch)
+    if process.returncode == 0:
+        return next(reversed(list(validations(run))), {})
+    if was_stopped:
+        raise TrialPruned("stopped early")
+    reason = f"{_last_line(log)} (exit code {process.returncode})"
+    is_refused = process.returncode == EXIT_CONFIG and not checkpoint_paths(run)
+    if is_refused or process.returncode == EXIT_NON_FINITE or "out of memory" in reason.lower():
+        raise TrialPruned(reason)
+    raise TrialError(reason)
 
 
-def _words(folder: Path, options: dict[str, Any]) -> list[str]:
-    """The flags that start or continue the run."""
-    file, run = folder / OPTIONS_NAME, folder / RUN_NAME
-    if continued(run, options) != options:
-        file = folder / "resumed.json"
-        write_json(file, public_options(continued(run, options)), indent=2)
+def _words(run: Path, options: dict[str, Any]) -> list[str]:
+    """The flags that start or continue the run; addresses with credentials are in no file."""
+    if checkpoint_paths(run):  # they have the weights of --init_from
+        options = {name: value for name, value in options.items() if name != "init_from"}
     recorded = public_options(options)
+    write_json(run.with_suffix(".json"), recorded, indent=2)
     hidden = {name: value for name, value in options.items() if value != recorded[name]}
-    words = ["--config", str(file), "--output_dir", str(run), *command_words(hidden)]
+    words = ["--config", str(run.with_suffix(".json")), "--output_dir", str(run), *command_words(hidden)]
     return [*words, "--resume_from", "latest"]
 
 
-def _watch(process: subprocess.Popen[bytes], folder: Path, watch: Callable[[Validation], bool]) -> bool:
-    """Wait for the end of the process; whether `watch` has stopped it."""
-    seen, stopped = 0, False
-    while True:
-        ended = process.poll() is not None
-        records = list(validations(folder / RUN_NAME))
-        for record in records[seen:]:
-            if watch(record) and not (stopped or ended):
-                stopped = True
+@contextmanager
+def ended_with_us(processes: "Sequence[subprocess.Popen[bytes]]") -> Iterator[None]:
+    """Signal the processes if the block ends by an exception, also Ctrl-C, and wait: runs save and end."""
+    try:
+        yield
+    except BaseException as error:
+        has_their_signal = sys.platform == "win32" and isinstance(error, KeyboardInterrupt)
+        for process in processes:
+            if process.poll() is None and not has_their_signal:
                 process.terminate()
-        seen = max(seen, len(records))
-        if ended:
-            return stopped
-        try:
-            process.wait(timeout=POLL_SECONDS)
-        except subprocess.TimeoutExpired:
-            continue
+        for process in processes:
+            process.wait()
+        raise
 
 
-def _outcome(code: int, stopped: bool, folder: Path) -> Ended | None:
-    """The outcome; None if something else than `watch` has stopped or killed the run."""
-    records = list(validations(folder / RUN_NAME))
-    if code == 0:
-        return Ended(Kind.FINISHED, "", records)
-    if stopped:
-        return Ended(Kind.STOPPED, "", records)
-    if code == EXIT_SAVED_RESUMABLE or code < 0 or code > 128:
-        return None
-    reason = _last_line(folder / LOG_NAME)
-    if code == EXIT_NON_FINITE:
-        kind = Kind.DIVERGED
-    elif "out of memory" in reason.lower():
-        kind = Kind.OUT_OF_MEMORY
-    elif code == EXIT_CONFIG and not checkpoint_paths(folder / RUN_NAME):
-        kind = Kind.REJECTED
-    else:
-        kind = Kind.FAILED
-    return Ended(kind, reason, records)
+def _watch(process: "subprocess.Popen[bytes]", run: Path, watch: Callable[[Validation], bool]) -> bool:
+    """Wait for the end of the process; whether `watch` has stopped it."""
+    seen = 0.0
+    was_stopped = False
+    while True:
+        has_ended = process.poll() is not None
+        for record in validations(run):
+            if record["step"] > seen:
+                seen = record["step"]
+                if watch(record) and not (was_stopped or has_ended):
+                    was_stopped = True
+                    process.terminate()
+        if has_ended:
+            return was_stopped
+        time.sleep(POLL_SECONDS)
+
+
+def validations(run: Path) -> Iterator[Validation]:
+    """The validations of a run so far, without the one before its first step."""
+    path = run / METRICS_NAME
+    if path.exists():
+        for record in read_json_lines(path):
+            if record.get("kind") == "validation" and record.get("step", 0) > 0:
+                yield record
 
 
 def _last_line(log: Path) -> str:
@@ -134,15 +123,12 @@ def _last_line(log: Path) -> str:
     return console.printable(lines[-1].removeprefix("train_vae.py: ")) if lines else "it printed nothing"
 
 
-def search_on_cards(config: TuneConfig, argv: Sequence[str]) -> None:
-    """Start a process per card, and wait for all of them; UserError if one fails."""
-    assert config.cards
-    failed: list[int] = []
-    with ChildRuns[int]() as processes:
-        for card in config.cards:  # the last --cards of a command counts
-            processes.start(card, "tune_vae.py", [*argv, "--cards", str(card)])
-        console.info(f"cards   {', '.join(map(str, config.cards))}: one process each")
-        while processes.running:
-            failed += [card for card, code in processes.ended() if code]
-    if failed:
-        raise UserError(f"--cards {failed[0]}: its process has failed, see above; the same command continues")
+def is_locked(path: Path) -> bool:
+    """Whether another process holds the lock of this file; a missing file has none."""
+    if not path.exists():
+        return False
+    try:
+        with FileLock(path, timeout=0):
+            return False
+    except Timeout:
+        return True

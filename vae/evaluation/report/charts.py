@@ -1,13 +1,15 @@
 """The report's charts: training curves and latent channels, as images with a text for screen readers."""
 
+import base64
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from vae.charts import PAGE_SCALE, Line, Points, draw_lines, new_figure, png
+from markupsafe import Markup
+
+from vae.charts import PAGE_SCALE, Line, draw_lines, new_figure, png
 from vae.evaluation.diffusability import TAUS
 from vae.evaluation.report.tables import shown_number
 from vae.evaluation.results import METRICS, LatentFacts, VaeResult
-from vae.html import PageChart, page_chart
 from vae.interop.run_files import OTHER_DATA
 from vae.system.files import read_json_lines
 
@@ -15,26 +17,39 @@ LOG_FROM = 50  # ratio of the largest to the smallest value above which the axis
 KINDS = {"validation": "Validation images", "train": "Training"}
 NOT_DRAWN = {"kind", "step", "epoch", "image_size", "images"}  # keys of a record that are not measurements
 MAX_VALUE = 1e300  # above it, sums of two values could overflow
-# Colours that differ in brightness, too, and dashes, for each VAE; the classes s0 to s5 and d0 to d5 of
-# report.css draw the same in the legend of the page.
+# Colours that differ in brightness, too, and dashes, for each VAE.
 COLOURS = ("#2b62ad", "#c2571a", "#15805a", "#8a4b9c", "#8d7100", "#5b636a")
 DASHES = (None, (6, 2), (2, 2), (8, 2, 2, 2), (10, 4), (4, 4))
 
 MAX_CURVE_RECORDS = 2000  # training records per VAE; more are thinned evenly, so that the page stays small
 
 
-class Style(NamedTuple):
-    """The numbers of a line's colour and dashes."""
+class PageChart(NamedTuple):
+    """A chart in the page; `label` is its text for screen readers."""
 
-    colour: int
-    dashes: int
+    title: str
+    note: str
+    label: str
+    uri: Markup
+
+
+def data_uri(content: bytes, kind: str) -> Markup:
+    """An image as a data: URI for an attribute. It is marked as safe, so rendering does not scan it."""
+    return Markup(f"data:image/{kind};base64,{base64.b64encode(content).decode('ascii')}")
+
+
+class Style(NamedTuple):
+    """A line's colour and dashes: points drawn, points left out, ..."""
+
+    colour: str
+    dashes: tuple[int, ...] | None
 
 
 def line_styles(vaes: list[VaeResult]) -> dict[str, Style]:
     """The style of each VAE by its name; 36 differ, and the first six differ in both."""
     count = len(COLOURS)
     names = [vae.name for vae in vaes if vae.is_network]
-    return {name: Style(i % count, (i + i // count) % count) for i, name in enumerate(names)}
+    return {name: Style(COLOURS[i % count], DASHES[(i + i // count) % count]) for i, name in enumerate(names)}
 
 
 def noise_charts(vaes: list[VaeResult]) -> list[PageChart]:
@@ -92,17 +107,17 @@ def _line_chart(
     figure, (axes,) = new_figure()
     if is_log:
         axes.set_yscale("log")
-    draw_lines(axes, [_line(points, styles[name]) for name, points in series.items()])
+    draw_lines(
+        axes,
+        [Line(styles[name].colour, points, dashes=styles[name].dashes) for name, points in series.items()],
+    )
     ranges = "; ".join(
         f"{name} from {shown_number(points[0][1])} to {shown_number(points[-1][1])}"
         for name, points in series.items()
     )
     remark = ", ".join(filter(None, [x, "log scale" if is_log else ""]))
-    return page_chart(png(figure, PAGE_SCALE), title, remark, f"{title} by {x or 'step'}: {ranges}")
-
-
-def _line(points: Points, style: Style) -> Line:
-    return Line(COLOURS[style.colour], points, dashes=DASHES[style.dashes])
+    label = f"{title} by {x or 'step'}: {ranges}"
+    return PageChart(title, remark, label, data_uri(png(figure, PAGE_SCALE), "png"))
 
 
 def channel_chart(name: str, facts: LatentFacts) -> PageChart:
@@ -116,7 +131,7 @@ def channel_chart(name: str, facts: LatentFacts) -> PageChart:
     axes.use_sticky_edges = False  # a margin below the lowest bar
     axes.xaxis.get_major_locator().set_params(integer=True)
     label = f"mean and standard deviation of {facts.channels} latent channels of {name}"
-    return page_chart(png(figure, PAGE_SCALE), name, "mean ± std of each channel", label)
+    return PageChart(name, "mean ± std of each channel", label, data_uri(png(figure, PAGE_SCALE), "png"))
 
 
 def read_curves(path: Path) -> list[dict[str, Any]]:

@@ -10,28 +10,25 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 from PIL import Image
 
-from vae.evaluation.report.charts import channel_chart, curve_charts, line_styles, noise_charts
-from vae.evaluation.report.latent_tables import (
-    diffusability_table,
-    equivariance_table,
-    grid_table,
-    latent_table,
-)
+from vae.evaluation.report.charts import channel_chart, curve_charts, data_uri, line_styles, noise_charts
 from vae.evaluation.report.tables import (
     Table,
     configuration_tables,
+    diffusability_table,
     hardest_table,
+    latent_table,
     metric_columns,
     quality_tables,
     speed_tables,
 )
 from vae.evaluation.results import ERROR_GAIN, METRICS, Results, Sample, VaeResult
-from vae.evaluation.summary import diffusion_lines, quality_lines
-from vae.html import data_uri, write_page
-from vae.system.files import open_regular
+from vae.evaluation.summary import quality_lines, rank_lines
+from vae.system.console import printable
+from vae.system.files import open_regular, replace_text
 
 MAX_SIDE = 768  # px: of a larger image, the page contains the middle at 100 %, so that it stays small
 ERROR_SIDE = 384  # px: longest side of an error map
@@ -41,10 +38,16 @@ WHY = {"worst": "among the worst", "typical": "in the middle", "best": "among th
 
 def write_report(results: Results, path: Path) -> None:
     """Write the report to `path` atomically; the image files of its samples are read and embedded."""
+    environment = Environment(
+        loader=PackageLoader("vae"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        finalize=_printable,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
     styles = line_styles(results.vaes)
-    write_page(
-        path,
-        "report.html.jinja",
+    page = environment.get_template("report.html.jinja").generate(
         names=[vae.name for vae in results.vaes if vae.is_network],
         has_references=any(not vae.is_network for vae in results.vaes),
         protocol=results.protocol,
@@ -59,15 +62,19 @@ def write_report(results: Results, path: Path) -> None:
         latents=latent_table(results),
         channel_charts=[channel_chart(vae.name, vae.latents) for vae in results.vaes if vae.latents],
         diffusability=diffusability_table(results),
-        diffusion_verdicts=diffusion_lines(results),
+        rank_warnings=rank_lines(results),
         noise_charts=noise_charts(results.vaes),
-        equivariance=equivariance_table(results),
-        grid_artefacts=grid_table(results),
         line_styles=styles,
         curve_styles={vae.name: styles[vae.name] for vae in results.vaes if vae.curves},
         curves=curve_charts(results.vaes),
         configuration=configuration_tables(results),
     )
+    replace_text(path, page)
+
+
+def _printable(value: object) -> object:
+    """Make plain text printable on one line; markup and other values are unchanged."""
+    return printable(value) if isinstance(value, str) and not isinstance(value, Markup) else value
 
 
 def _title(missing: str) -> str:
@@ -101,9 +108,7 @@ def _article(pairs: list[tuple[VaeResult, Sample]], results: Results) -> dict[st
     """One image with all its reconstructions, as report_images.html.jinja shows it."""
     first = pairs[0][1]
     vaes = [vae for vae, _ in pairs]
-    columns = metric_columns(
-        results, vaes, results.protocol.sizes[-1], [sample.metrics for _, sample in pairs]
-    )
+    columns = metric_columns(vaes, [sample.metrics for _, sample in pairs])
     original = _lossless(first.original, f"{first.name}, original")
     recons = [
         (vae.name, _lossless(sample.recon, f"{sample.name}, reconstruction by {vae.name}"))
@@ -168,5 +173,5 @@ def _channel(path: Path, alt: str) -> EmbeddedImage:
 def _embedded(image: Image.Image, path: Path, alt: str, format: str, **options: object) -> EmbeddedImage:
     buffer = io.BytesIO()
     image.save(buffer, format=format, **options)
-    uri = data_uri(buffer.getvalue(), f"image/{format.lower()}")
+    uri = data_uri(buffer.getvalue(), format.lower())
     return EmbeddedImage(uri, image.width, image.height, alt, f"{path.parent.name}/{path.name}")

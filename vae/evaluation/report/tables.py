@@ -1,4 +1,4 @@
-"""The tables of the report as data: quality, speed, the hardest images, configuration."""
+"""The tables of the report as data: quality, speed, the hardest images, latents, configuration."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -18,7 +18,6 @@ class Cell:
 
     text: str
     kind: Literal["text", "number", "best", "missing"] = "text"
-    note: str = ""  # shown in parentheses after a number; the reason if the value is missing
 
 
 Columns = dict[str, list[Cell]]  # by heading
@@ -52,27 +51,23 @@ def shown_number(value: float) -> str:
 def number_column(
     values: Sequence[float | None],
     show: Callable[[float], str] = shown_number,
-    reasons: Sequence[str] | None = None,
     best: Best | None = None,
     candidates: Sequence[bool] | None = None,
-    notes: Sequence[str] | None = None,
 ) -> list[Cell]:
-    """The cells of one column; a None is shown as missing, with its reason.
+    """The cells of one column; a None is shown as missing.
 
     `best` (min or max) marks the winner among the `candidates` if at least two have values. Values that look
     the same when shown win together. If all look the same, none wins.
     """
-    reasons = reasons or [""] * len(values)
     candidates = candidates or [True] * len(values)
-    notes = notes or [""] * len(values)
     rivals = [value for value, rival in zip(values, candidates, strict=True) if rival and value is not None]
     winner = show(best(rivals)) if best and len({show(value) for value in rivals}) > 1 else None
     cells = []
-    for value, reason, rival, note in zip(values, reasons, candidates, notes, strict=True):
+    for value, rival in zip(values, candidates, strict=True):
         if value is None:
-            cells.append(Cell("missing", "missing", reason))
+            cells.append(Cell("missing", "missing"))
         else:
-            cells.append(Cell(show(value), "best" if rival and show(value) == winner else "number", note))
+            cells.append(Cell(show(value), "best" if rival and show(value) == winner else "number"))
     return cells
 
 
@@ -100,18 +95,7 @@ def result_at(vae: VaeResult, size: int) -> SizeResult | None:
     return next((result for result in vae.sizes if result.size == size), None)
 
 
-def _reason_for(results: Results, vae: VaeResult, size: int, metric: str) -> str:
-    """Why a value is missing, as the comparison recorded it."""
-    at = size or "whole"
-    for key in (metric, f"{metric} at {at}", f"{vae.name} at {at}"):
-        if key in results.missing:
-            return results.missing[key]
-    return "not measured"
-
-
-def metric_columns(
-    results: Results, vaes: list[VaeResult], size: int, values: list[dict[str, float | None]]
-) -> Columns:
+def metric_columns(vaes: list[VaeResult], values: list[dict[str, float | None]]) -> Columns:
     """A column per metric, for one row of `values` per VAE. Classic codecs are never marked best."""
     networks = [vae.is_network for vae in vaes]
     columns = {}
@@ -122,7 +106,6 @@ def metric_columns(
         columns[f"{metric.title} {arrow}"] = number_column(
             [row.get(name) for row in values],
             fixed(metric.decimals),
-            [_reason_for(results, vae, size, name) for vae in vaes],
             best,
             networks,
         )
@@ -135,7 +118,7 @@ def quality_tables(results: Results) -> list[Table]:
     for size in results.protocol.sizes:
         rows = [(vae, result) for vae in results.vaes if (result := result_at(vae, size))]
         vaes = [vae for vae, _ in rows]
-        columns = metric_columns(results, vaes, size, [result.metrics for _, result in rows])
+        columns = metric_columns(vaes, [result.metrics for _, result in rows])
         tables.append(Table(f"Quality, {size_name(size)}", [vae.name for vae in vaes], columns))
     return tables
 
@@ -154,7 +137,6 @@ def speed_tables(results: Results) -> list[Table]:
             columns[f"{part}r memory, peak GiB ↓"] = number_column(
                 [None if peak is None else peak / GIB for peak in peaks],
                 fixed(2),
-                [_reason_for(results, vae, size, "peak memory") for vae, _ in rows],
                 min,
             )
         if rows:
@@ -183,17 +165,60 @@ def hardest_table(results: Results) -> Table | None:
     return Table(f"PSNR of the hardest images ({count}), {size_name(size)}", order, columns)
 
 
+def latent_table(results: Results) -> Table | None:
+    """One row of latent facts per network."""
+    rows = [(vae.name, vae.latents) for vae in results.vaes if vae.latents]
+    if not rows:
+        return None
+    facts = [latents for _, latents in rows]
+    return Table(
+        f"Latents, {size_name(results.protocol.sizes[-1])}",
+        [name for name, _ in rows],
+        {
+            "channels": number_column([fact.channels for fact in facts]),
+            "downsampling": number_column([fact.downsampling for fact in facts]),
+            "KL, nats/px": number_column([fact.kl_nats_per_pixel for fact in facts]),
+            "σ / std(μ)": number_column([fact.sigma_over_std for fact in facts]),
+            "means": text_column([_range(fact.mean) for fact in facts]),
+            "standard deviations": text_column([_range(fact.std) for fact in facts]),
+            "dead channels": text_column([_dead(fact.dead_channels, fact.channels) for fact in facts]),
+        },
+    )
+
+
+def _range(values: list[float]) -> str:
+    return f"{shown_number(min(values))} to {shown_number(max(values))}"
+
+
+def _dead(dead: list[int], channels: int) -> str:
+    named = f" ({', '.join(map(str, dead[:MAX_LISTED]))}{', ...' if len(dead) > MAX_LISTED else ''})"
+    return f"{len(dead)} of {channels}{named if dead else ''}"
+
+
+def diffusability_table(results: Results) -> Table | None:
+    """A column per measure for diffusion models: noise in dB, and the rank, which is only a warning."""
+    vaes = [vae for vae in results.vaes if vae.diffusability]
+    if not vaes:
+        return None
+    columns = {
+        f"{name}{' ↑' if name.startswith('noise') else ''}": number_column(
+            [vae.diffusability[name] for vae in vaes]
+        )
+        for name in vaes[0].diffusability
+    }
+    size = next(size for size in results.protocol.sizes if size != WHOLE)
+    return Table(f"Latents for diffusion, {size_name(size)}", [vae.name for vae in vaes], columns)
+
+
 def configuration_tables(results: Results) -> list[Table]:
     """The protocol, the VAEs side by side, the environment, and the images that were left out."""
     protocol = results.protocol
     protocol_facts = {
-        "protocol": protocol.name,
         "images": f"{protocol.images} from {protocol.data_path}"
         + (f", without those of a list (SHA-256 {protocol.exclude})" if protocol.exclude else ""),
         "resolutions": ", ".join(map(size_name, protocol.sizes)),
         "crop": protocol.crop,
         "posterior": protocol.posterior,
-        "rounding": protocol.rounding,
         "precision": f"{protocol.dtype} on {protocol.device}, batch size {protocol.batch_size}",
         "LPIPS network": protocol.perceptual_net or "none: LPIPS was not measured",
         "seed": protocol.seed,

@@ -7,16 +7,15 @@ from pathlib import Path
 from typing import Any
 
 from vae.config.options import CHECKPOINT_MINUTES, Config, flatten
-from vae.interop.checkpoint_file import NotFiniteError, check_finite
+from vae.interop.checkpoint_file import save_checkpoint
 from vae.interop.run_files import read_promoted
 from vae.system import console
 from vae.system.errors import UserError
-from vae.training.checkpoints.store import position_name, prune, save_verified, stage_ends
+from vae.training.checkpoints.store import position_name, prune, stage_ends
 from vae.training.checkpoints.writer import CheckpointWriter
 from vae.training.distributed import Distributed
-from vae.training.output.folder_lock import FolderLock
 from vae.training.output.run_folder import resume_command
-from vae.training.provenance import Provenance, write_last_run
+from vae.training.provenance import Provenance, write_run
 from vae.training.recovery.stability import NOT_FINITE, Stability, raise_if_diverged
 from vae.training.stages import Position, current_stage
 from vae.training.state import TrainingState, checkpoint_content
@@ -32,7 +31,6 @@ class Saver:
     stability: Stability
     writer: CheckpointWriter
     dist: Distributed
-    lock: FolderLock | None = None
     saved_at: float = field(default_factory=time.monotonic)  # or when it was created
 
     def __post_init__(self) -> None:
@@ -42,24 +40,6 @@ class Saver:
     def resume_command(self) -> str:
         """The command that resumes the run."""
         return resume_command(self.folder)
-
-    def check_folder(self) -> None:
-        """Raise UserError if the folder was moved, after saving where it is now, or removed."""
-        old = self.folder
-        current = self.lock.find_folder(old) if self.lock and self.dist.is_main else old
-        changed, removed = self.dist.all_reduce_scalars(current != old, current is None)
-        if not changed:
-            return
-        self.give_up()
-        if removed:
-            step = self.state.position.step
-            raise UserError(f"--output_dir {old} was moved or removed: training stops at step {step}")
-        self.folder = current or old
-        self.save_and_wait()
-        raise UserError(
-            f"--output_dir {old} was moved to {current}: training is saved there and stops, resume with: "
-            f"{self.resume_command}"
-        )
 
     def is_due(self, epochs: int) -> bool:
         """Whether the end of this epoch, counted from 1, is saved for its number or for the time."""
@@ -94,15 +74,13 @@ class Saver:
         name = position_name(state.position)
         if state.saved_step == state.position.step:
             return name if self.writer.finish() is None else None
-        content = self.content()
-        failure = None
+        if not state.is_finite():
+            console.warning(f"{self.folder / name} is not saved: {NOT_FINITE}")
+            return None
         try:
-            check_finite(content)
-        except NotFiniteError as error:
-            failure = str(error)
-        failure = failure or save_verified(self.folder / name, content)
-        if failure is not None:
-            console.warning(f"{self.folder / name} is not saved: {failure}")
+            save_checkpoint(self.folder / name, self.content())
+        except OSError as error:
+            console.warning(f"{self.folder / name} is not saved: {error}")
             return None
         state.saved_step = state.position.step
         return name
@@ -143,10 +121,6 @@ class Saver:
             reason = failure or "the main process reports the reason"
             raise UserError(f"--output_dir {self.folder}: the last checkpoint could not be written: {reason}")
 
-    def give_up(self) -> None:
-        """Wait for the file under way, without another attempt if it failed."""
-        self.writer.finish(try_again=False)
-
     def close(self) -> None:
         """Wait for the file under way; a failure is only reported."""
         self.writer.finish()
@@ -171,8 +145,6 @@ class Saver:
             self.config.run.keep_checkpoints,
             apart=stage_ends(self.state.stages, at) | {name for name in best if name},
             needed=self.stability.needed(),
-            step=at.step,
-            line=self.state.lineage,
         )
 
     def content(self) -> dict[str, Any]:
@@ -198,6 +170,6 @@ class Saver:
         return path.name if path and begins and path.parent.resolve() == self.folder.resolve() else None
 
     def note_good(self) -> None:
-        """Store which checkpoint of the folder is good, and that this run is the last one in it."""
+        """Store the run, and which checkpoint of its folder is good."""
         if self.dist.is_main:
-            write_last_run(self.folder, self.state.lineage, self.stability.good)
+            write_run(self.folder, self.state.identity, self.stability.good)

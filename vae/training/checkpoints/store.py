@@ -1,39 +1,25 @@
 """The checkpoints in the folder of a run: saving, loading the newest, pruning."""
 
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from vae.interop.checkpoint_file import (
-    DamagedCheckpointError,
-    load_checkpoint,
-    record_path,
-    save_checkpoint,
-    verify_checkpoint,
-)
+from vae.interop.checkpoint_file import DamagedCheckpointError, load_checkpoint, record_path
 from vae.interop.torch_file import read_torch_file
 from vae.system import console
 from vae.system.errors import UserError
+from vae.training.distributed import Distributed
 from vae.training.output.run_folder import checkpoint_paths, epoch_name, step_name
-from vae.training.provenance import Lineage, read_last_run, saved_lineage
 from vae.training.stages import Position, Stage
+
+ABANDONED_NAME = "abandoned"  # folder of the checkpoints that a run has gone back behind
+Loaded = tuple[Path, dict[str, Any]]  # the path of a checkpoint and its content
 
 
 def position_name(position: Position) -> str:
     """File name of the checkpoint at a position."""
     return step_name(position.step) if position.images_in_epoch else epoch_name(position.epoch)
-
-
-def save_verified(path: Path, content: dict[str, Any]) -> str | None:
-    """Write a checkpoint and verify the file; returns the reason if that fails."""
-    try:
-        save_checkpoint(path, content)
-        verify_checkpoint(path)
-        _origins[path] = _version(path), _origin_of(content)
-    except (OSError, UserError) as error:
-        return str(error)
-    return None
 
 
 def list_checkpoints(folder: Path) -> list[Path]:
@@ -43,38 +29,18 @@ def list_checkpoints(folder: Path) -> list[Path]:
 
 def saved_step(path: Path) -> int:
     """Optimizer step of a checkpoint, read without its tensors; -1 if it cannot be opened."""
-    return _origin(path)[1]
-
-
-def is_on_line(path: Path, line: Lineage | None) -> bool:
-    """Whether the checkpoint belongs to this line of runs; every one does if the line is unknown."""
-    return line is None or line.contains(*_origin(path))
-
-
-def _origin(path: Path) -> tuple[str, int]:
-    """The id of the run that saved a checkpoint, and its step; -1 if it cannot be opened."""
     try:
-        version = _version(path)
-        origin = _origins.get(path)
-        if origin is None or origin[0] != version:
-            origin = version, _origin_of(read_torch_file(path))
-            _origins[path] = origin
-        return origin[1]
+        status = path.stat()
+        version = status.st_ino, status.st_size, status.st_mtime_ns
+        if path not in _steps or _steps[path][0] != version:
+            _steps[path] = version, int(read_torch_file(path)["position"]["step"])
     except (OSError, ValueError, KeyError, TypeError):  # load_checkpoint reports it
-        return "", -1
+        return -1
+    return _steps[path][1]
 
 
-# By path, for a version of the file: pruning asks after every save, and need not read what was just written.
-_origins: dict[Path, tuple[tuple[int, ...], tuple[str, int]]] = {}
-
-
-def _version(path: Path) -> tuple[int, ...]:
-    status = path.stat()
-    return status.st_ino, status.st_size, status.st_mtime_ns
-
-
-def _origin_of(content: dict[str, Any]) -> tuple[str, int]:
-    return saved_lineage(content).id, int(content["position"]["step"])
+# By path, for a version of the file: pruning asks after every save.
+_steps: dict[Path, tuple[tuple[int, ...], int]] = {}
 
 
 def valid_checkpoints(paths: Iterable[Path], quiet: bool = False) -> Iterator[tuple[Path, dict[str, Any]]]:
@@ -90,18 +56,13 @@ def valid_checkpoints(paths: Iterable[Path], quiet: bool = False) -> Iterator[tu
 
 
 def load_newest(folder: Path) -> tuple[Path, dict[str, Any]] | None:
-    """The newest valid checkpoint of the last run in a folder and its content; damaged ones are reported.
+    """The newest valid checkpoint in a folder and its content; damaged ones are reported.
 
-    The last run is the one that began last, with its ancestors: checkpoints of an abandoned branch may be
-    further, and are taken only if no other is valid. Raises UserError if there are checkpoints and none is
-    valid.
+    Raises UserError if there are checkpoints and none is valid.
     """
-    line, _ = read_last_run(folder)
     # First those that cannot be opened: they may be the newest, so they are reported.
-    paths = sorted(list_checkpoints(folder), key=lambda p: (saved_step(p) >= 0, not is_on_line(p, line)))
+    paths = sorted(list_checkpoints(folder), key=lambda path: saved_step(path) >= 0)
     for path, content in valid_checkpoints(paths):
-        if not is_on_line(path, line):
-            console.warning(f"no checkpoint of the last run in {folder} is left: {path} is of an earlier one")
         return path, content
     if paths:
         raise UserError(
@@ -109,6 +70,20 @@ def load_newest(folder: Path) -> tuple[Path, dict[str, Any]] | None:
             "from a copy, or use another --output_dir for a new run"
         )
     return None
+
+
+def load_on_all(find: Callable[[], Loaded | None], dist: Distributed) -> Loaded | None:
+    """What `find` returns on the main process; the others load the checkpoint that it has chosen."""
+    loaded: list[Loaded] = []
+
+    def choose() -> Path | None:
+        loaded.extend(filter(None, [find()]))
+        return loaded[0][0] if loaded else None
+
+    path = dist.on_main(choose)
+    if path is not None and not loaded:
+        return path, load_checkpoint(path)
+    return loaded[0] if loaded else None
 
 
 def load_named(path: Path) -> tuple[Path, dict[str, Any]]:
@@ -134,7 +109,7 @@ def set_aside_others(folder: Path, run_id: str) -> None:
     """
     for path in sorted(checkpoint_paths(folder)):
         try:
-            is_ours = saved_lineage(read_torch_file(path)).is_of(run_id)
+            is_ours = read_torch_file(path)["run"]["id"] == run_id
         except (OSError, ValueError, KeyError, TypeError, AttributeError):
             is_ours = False
         if is_ours:
@@ -153,26 +128,35 @@ def set_aside_others(folder: Path, run_id: str) -> None:
         console.warning(f"{path} is not a checkpoint of this run, so it is kept as {kept.name}")
 
 
+def abandon_newer(folder: Path, step: int) -> None:
+    """Move the checkpoints after `step`, from which training continues, out of the way of the new ones."""
+    newer = [path for path in list_checkpoints(folder) if saved_step(path) > step]
+    if not newer:
+        return
+    abandoned = folder / ABANDONED_NAME
+    abandoned.mkdir(exist_ok=True)
+    for path in newer:
+        os.replace(path, abandoned / path.name)
+        if record_path(path).exists():
+            os.replace(record_path(path), record_path(abandoned / path.name))
+    names = ", ".join(path.name for path in newer[:3])
+    console.info(f"{len(newer)} newer checkpoints ({names}) are moved to {abandoned}: delete it if you like")
+
+
 def stage_ends(stages: list[Stage], position: Position) -> set[str]:
     """Names of the last checkpoint of each finished stage."""
     return {epoch_name(stage.end_epoch) for stage in stages if stage.end_epoch <= position.epoch}
 
 
-def prune(
-    folder: Path, keep: int, *, apart: set[str], needed: set[str], step: int, line: Lineage
-) -> list[Path]:
+def prune(folder: Path, keep: int, *, apart: set[str], needed: set[str]) -> list[Path]:
     """Remove all but the newest `keep` checkpoints and those with these names; returns the removed.
 
-    Those `apart`, and those of an abandoned branch, do not count. The latter are removed when `step` has
-    passed them.
+    Those `apart` do not count.
     """
-    others = [path for path in list_checkpoints(folder) if path.name not in apart]
-    others = [path for path in others if saved_step(path) <= step]
-    abandoned = [path for path in others if not is_on_line(path, line)]
-    older = [path for path in others if path not in abandoned][keep:]
-    removed = abandoned + [path for path in older if path.name not in needed]
+    counted = [path for path in list_checkpoints(folder) if path.name not in apart]
+    removed = [path for path in counted[keep:] if path.name not in needed]
     for path in removed:
         path.unlink(missing_ok=True)
-        _origins.pop(path, None)
+        _steps.pop(path, None)
         record_path(path).unlink(missing_ok=True)
     return removed

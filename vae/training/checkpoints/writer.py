@@ -1,4 +1,4 @@
-"""Saving without waiting: a thread writes and verifies a copy of the state while training goes on."""
+"""Saving without waiting: a thread writes a copy of the state while training goes on."""
 
 import threading
 from collections.abc import Callable
@@ -10,14 +10,11 @@ import torch
 
 from vae.config.options import Config
 from vae.device import is_out_of_memory
-from vae.interop.checkpoint_file import NotFiniteError, check_finite
+from vae.interop.checkpoint_file import save_checkpoint
 from vae.memory.available import available_bytes
 from vae.memory.plan import checkpoint_bytes
 from vae.system import console
 from vae.system.host import GIB
-from vae.training.checkpoints.store import save_verified
-
-RETRY_SECONDS = 60.0  # after a failed save, for example on a full disk
 
 
 def copy_fits(config: Config, device: torch.device) -> bool:
@@ -73,38 +70,23 @@ class CheckpointWriter:
         self._background = background
         self._host_copy = HostCopy()
         self._thread: threading.Thread | None = None
-        self._ending = threading.Event()
-        self._try_again = True
         self._failure: str | None = None  # why the last checkpoint is not on disk
         self._messages: list[Callable[[], None]] = []  # what the next `report` prints
 
     def save(self, path: Path, content: dict[str, Any], prune: Callable[[], object]) -> None:
-        """Save a checkpoint, then `prune`; waits for the previous one, and replaces one that failed.
+        """Save a checkpoint, then `prune`; waits for the previous one. `report` prints a failure."""
+        self.finish()
+        if self._background and (copy := self._copied(content)) is not None:
+            thread = threading.Thread(target=self._write_in_thread, args=(path, copy, prune), daemon=True)
+            thread.start()
+            self._thread = thread
+            return
+        self._write(path, content, prune)
+        self.report()
 
-        A failure is reported here or by `report`, and the same content is tried again every minute.
-        """
-        self.finish(try_again=False)
-        self._failure, delay = None, 0.0
-        copy = self._copied(content) if self._background else None
-        if copy is None:
-            may_try_again = self._attempt(path, content, prune)
-            delay = RETRY_SECONDS
-            self.report()
-            if not may_try_again or (copy := self._copied(content)) is None:
-                return
-        self._ending.clear()
-        arguments = (path, copy, prune, delay)
-        self._thread = threading.Thread(target=self._write, args=arguments, name="checkpoint", daemon=True)
-        self._thread.start()
-
-    def finish(self, try_again: bool = True) -> str | None:
-        """Wait for the file under way; returns why the last checkpoint is not on disk.
-
-        If it has failed before, it is tried once more with `try_again`.
-        """
+    def finish(self) -> str | None:
+        """Wait for the file under way; returns why the last checkpoint is not on disk."""
         if self._thread is not None:
-            self._try_again = try_again
-            self._ending.set()
             self._thread.join()
             self._thread = None
         self.report()
@@ -122,48 +104,30 @@ class CheckpointWriter:
         except (MemoryError, RuntimeError) as error:
             if not isinstance(error, MemoryError) and not is_out_of_memory(error):
                 raise
-        if self._background:
-            console.info("--background_save: no memory for a copy of the weights: saves make training wait")
+        console.info("--background_save: no memory for a copy of the weights: saves make training wait")
         self._background = False
         return None
 
-    def _write(self, path: Path, content: dict[str, Any], prune: Callable[[], object], delay: float) -> None:
-        """The thread: try until the checkpoint is on disk, or until another one replaces it."""
+    def _write_in_thread(self, *arguments: Any) -> None:
         try:
-            while True:
-                ending = self._ending.wait(delay)
-                if ending and delay and not self._try_again:
-                    return
-                if not self._attempt(path, content, prune) or ending:
-                    return
-                delay = RETRY_SECONDS
+            self._write(*arguments)
         except Exception as error:  # a bug: `report` raises it where it ends the run
             self._failure = str(error)
             self._messages.append(partial(_raise, error))
 
-    def _attempt(self, path: Path, content: dict[str, Any], prune: Callable[[], object]) -> bool:
-        """Write and verify the file; returns whether another attempt could succeed."""
-        before = self._failure
+    def _write(self, path: Path, content: dict[str, Any], prune: Callable[[], object]) -> None:
+        self._failure = None
         try:
-            check_finite(content)
-        except NotFiniteError as error:  # it is useless: older checkpoints are kept
+            save_checkpoint(path, content)
+        except OSError as error:
             self._failure = str(error)
-            self._notify(console.warning, f"{path} is not saved: {error}; older checkpoints are unchanged")
-            return False
-        self._failure = save_verified(path, content)
-        if self._failure is not None:
-            if before is None:
-                again = f"trying again every {RETRY_SECONDS:.0f} s"
-                text = f"{path} is not saved: {self._failure}; older checkpoints are unchanged; {again}"
-                self._notify(console.warning, text)
-            return True
-        if before is not None:
-            self._notify(console.info, f"{path} is saved now")
+            text = f"{path} is not saved: {error}; older checkpoints are unchanged, the next save tries again"
+            self._notify(console.warning, text)
+            return
         try:
             prune()
         except OSError as error:
             self._notify(console.warning, f"older checkpoints cannot be removed: {error}")
-        return False
 
     def _notify(self, print_line: Callable[[str], None], text: str) -> None:
         self._messages.append(partial(print_line, text))

@@ -1,7 +1,10 @@
-"""Repeat a step that ran out of memory: with smaller micro-batches, then at a higher recompute level."""
+"""Repeat a step that ran out of memory: with smaller micro-batches, then at a higher recompute level.
 
-from contextlib import AbstractContextManager, nullcontext
+With several processes, whose backward passes sum gradients together, all end and start again with less.
+"""
+
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 
@@ -16,13 +19,15 @@ from vae.step import (
     compute_gradients,
     forward_losses,
     micro_batch_sizes,
-    trained_networks,
+    unwrapped,
 )
 from vae.system import console
 from vae.system.errors import UserError
+from vae.system.folder_marker import read_marker
 from vae.training.distributed import Distributed
-from vae.training.gradient_sum import GradientSum
 from vae.training.memory.cuda_graph import StepGraph, Sums
+from vae.training.memory.lowered import Lowered
+from vae.training.output.run_folder import resume_command
 
 
 @dataclass
@@ -43,29 +48,26 @@ class StepSettings:
 
 
 class OomRetry:
-    """Computes the gradients of steps; a process whose memory runs out repeats the step with less."""
+    """Computes the gradients of steps; a single process whose memory runs out repeats the step with less."""
 
     def __init__(
         self,
         networks: Networks,
         dist: Distributed,
         settings: StepSettings,
-        resume_command: str,
-        gradient_sum: GradientSum | None = None,
+        folder: Path,
+        image_size: int,
     ) -> None:
-        """`gradient_sum`: of all processes, if there are several."""
-        self.networks, self.dist, self.settings = networks, dist, settings
-        self.gradient_sum = gradient_sum or GradientSum([], 1)
-        self._resume_command = resume_command
+        """`folder`: of the run. `image_size`: of its stage."""
+        self.networks = networks
+        self.dist = dist
+        self.settings = settings
+        self._folder = folder
+        self._image_size = image_size
 
     def gradients(self, inputs: StepInputs) -> Sums:
         """Compute the gradients of a step; returns the sums of the losses over its images."""
         return self._repeated(inputs, backward=True)
-
-    def sum_gradients(self, adversarial: bool) -> None:
-        """Replace the gradients by their means over all processes; `adversarial`: those of both networks."""
-        trained = trained_networks(self.networks)
-        self.gradient_sum.finish(trained if adversarial else trained[:1])
 
     def losses(self, inputs: StepInputs) -> Sums:
         """The sums of the losses, without adversarial ones; nothing else is computed."""
@@ -87,22 +89,23 @@ class OomRetry:
                 continue
             if max(sizes) == 1 and settings.next_recompute() is None:
                 line = _out_of_memory(settings)
-                raise UserError(f"{line} and resume with: {self._resume_command}{message}")
-            self._reduce_memory(max(sizes))
+                raise UserError(f"{line} and resume with: {resume_command(self._folder)}{message}")
+            change = self._reduce_memory(max(sizes))
+            if self.dist.world_size > 1:
+                raise self._start_again(message)
+            console.info(f"out of memory: {change}")
 
     def _computed(self, inputs: StepInputs, sizes: list[int], backward: bool) -> Sums:
         if not backward:
             return forward_losses(self.networks, inputs, sizes)
         if self.settings.graph:
-            return self.settings.graph.gradients(self.networks, inputs, sizes, self.gradient_sum)
-        return compute_gradients(self.networks, inputs, sizes, self.gradient_sum.last_pass)
+            return self.settings.graph.gradients(self.networks, inputs, sizes)
+        return compute_gradients(self.networks, inputs, sizes)
 
-    def beside_graph(self) -> AbstractContextManager[None]:
-        """A context for work between two steps: it uses the memory of the CUDA graph, if there is one.
-
-        Nothing that is allocated on the device may outlive the context.
-        """
-        return self.settings.graph.memory() if self.settings.graph else nullcontext()
+    def end_graph(self) -> None:
+        """Free the memory of the CUDA graph for other work between two steps; later steps capture another."""
+        if self.settings.graph:
+            self.settings.graph.end()
 
     def release_graph(self) -> bool:
         """End the CUDA graph; whether this freed memory."""
@@ -111,7 +114,7 @@ class OomRetry:
         del graph
         if released:
             self.free_memory()
-            self._report("training continues without a CUDA graph, only slower")
+            console.info("out of memory: training continues without a CUDA graph, only slower")
         return released
 
     def free_memory(self) -> None:
@@ -120,31 +123,35 @@ class OomRetry:
         if torch.cuda.is_initialized():
             torch.cuda.empty_cache()
 
-    def _report(self, change: str) -> None:
-        """Print from the process whose memory ran out."""
-        where = f" in process {self.dist.rank}" if self.dist.world_size > 1 else ""
-        report = console.info if self.dist.is_main else console.error
-        report(f"out of memory{where}: {change}")
-
-    def _reduce_memory(self, largest: int) -> None:
-        """Halve this process's `largest` micro-batch; from one image, recompute more.
+    def _reduce_memory(self, largest: int) -> str:
+        """Halve the `largest` micro-batch; from one image, recompute more. Returns the change in words.
 
         Smaller micro-batches come first: they add no arithmetic, and one image of training size keeps a GPU
         busy.
         """
-        settings, autoencoder = self.settings, self.networks.autoencoder
+        settings = self.settings
+        autoencoder = unwrapped(self.networks.autoencoder)
         assert isinstance(autoencoder, AutoencoderKL)
         self.free_memory()
         if largest == 1:
             settings.recompute = settings.next_recompute() or settings.recompute
             set_recompute(autoencoder, settings.recompute)
-            lowered = (
-                f"--recompute {settings.recompute} from here on; same batch and gradients, more arithmetic"
-            )
-        else:
-            settings.micro_batch = max(1, min(largest, settings.micro_batch) // 2)
-            lowered = f"micro-batch lowered to {settings.micro_batch}; same batch and gradients, more passes"
-        self._report(lowered)
+            return f"--recompute {settings.recompute} from here on; same batch and gradients, more arithmetic"
+        settings.micro_batch = max(1, min(largest, settings.micro_batch) // 2)
+        return f"micro-batch lowered to {settings.micro_batch}; same batch and gradients, more passes"
+
+    def _start_again(self, message: str) -> UserError:
+        """What ends all processes; the lowered settings are stored for their next start."""
+        settings = self.settings
+        line = f"out of memory in process {self.dist.rank}{message}: all processes end"
+        flags = f"--micro_batch_size {settings.micro_batch} --recompute {settings.recompute}"
+        if read_marker(self._folder) is None:  # the run has not begun
+            return UserError(f"{line}: start them with {flags}")
+        Lowered(self._image_size, settings.micro_batch, settings.recompute).write(self._folder)
+        return UserError(
+            f"{line}, and use {flags} when they start again, by torchrun --max_restarts or with: "
+            f"{resume_command(self._folder)}"
+        )
 
 
 def _out_of_memory(settings: StepSettings) -> str:

@@ -3,12 +3,13 @@
 import sys
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import torch
 
 from vae.config.options import Config, SpeedConfig
 from vae.memory.available import CUDA_RESERVE, available_bytes
-from vae.memory.plan import StepMemory, choose_step, reserve_bytes, stage_spec
+from vae.memory.plan import StepMemory, choose_step, reserve_bytes, stage_spec, step_memory
 from vae.memory.plan_table import describe_step, features_note
 from vae.ops.library import REPLACED, KernelKey, runs_kernels
 from vae.system import console
@@ -16,6 +17,7 @@ from vae.system.errors import UserError
 from vae.system.host import GIB
 from vae.training.distributed import Distributed
 from vae.training.memory.cuda_graph import StepGraph
+from vae.training.memory.lowered import LOWERED_NAME, read_lowered
 from vae.training.memory.oom_retry import StepSettings
 from vae.training.output.logbook import Logbook
 from vae.training.stages import Stage
@@ -65,6 +67,14 @@ def plan_stage(
     spec = replace(spec, activation_scale=activation_scale)
     available = int(available_bytes(device) * speed.vram_margin)
     memory = choose_step(spec, available, speed.micro_batch_size, speed.recompute)
+    folder = Path(config.run.output_dir)
+    if lowered := read_lowered(folder, stage.image_size):
+        micro_batch, level = lowered.limit(memory.micro_batch, memory.recompute)
+        memory = step_memory(replace(spec, recompute=level), micro_batch)
+        console.info(
+            f"note: memory ran out at {stage.image_size} px before, so {folder / LOWERED_NAME} limits the "
+            f"plan to --micro_batch_size {micro_batch} --recompute {level}; remove it to plan anew"
+        )
     graph = uses_cuda_graph(config.speed, stage.image_size, dist, config.data.buckets)
     kernels = speed.channels_last and runs_kernels(device) and KernelKey("norm", dtype) not in REPLACED
     return StagePlan(memory, available, graph, torch_norms=is_gpu and not kernels)
@@ -74,8 +84,12 @@ def uses_cuda_graph(speed: SpeedConfig, image_size: int, dist: Distributed, buck
     """Whether steps run as CUDA graphs; UserError if --cuda_graph cannot be applied.
 
     By default they do below GRAPH_BELOW_PX. On Windows, PyTorch before 2.13 cannot free the memory of a
-    capture that fails. `buckets`: of --buckets; a graph has one shape.
+    capture that fails. `buckets`: of --buckets; a graph has one shape. Several processes run without graphs.
     """
+    if dist.world_size > 1:
+        if speed.cuda_graph:
+            raise UserError(f"--cuda_graph is for one process, and there are {dist.world_size}: remove it")
+        return False
     if buckets > 1:
         if speed.cuda_graph:
             raise UserError(f"--cuda_graph has one shape, --buckets {buckets} several: remove one")

@@ -1,15 +1,9 @@
 """Files that training does not need: a full disk ends nothing, and its lines are written later."""
 
-import os
-import socket
-import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO
-
-from tensorboard.compat.proto.event_pb2 import Event, SessionLog
-from tensorboard.summary.writer.record_writer import RecordWriter
 
 from vae.system import console, files
 from vae.system.files import open_appending
@@ -57,35 +51,9 @@ class Appender:
         while self._waiting:
             self._waiting = self._waiting[self._file.write(self._waiting) :]
 
-    def flush(self) -> None:
-        """Nothing is buffered, except for what waits."""
-
     def close(self) -> None:
         """Close the file; what still waits is lost."""
         self.write(b"")
         if self._file is not None:
             self._file.close()
             self._file = None
-
-
-class EventFile:
-    """A new event file of TensorBoard, which hides the events of earlier files from `first_step` on."""
-
-    def __init__(self, folder: Path, first_step: int) -> None:
-        name = f"events.out.tfevents.{time.time():.6f}.{socket.gethostname()}.{os.getpid()}"
-        self._appender = Appender(folder / name)
-        self._records = RecordWriter(self._appender)
-        self._add(Event(step=first_step, file_version="brain.Event:2"))
-        self._add(Event(step=first_step, session_log=SessionLog(status=SessionLog.START)))
-
-    def add(self, summary: object, step: int) -> None:
-        """Add a summary from torch.utils.tensorboard.summary."""
-        self._add(Event(step=step, summary=summary))
-
-    def _add(self, event: Event) -> None:
-        event.wall_time = time.time()
-        self._records.write(event.SerializeToString())
-
-    def close(self) -> None:
-        """Close the file."""
-        self._appender.close()

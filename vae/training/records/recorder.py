@@ -9,25 +9,20 @@ from tqdm import tqdm
 
 from vae.config.options import RunConfig
 from vae.data.dataset import Batch
-from vae.interop.run_files import METRICS_NAME
 from vae.losses.adversarial import adaptive_weight
 from vae.losses.terms import LossTerms
 from vae.system import console
 from vae.system.errors import DataError, HangError
+from vae.training.data_parallel import GradientWaits
 from vae.training.distributed import Distributed
 from vae.training.memory.oom_retry import OomRetry
 from vae.training.memory.stage_memory import low_memory_warning, memory_peaks
 from vae.training.output.logbook import Logbook
-from vae.training.records.cost import Cost
-from vae.training.records.duration import StageDuration, duration_line
-from vae.training.records.health import Gathered, budget_parts
 from vae.training.records.running_metrics import RunningMetrics, loss_record
 from vae.training.recovery.signals import LoadingStoppedError
 from vae.training.schedule import StageSchedule
 from vae.training.state import TrainingState
 from vae.training.stepper import Update
-
-BUDGET_RECORD = 2  # the first one has what happens once: the start of processes, the search for kernels
 
 
 class Means(NamedTuple):
@@ -48,13 +43,9 @@ class Recorder:
     dist: Distributed
     logbook: Logbook
     options: RunConfig
+    gradient_waits: GradientWaits
     planned_bytes: int = 0  # GPU memory that the stage needs
     _metrics: RunningMetrics = field(default_factory=RunningMetrics)
-    _duration: StageDuration = field(default_factory=StageDuration)
-    _records: int = 0
-
-    def __post_init__(self) -> None:
-        self._cost = Cost(self.options.hourly_cost, self.logbook.folder / METRICS_NAME)
 
     def __enter__(self) -> "Recorder":
         self._metrics = RunningMetrics()
@@ -108,11 +99,8 @@ class Recorder:
         limit = self.options.max_steps
         return left if limit is None else min(left, limit - self.state.position.step)
 
-    def write(self, batch: Batch) -> Means:
-        """Write the records of the steps since the last one. Only this synchronizes the device in a step.
-
-        `batch` is that of the last step.
-        """
+    def write(self) -> Means:
+        """Write the records of the steps since the last one. Only this synchronizes the device in a step."""
         state = self.state
         metrics = self._metrics
         dist = self.dist
@@ -126,7 +114,6 @@ class Recorder:
             "nonfinite_steps": int(state.update.nonfinite_total),
             **memory_peaks(dist.device),
         }
-        record |= self._cost.record(record["images_per_second"])
         if "adversarial" in means:
             record["disc_learning_rate"] = state.optimizers[1].param_groups[0]["lr"]
             reconstruction, adversarial = state.running_sq_norms
@@ -135,44 +122,23 @@ class Recorder:
         if state.fp16:
             record["loss_scale"] = float(state.update.loss_scale)
         self.logbook.record("train", state.position.step, record)
-        gathered = self._write_health(record["data_wait_share"])
+        self._write_health(record["data_wait_share"])
         self._show(record)
         self._warn_of_low_memory()
-        self._records += 1
-        if self._records == BUDGET_RECORD:
-            self._show_budget(gathered, batch)
         self._metrics = RunningMetrics(health=metrics.health.restarted())
         return Means(record["loss"], means["mse"])
 
-    def _write_health(self, wait_share: float) -> Gathered:
+    def _write_health(self, wait_share: float) -> None:
         """Write the records of the data and of the trainer: one exchange between the processes."""
         metrics = self._metrics
         retry = self.retry
         step = self.state.position.step
-        allreduce = retry.gradient_sum.exposed_seconds()
+        allreduce = self.gradient_waits.seconds()
         exhausted = retry.settings.out_of_memory
         gathered = metrics.health.gathered(self.dist, metrics.seconds(), wait_share, allreduce, exhausted)
         self.logbook.record("data", step, gathered.data())
-        trainer = {"restarts": len(self.state.lineage.ancestors), "out_of_memory": gathered.out_of_memory()}
+        trainer = {"restarts": self.state.identity.restarts, "out_of_memory": gathered.out_of_memory()}
         self.logbook.record("trainer", step, {**trainer, **gathered.comparison()})
-        return gathered
-
-    def _show_budget(self, gathered: Gathered, batch: Batch) -> None:
-        """Print what each part of the input pipeline must deliver, and what it delivers."""
-        images = batch.images
-        copy_rate = None
-        world_size = self.dist.world_size
-        if self.dist.device.type == "cuda" and images.numel():
-            self.dist.synchronize()
-            started = time.perf_counter()
-            images.to(self.dist.device)
-            self.dist.synchronize()
-            copy_rate = world_size * images.numel() / (time.perf_counter() - started)
-        total = gathered.total()
-        wait_share = max(process.data_wait_share for process in gathered.processes)
-        parts = budget_parts(total, gathered.seconds, wait_share, images[:1].numel(), copy_rate)
-        begin = f"budget  of {world_size} process{'es' * (world_size > 1)}, so that no step waits:"
-        console.info("\n".join([begin, *(part.line() for part in parts)]))
 
     def _warn_of_low_memory(self) -> None:
         """Warn once if other programs take the memory of the plan, while its settings are used."""
@@ -188,18 +154,8 @@ class Recorder:
             f"{record['images_per_second']:.2f} images/s, loss {record['loss']:.4f}, "
             f"PSNR {record['psnr']:.2f}"
         )
-        if "cost" in record:
-            shown += f", cost {record['cost']:.2f} ({record['cost_per_1000_images']:.3g} per 1,000 images)"
         self._bar.set_postfix_str(shown)
         if self._bar.disable:  # no terminal: a log file gets lines instead of a progress bar
-            console.info(f"step {self.state.position.step}: {shown}")
-
-    def print_duration(self) -> None:
-        """Print when the stage will end: after its first steps, and if that has changed by a third."""
-        step, options = self.state.position.step, self.options
-        if not self._duration.needs_mark(time.monotonic()) and step % options.log_freq:
-            return
-        self.dist.synchronize()  # twice in a stage; a record has already synchronized the device
-        seconds = self._duration.add(step, time.monotonic(), self._steps_left())
-        if seconds is not None:
-            console.info(duration_line(seconds, time.time()))
+            seconds = self._steps_left() * self.schedule.steps.images / record["images_per_second"]
+            left = tqdm.format_interval(round(seconds))
+            console.info(f"step {self.state.position.step}: {shown}, {left} left")

@@ -1,13 +1,13 @@
 """What a run prints before it trains: the stage, and warnings about disk, cache and warm start."""
 
-import math
 import os
 import shutil
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
 import torch
+from tqdm import tqdm
 
 from vae.config.options import Config, DataConfig, LossConfig, ModelConfig, OptimConfig, SpeedConfig
 from vae.losses.perceptual import RANDOM_NOTE
@@ -16,23 +16,18 @@ from vae.memory.plan import checkpoint_bytes
 from vae.memory.plan_table import floor_seconds
 from vae.model.autoencoder import IMAGE_CHANNELS, AutoencoderKL, downsampling
 from vae.model.initialization import carriers_per_group, distinct_latents
-from vae.sampling.buckets import Buckets
-from vae.sampling.mixture import MixtureOrder
-from vae.sampling.streams import StreamOrder, shards_at_once, streams_of_process
-from vae.shards.dataset_json import is_dataset
-from vae.shards.mixture import dataset_paths
+from vae.sampling.buckets import Shape
+from vae.shards.dataset_json import dataset_paths, is_dataset
 from vae.shards.shard_cache import default_folder, has_remote_shards
 from vae.system import console
 from vae.system.addresses import public_text
 from vae.system.files import nearest_existing
 from vae.system.gpus import match_card
 from vae.system.host import GIB
-from vae.training.datasets import TrainingSet, cached_shards
 from vae.training.distributed import Distributed
 from vae.training.memory.stage_memory import StagePlan, plan_line
 from vae.training.output.run_folder import checkpoint_paths
 from vae.training.parts import PreparedRun
-from vae.training.records.duration import duration_text
 from vae.training.schedule import HARMFUL_FACTOR, StageSchedule, warmup_steps
 from vae.training.stages import Stage, StageSteps
 
@@ -44,8 +39,6 @@ def print_remarks(run: PreparedRun) -> None:
     """Print what makes this run slow, its start bad, or its disk full."""
     stages = run.state.stages
     if warning := space_warning(run.output_dir, run.config, stages, [run.steps(stage) for stage in stages]):
-        console.warning(warning)
-    if warning := cache_warning(run.config.data, run.training_set, run.dist):
         console.warning(warning)
     if remark := busy_line(run.dist.device, torch.get_num_threads()):
         console.info(remark)
@@ -75,11 +68,11 @@ def print_stage(run: PreparedRun, schedule: StageSchedule, plan: StagePlan) -> N
     if config.optim.train_part == "decoder":
         start += ", trains the decoder only"
     validation = run.validation_set.count if run.validation_set else 0
-    buckets = run.training_set.buckets(config, size, steps.images)
+    shapes = run.training_set.shapes(config, size)
     lines = [
         f"model   {model_line(config.model, state.autoencoder)}; {start}",
         f"data    {data_line(config.data, run.training_set.num_images, validation)}; "
-        f"{crops_text(config.data.crop, size, buckets)}, {console.counted(run.num_workers, 'worker')}",
+        f"{crops_text(config.data.crop, size, shapes)}, {console.counted(run.num_workers, 'worker')}",
         cache_line(config.data),
         f"loss    {loss_line(run.networks.terms, schedule.loss)}",
         f"device  {device_line(run.dist, config.speed, run.networks.dtype, run.compiled)}",
@@ -111,13 +104,12 @@ def data_line(config: DataConfig, training: int, validation: int) -> str:
     return f"{training} images of {public_text(config.data_path)}, {shown}"
 
 
-def crops_text(crop: str, image_size: int, buckets: Buckets | None) -> str:
-    """The size of the training crops, or their shapes as width x height, with the share of images of each."""
-    if buckets is None:
+def crops_text(crop: str, image_size: int, shapes: Sequence[Shape] | None) -> str:
+    """The size of the training crops, or their shapes as width x height."""
+    if shapes is None:
         return f"{image_size} px {crop} crops"
-    shares = np.bincount(buckets.codes, minlength=len(buckets.shapes)) / max(1, len(buckets.codes))
-    shapes = [f"{w}x{h} {share:.0%}" for (h, w), share in zip(buckets.shapes, shares, strict=True)]
-    return f"{image_size} px {crop} crops of {console.counted(len(shapes), 'shape')} ({', '.join(shapes)})"
+    texts = [f"{width}x{height}" for height, width in shapes]
+    return f"{image_size} px {crop} crops of {console.counted(len(texts), 'shape')} ({', '.join(texts)})"
 
 
 def loss_line(terms: LossTerms, loss: LossConfig) -> str:
@@ -225,39 +217,6 @@ def cache_line(data: DataConfig) -> str | None:
     return f"cache   at most {data.cache_gib:g} GiB of shards in {data.cache_dir or default_folder()}"
 
 
-def cache_warning(data: DataConfig, training_set: TrainingSet, dist: Distributed) -> str | None:
-    """A warning if the shards that the streams of this machine read at once do not fit into the cache."""
-    order = training_set.order
-    sizes = cached_shards(training_set.images, data)
-    if not sizes or not isinstance(order, StreamOrder | MixtureOrder):
-        return None
-    mean = sum(size.mean() for size in sizes)
-    total = sum(size.sum() for size in sizes)
-
-    def needed_gib(streams: int, window: int) -> float:
-        here = min(streams, dist.local_world_size * streams_of_process(streams, dist.world_size))
-        return float(min(total, shards_at_once(here, window) * mean)) / GIB
-
-    streams = order.num_streams
-    window = order.shuffle_shards // order.num_streams
-    needed = needed_gib(streams, window)
-    if needed <= data.cache_gib:
-        return None
-    counts = [n for n in range(dist.world_size, streams, dist.world_size) if streams % n == 0]
-    smaller = [*((n, 1) for n in counts), *((streams, shards) for shards in range(1, window))]
-    fitting = [pair for pair in smaller if needed_gib(*pair) <= data.cache_gib]
-    remedy = ""
-    if fitting:
-        count, shards = fitting[-1]
-        fewer = f"--data_streams {count} " if count < streams else ""
-        remedy = f", or start a new run with {fewer}--shuffle_shards {count * shards}"
-    return (
-        f"--cache_gib {data.cache_gib:g}: --shuffle_shards {order.shuffle_shards} needs about {needed:.3g} "
-        "GiB of shards at once on this machine, so many images will be read one by one over the network: use "
-        f"--cache_gib {math.ceil(needed)}{remedy}"
-    )
-
-
 def steps_line(steps: StageSteps, optim: OptimConfig, peak: float) -> str:
     """Number of steps, epochs and the learning-rate schedule of a stage."""
     warm_up = warmup_steps(optim.warmup_epochs, steps.per_epoch, steps.total)
@@ -289,9 +248,10 @@ def _time_line(plan: StagePlan, steps: StageSteps, run: PreparedRun) -> str | No
     seconds = floor_seconds(plan.memory, steps.local_images, card) if card else None
     if seconds is None:
         return None
+    least = tqdm.format_interval(round(seconds * steps.total))
     return (
-        f"time    at least {duration_text(seconds * steps.total)}, {seconds:.2g} s per step: arithmetic and "
-        "memory traffic at the card's rates, not measured"
+        f"time    at least {least}, {seconds:.2g} s per step: arithmetic and memory traffic at the card's "
+        "rates, not measured"
     )
 
 

@@ -10,26 +10,26 @@ from vae.config.options import Config
 from vae.interop.vae_files import read_vae
 from vae.system import console
 from vae.system.errors import NonFiniteError
-from vae.training.checkpoints.broadcast import from_main
 from vae.training.checkpoints.saver import Saver
 from vae.training.checkpoints.store import (
-    is_on_line,
+    abandon_newer,
     list_checkpoints,
+    load_on_all,
     position_name,
     saved_step,
     valid_checkpoints,
 )
 from vae.training.output.logbook import Logbook
-from vae.training.provenance import ROLLBACK, Resume, saved_lineage
+from vae.training.provenance import ROLLBACK, Resume
 from vae.training.stages import current_stage
 from vae.training.state import begin_state, restore, snapshot
 
 
 def begin_run(saver: Saver, logbook: Logbook, resume: Resume) -> None:
-    """Record the run as the last one in its folder: `latest` follows it, even before its first checkpoint."""
+    """Record that the run begins or goes on here."""
     saver.note_good()
-    lineage = saver.state.lineage
-    logbook.record("run", saver.state.position.step, saver.provenance.run_record(lineage, resume))
+    identity = saver.state.identity
+    logbook.record("run", saver.state.position.step, saver.provenance.run_record(identity, resume))
 
 
 @dataclass(frozen=True)
@@ -53,10 +53,10 @@ class Rollback:
         overflows = state.fp16 and self.saver.stability.nonfinite_streak > 0
         diverged_at, first_epoch = state.position.step, state.stage.first_epoch
         learning_rate = state.optimizers[0].param_groups[0]["lr"]
-        saver.give_up()  # before files are read
+        saver.writer.finish()  # before files are read
         source, content = self._last_good(reason)
         state.is_changing = True
-        self._restore(content, is_start=source is None)
+        self._restore(content)
         state.is_changing = False
         caps, step = state.rollbacks.setdefault(first_epoch, []), state.position.step
         good, is_allowed = saver.folder / position_name(state.position), overflows or len(caps) < allowed
@@ -64,6 +64,8 @@ class Rollback:
             state.leave_fp16()
         elif is_allowed:
             caps.append(0.5 * learning_rate / peak if peak else 0.5)
+        if saver.dist.is_main:
+            abandon_newer(saver.folder, step)
         if is_allowed or source != good:  # so that a resumed run knows of the rollback
             saver.replace(good)
         self.saver.stability.begin(step, None)
@@ -86,7 +88,7 @@ class Rollback:
 
     def _last_good(self, reason: str) -> tuple[Path | None, dict[str, Any]]:
         """The last good checkpoint and its content; or else the run's start."""
-        good = from_main(lambda: next(valid_checkpoints(self._candidates()), None), self.saver.dist)
+        good = load_on_all(lambda: next(valid_checkpoints(self._candidates()), None), self.saver.dist)
         if good is not None:
             return good
         if self.saver.provenance.resumed_from is not None:
@@ -97,23 +99,18 @@ class Rollback:
         """The good checkpoint, then older ones; or else what the run continued."""
         good, saver = self.saver.stability.good, self.saver
         limit = saved_step(good) if good else self.saver.state.begun_at.step
-        older = [
-            path
-            for path in list_checkpoints(saver.folder)
-            if 0 <= saved_step(path) <= limit and is_on_line(path, self.saver.state.lineage)
-        ]
+        older = [path for path in list_checkpoints(saver.folder) if 0 <= saved_step(path) <= limit]
         return [*dict.fromkeys(filter(None, [good, *older, saver.provenance.resumed_from]))]
 
-    def _restore(self, content: dict[str, Any], is_start: bool) -> None:
+    def _restore(self, content: dict[str, Any]) -> None:
         """Load the content of a checkpoint, but keep the number of rollbacks; a new run begins after it."""
         state, rollbacks = self.saver.state, self.saver.state.rollbacks
         if state.discriminator is not None and content["discriminator"] is None:
             restore(state, self._initial_content())
         restore(state, content)
-        lineage = state.lineage if is_start else saved_lineage(content)
         if state.position.step == state.begun_at.step:  # a new stage may begin here
             state.position = replace(state.begun_at)
-        state.lineage = lineage.continued(state.position.step)
+        state.identity = state.identity.continued()
         state.rollbacks = rollbacks
         stage = current_stage(state.stages, state.position.epoch)
         assert stage is not None  # a step followed the checkpoint
@@ -123,7 +120,7 @@ class Rollback:
         """The snapshot before the first step, on the CPU."""
         resumed = self.saver.provenance.resumed_from is not None
         init_from = None if resumed else self.config.model.init_from
-        source = from_main(lambda: read_vae(Path(init_from)), self.saver.dist) if init_from else None
+        source = read_vae(Path(init_from)) if init_from else None
         if source is not None:
             source.drop_other_decoder(self.config.model)
         state = begin_state(self.config, torch.device("cpu"), self.saver.state.fp16, source)

@@ -71,12 +71,12 @@ class StopSignals:
         finally:
             self.answer = before
 
-    def check_loading(self, patience: float = LOADING_SECONDS) -> None:
-        """Raise LoadingStoppedError if a stop signal came `patience` seconds ago; for a wait.
+    def check_loading(self) -> None:
+        """Raise LoadingStoppedError if a stop signal came LOADING_SECONDS ago; for a wait.
 
         An export is finished in any case.
         """
-        if self.stop and self.answer != EXPORT and time.monotonic() - self._stopped_at >= patience:
+        if self.stop and self.answer != EXPORT and time.monotonic() - self._stopped_at >= LOADING_SECONDS:
             raise LoadingStoppedError
 
     def _install(self, number: int, handler: _Handler) -> None:

@@ -17,7 +17,7 @@ from vae.system import console
 from vae.system.errors import EXIT_FAILED, HangError, UserError
 from vae.system.files import open_appending
 from vae.training.output.run_folder import check_run_folder, resume_command
-from vae.training.recovery.signals import LOADING_SECONDS, StopSignals
+from vae.training.recovery.signals import StopSignals
 
 CHECK_SECONDS = 1.0
 REACTION_SECONDS = 300.0  # a main thread that waits for images saves and ends the run itself
@@ -125,7 +125,7 @@ class Liveness:
         """Report progress."""
         self.watchdog.beat()
 
-    def check(self, patience: float = LOADING_SECONDS) -> None:
-        """End a wait with an exception, if the run hangs, or `patience` seconds after a signal to stop."""
+    def check(self) -> None:
+        """End a wait with an exception, if the run hangs, or LOADING_SECONDS after a signal to stop."""
         self.watchdog.check()
-        self.signals.check_loading(patience)
+        self.signals.check_loading()

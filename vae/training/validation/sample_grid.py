@@ -13,7 +13,7 @@ from PIL import Image, ImageDraw, ImageFont
 
 from vae.device import is_out_of_memory
 from vae.evaluation.baselines import bicubic_baseline
-from vae.evaluation.protocols import square
+from vae.evaluation.image_set import square
 from vae.images.decoding import decode_image
 from vae.images.folder import list_images
 from vae.images.formats import BadImageError
@@ -61,16 +61,13 @@ class SampleGrids:
         state, retry = self.state, self.retry
         try:
             for images in self._images():
-                with retry.beside_graph():
-                    grid = sample_grid(state.eval_model, self.networks, images.to(self.dist.device))
+                retry.end_graph()
+                grid = sample_grid(state.eval_model, self.networks, images.to(self.dist.device))
                 self.logbook.image("samples", state.position.step, grid)
             return
         except (RuntimeError, MemoryError) as error:
             if not is_out_of_memory(error):
                 raise
-        if retry.release_graph():
-            self.save()
-            return
         retry.free_memory()
         console.info(f"out of memory: no sample grid of step {state.position.step}; training is the same")
 

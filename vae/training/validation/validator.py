@@ -185,8 +185,8 @@ class Validator:
         sums = None
         while sums is None and failure is None:
             try:
-                with self.retry.beside_graph():
-                    sums = meter.sums(source())
+                self.retry.end_graph()
+                sums = meter.sums(source())
                 continue
             except (UserError, LoadingStoppedError) as error:
                 failure = error
@@ -205,8 +205,6 @@ class Validator:
         retry = self.retry
         size = self._size()
         retry.settings.out_of_memory += 1
-        if retry.release_graph():
-            return None
         if size == 1:
             image_size = self.state.stage.image_size
             command = resume_command(self.logbook.folder)

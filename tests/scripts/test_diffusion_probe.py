@@ -1,4 +1,4 @@
-"""The velocity loss of Gaussian latents has a known minimum, and a trained network comes near it.
+"""examples/diffusion_probe.py: the velocity loss of Gaussian latents has a known minimum.
 
 Decoded samples: the distance of images of one kind is 0, and repeated ones cover less.
 """
@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from vae.evaluation.velocity import (
+from examples.diffusion_probe import (
     VelocityNetwork,
     coverage,
     held_out_loss,
@@ -19,8 +19,11 @@ from vae.evaluation.velocity import (
     samples_of,
     thumbnails,
     train,
-    trained_networks,
+    verdict,
 )
+from tests.harness.runs import run_script
+from tests.harness.small_vae import write_vae
+from vae.system.files import read_json
 
 
 def white(count: int) -> Tensor:
@@ -45,7 +48,7 @@ def test_network_has_about_a_million_weights():
 
 def test_same_seed_gives_the_same_network():
     latents = white(8)
-    first, again, other = (train(latents, seed, 2, lambda: None) for seed in (1, 1, 2))
+    first, again, other = (train(latents, seed, 2) for seed in (1, 1, 2))
     state = [
         torch.cat([weight.flatten() for weight in network.parameters()]) for network in (first, again, other)
     ]
@@ -59,7 +62,7 @@ def test_smooth_latents_are_easier_than_white_noise():
     smooth = torch.nn.functional.avg_pool2d(noise, 3, 1, 1)
     smooth = smooth / smooth.std()
     hard, easy = (
-        held_out_loss(*trained_networks(latents, 1, 40), latents[is_held_out(len(latents))])
+        held_out_loss(train(latents[~is_held_out(400)], 0, 40), latents[is_held_out(400)])
         for latents in (noise, smooth)
     )
     assert math.pi / 2 * 0.97 < hard < 2.1  # no network beats theory on noise
@@ -126,3 +129,38 @@ def test_coverage_sees_images_that_repeat_each_other_and_the_distance_does_not()
     assert image_distance(repeated, images) < image_distance(blurred, images)
     assert covered(images, images) == 1
     assert math.isnan(covered(torch.full_like(images, math.nan), images))
+
+
+def test_the_seeds_decide_whether_a_vae_is_named():
+    measured = {
+        "worst": {"loss": [0.9, 0.91], "distance": [0.9, 0.91]},
+        "better": {"loss": [0.41, 0.414], "distance": [0.09, 0.11]},
+        "other": {"loss": [0.445, 0.449], "distance": [0.1, 0.12]},
+    }
+    assert verdict("loss", measured) == "better has the lowest loss, by 0.035"
+    assert verdict("distance", measured).startswith("better and other: no difference in distance")
+
+
+@pytest.mark.slow
+def test_two_vaes_are_compared(image_folder, tmp_path):
+    paths = [str(write_vae(tmp_path / f"{seed}/vae", seed)) for seed in (0, 1)]
+    words = ["--vae", *paths, "--data", str(image_folder), "--output", str(tmp_path / "out"), "--size", "32"]
+    done = run_script(
+        "examples/diffusion_probe.py", *words, "--steps", "2", "--seeds", "2", "--device", "cpu"
+    )
+    assert done.returncode == 0, done.stderr
+    results = read_json(tmp_path / "out" / "results.json")
+    assert list(results) == paths
+    for measures in results.values():
+        assert min(measures["velocity loss"]) > 1
+        assert 0 < min(measures["sample distance"]) < 2
+        assert 0 < measures["reconstruction distance"][0] < 2
+    assert "sample distance" in done.stdout.splitlines()[-2]
+    assert (tmp_path / "out" / "sample_1_0.png").exists()
+
+
+def test_too_few_images_are_one_line(tmp_path):
+    words = ["--vae", "vae", "--data", str(tmp_path), "--output", str(tmp_path / "out")]
+    done = run_script("examples/diffusion_probe.py", *words)
+    assert done.returncode == 1
+    assert done.stderr.strip().splitlines()[-1].startswith(f"--data {tmp_path} has 0 images")
