@@ -18,18 +18,20 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from vae.config.prepare_flags import ShardConfig, parse_prepare_flags
-from vae.prepare.blocks import Block, open_source
+from vae.prepare.blocks import Block
 from vae.prepare.check import Check
 from vae.prepare.folders import check_apart
-from vae.prepare.rows import Task, open_rows, rules_of, write_rows
+from vae.prepare.rows import RowFolder, check_block, open_rows, rules_of
+from vae.prepare.source import open_source
 from vae.system import console
 from vae.system.script import run_script
 
 
-def check_block(rows: Path, scratch: Path, check: Check, row: dict[str, Block]) -> dict[str, int]:
+def write_rows(folder: RowFolder, check: Check, row: dict[str, Block]) -> dict[str, int]:
     """Write the rows of a block into the output folder; returns the number of rejected images."""
-    scratch.mkdir(parents=True, exist_ok=True)
-    return {"rejected": write_rows(rows, scratch, check, Task(row["block"]))}
+    rows = check_block(check, folder.scratch, row["block"])
+    folder.save(row["block"], rows)
+    return {"rejected": rows.bad}
 
 
 def main(argv: list[str]) -> int:
@@ -44,7 +46,7 @@ def main(argv: list[str]) -> int:
     with open_rows(config, "shard", rules_of(config, source)) as (_, folder):
         todo = [{"block": block} for block in source.blocks if not folder.has(block)]
         if todo:
-            check = partial(check_block, folder.root / "rows", folder.scratch, Check(config))
+            check = partial(write_rows, folder, Check(config))
             results = ray.data.from_items(todo, override_num_blocks=len(todo)).map(check)
             rejected = sum(row["rejected"] for row in results.iter_rows())
             console.info(f"{len(todo)} blocks are checked, {rejected} images rejected")

@@ -79,7 +79,8 @@ def test_endless_items_are_read_as_needed():
 
     with closing(run_tasks(work, items(), 1, Limits())) as results:
         first = [next(results)[1] for _ in range(20)]
-    assert sorted(first) == list(range(0, 40, 2))
+    assert len(set(first)) == 20
+    assert set(first) <= {2 * number for number in taken}
     assert len(taken) < 30
 
 
@@ -104,14 +105,6 @@ def test_processes_end_if_their_parent_is_killed():
     parent.kill()
     parent.communicate()
     wait_until(lambda: not any(map(is_running, children)))
-
-
-def test_task_is_repeated_without_what_ended_its_process():
-    def retry(task, failure):
-        return ("double", failure.reason)
-
-    found = list(run_tasks(work, [("exit", 3)], 1, LIMITS, retry))
-    assert found == [(("double", "crashed"), "crashedcrashed")]
 
 
 def test_number_of_workers():

@@ -25,10 +25,10 @@ from vae.config.prepare_flags import PreprocessConfig
 from vae.data.manifest import read_rows
 from vae.images.decoding import decode_image
 from vae.images.formats import BadImageError
-from vae.prepare.blocks import open_source
 from vae.prepare.draw import draw_image
 from vae.prepare.naming import output_name
 from vae.prepare.resize import plan_shape, resize, resize_to_shape
+from vae.prepare.source import open_source
 
 posix = pytest.mark.skipif(sys.platform == "win32", reason="needs signals, links and file names of Unix")
 
@@ -142,7 +142,7 @@ def test_commands_of_the_guide(raw, tmp_path):
     assert [row["path"] for row in rows] == ["little.jpg", "square.jpg", "sub/tall.jpg", "wide.jpg"]
     assert [(row["width"], row["height"]) for row in rows] == [(38, 32), (32, 32), (32, 43), (43, 32)]
     assert rows[2]["source"] == "sub/tall.png"
-    assert " ".join(rows[0]) == "path sha256 width height source flags group label phash"
+    assert " ".join(rows[0]) == "path sha256 width height source flags phash group label"
 
 
 def test_sources_without_an_image_are_listed(raw, tmp_path):

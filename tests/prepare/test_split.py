@@ -13,7 +13,7 @@ from vae.config.prepare_flags import SplitConfig
 from vae.data.manifest import read_rows
 from vae.prepare.draw import draw_image
 from vae.prepare.split import run_split
-from vae.prepare.subsets import NONE, TRAIN, VAL, choose_val_groups, earlier_choice, gather
+from vae.prepare.subsets import choose_val_groups, gather
 from vae.system.errors import DataError, UserError
 
 
@@ -58,36 +58,21 @@ def check_groups(folder):
         assert seen.setdefault(row["group"] or row["sha256"], place) == place
 
 
-def append(folder, rows):
-    old = list(read_rows(folder / "manifest.jsonl"))
-    write_manifest(folder / "manifest.jsonl", sorted(old + rows, key=lambda row: row["path"]))
-
-
 @pytest.mark.parametrize("labels", [0, 8])
-def test_groups_labels_and_stable_subsets_at_20000_rows(tmp_path, labels, capsys):
+def test_groups_stay_together_and_labels_keep_their_share(tmp_path, labels):
     write_manifest(tmp_path / "manifest.jsonl", make_rows(20_000, labels=labels))
     report = split(tmp_path, val_split=0.1)
     check_groups(tmp_path)
     for label in report["labels"].values():
         assert abs(label["val"] - 0.1) <= 0.01, label
     assert len(report["labels"]) == max(labels, 1)
-    before = subsets_of(tmp_path)
-    append(tmp_path, make_rows(2_000, seed=5, labels=labels, first=20_000))
-    capsys.readouterr()
-    again = split(tmp_path, val_split=0.1)
-    assert "20000 images had a subset and 2000 are new" in capsys.readouterr().out
-    after = subsets_of(tmp_path)
-    assert {name: after[name] for name in before} == before
-    assert abs(again["val"] / again["images"] - 0.1) <= 0.01
-    check_groups(tmp_path)
 
 
-def test_without_labels_subsets_do_not_depend_on_the_record(tmp_path):
+def test_without_labels_the_subsets_of_many_groups_never_change(tmp_path):
     rows = make_rows(6_000)
     write_manifest(tmp_path / "manifest.jsonl", rows)
     split(tmp_path, val_split=0.05, num_folds=4)
     before = subsets_of(tmp_path)
-    (tmp_path / "manifest_split.json").unlink()
     more = rows + make_rows(600, seed=5, first=6_000)
     random.Random(1).shuffle(more)
     write_manifest(tmp_path / "manifest.jsonl", more)
@@ -96,18 +81,14 @@ def test_without_labels_subsets_do_not_depend_on_the_record(tmp_path):
     assert {name: after[name] for name in before} == before
 
 
-def test_second_run_changes_no_byte_and_other_settings_reassign(tmp_path, capsys):
+def test_second_run_changes_no_byte(tmp_path):
     write_manifest(tmp_path / "manifest.jsonl", make_rows(300, labels=3))
     split(tmp_path, val_split=0.2, seed=3)
     files = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
-    split(tmp_path)  # with the previous share and seed
-    assert files == {path.name: path.read_bytes() for path in tmp_path.iterdir()}
     other = split(tmp_path, val_split=0.3)
-    assert "all subsets were chosen again" in capsys.readouterr().out
-    assert other["settings"]["seed"] == 3
     assert abs(other["val"] / 300 - 0.3) < 0.02
     split(tmp_path, val_split=0.2, seed=3)
-    assert files["manifest.jsonl"] == (tmp_path / "manifest.jsonl").read_bytes()
+    assert files == {path.name: path.read_bytes() for path in tmp_path.iterdir()}
 
 
 def test_every_layout_of_lines_gives_the_same_manifest(tmp_path):
@@ -146,17 +127,10 @@ def test_folds_contain_every_image_outside_the_validation_set(tmp_path):
 
 
 @pytest.mark.parametrize("labels", [0, 6])
-def test_folds_of_small_sets_are_even_and_stable(tmp_path, labels):
+def test_folds_of_small_sets_are_even(tmp_path, labels):
     write_manifest(tmp_path / "manifest.jsonl", make_rows(900, labels=labels))
     report = split(tmp_path, num_folds=3)
     assert max(report["folds"]) - min(report["folds"]) <= 10
-    check_groups(tmp_path)
-    before = subsets_of(tmp_path)
-    append(tmp_path, make_rows(90, seed=5, labels=labels, first=900))
-    report = split(tmp_path)
-    after = subsets_of(tmp_path)
-    assert {name: after[name] for name in before} == before
-    assert max(report["folds"]) - min(report["folds"]) <= 20
     check_groups(tmp_path)
 
 
@@ -164,7 +138,7 @@ def test_small_sets_validate_on_at_least_one_image_and_never_all():
     for count, share in ((2, 0.01), (2, 0.9), (10, 0.1), (40, 0.05)):
         keys = np.random.default_rng(count).integers(0, 2**63, count, dtype=np.uint64)
         groups = gather(keys)
-        in_val = choose_val_groups(groups, share, np.full(count, NONE))
+        in_val = choose_val_groups(groups, share)
         assert in_val.sum() == min(max(1, round(count * share)), count - 1)
         assert in_val[: in_val.sum()].all()  # the lowest hashes
 
@@ -172,17 +146,9 @@ def test_small_sets_validate_on_at_least_one_image_and_never_all():
 def test_many_small_labels_still_give_the_share():
     labels = np.repeat(np.arange(500), 4)
     groups = gather(np.random.default_rng(0).permutation(2000).astype(np.uint64), labels)
-    in_val = choose_val_groups(groups, 0.1, np.full(2000, NONE))[groups.of_image]
+    in_val = choose_val_groups(groups, 0.1)[groups.of_image]
     assert abs(in_val.mean() - 0.1) < 0.005
     assert np.bincount(labels, weights=in_val).max() <= 1
-
-
-def test_joined_groups_become_training_groups():
-    keys, before = np.array([5, 5, 5, 9, 9], np.uint64), np.array([TRAIN, VAL, NONE, VAL, NONE])
-    earlier = earlier_choice(gather(keys), before)
-    assert earlier.tolist() == [TRAIN, VAL]
-    folds = earlier_choice(gather(keys), np.array([2, 1, NONE, NONE, NONE]))
-    assert folds.tolist() == [1, NONE]
 
 
 def test_folders_and_columns_as_groups(tmp_path):
@@ -262,6 +228,7 @@ def test_near_duplicates_are_the_default_groups(twins):
     assert {subset for subset, _ in subsets.values()} == {"train", "val"}
     groups = [row["group"] for row in read_rows(twins / "manifest.jsonl")]
     assert sorted(map(groups.count, {group for group in groups if group})) == [2, 2, 2, 2]
+    assert split(twins)["settings"]["group_by"] == "near_duplicates"  # again, by the hashes
     rows = list(read_rows(twins / "manifest.jsonl"))
     write_manifest(twins / "manifest.jsonl", [*rows[:-1], rows[-1] | {"phash": None}])
     with pytest.raises(DataError, match=r"copy_3.jpg has no phash.*--group_by manifest"):

@@ -29,11 +29,6 @@ def index(source, output, *flags, **expected):
     return prepare("--mode", "index", "--input", source, "--output_dir", output, *flags, **expected)
 
 
-def validate(path, tmp_path, *flags, **expected):
-    words = ("--input_dir", path, "--output_file", tmp_path / "report.json", *flags)
-    return prepare("--mode", "validate", *words, **expected)
-
-
 def read_all(path):
     """The bytes of all images of a dataset by their names."""
     images = ShardImages([read_dataset(path)], 1)
@@ -53,18 +48,12 @@ def test_images_have_the_bytes_of_the_members_and_the_tars_do_not_change(write, 
     index(folder, tmp_path / "set", code=0)
     path = tmp_path / "set" / "dataset.json"
     assert read_all(path) == images_of(*sorted(folder.glob("*.tar")))
-    validate(path, tmp_path, code=0)
     assert {path: path.read_bytes() for path in folder.iterdir()} == before
 
     version, everything = read_dataset(path).version, read_all(path)
     folder.rename(tmp_path / "moved")  # does not change the version, and with it resuming
     path.write_text(path.read_text().replace(str(folder), str(tmp_path / "moved")))
     assert (read_dataset(path).version, read_all(path)) == (version, everything)
-    tar = max((tmp_path / "moved").glob("*.tar"))
-    data = bytearray(tar.read_bytes())
-    data[3000] ^= 1
-    tar.write_bytes(data)
-    validate(path, tmp_path, "--overwrite", code=77, says=f"{tar.name}: checksum")
 
 
 def test_printed_command_quotes_a_folder_with_a_space(tmp_path):
@@ -185,11 +174,11 @@ def cut(data):
 
 
 BROKEN = {
-    "ends within": cut,
-    "end mark": lambda data: data[: -(-len(data.rstrip(b"\0")) // 512) * 512],
+    "unexpected end of data": cut,
+    "its end mark is missing": lambda data: data[: -(-len(data.rstrip(b"\0")) // 512) * 512],
     "compressed with gzip": lambda data: b"\x1f\x8b" + data,
     "no tar file": lambda data: b"x" * 2000,
-    "after byte": lambda data: data[:1024] + b"?" * 512 + data[1536:],
+    "damaged (": lambda data: data[:1024] + b"?" * 512 + data[1536:],
 }
 
 
@@ -250,8 +239,6 @@ def test_equal_images_are_in_one_subset(tmp_path):
     assert len(train) + len(val) == 60
     assert 6 < len(val) < 30
     assert not set(train.values()) & set(val.values())
-    path = tmp_path / "set" / "dataset.json"
-    validate(path, tmp_path, code=0)
 
 
 # ---- --input -----------------------------------------------------------------------------------------------
@@ -314,9 +301,7 @@ def pax_header(text: bytes) -> bytes:
 
 
 HOSTILE = {
-    "digits": pax_header(b"1" * 2**20),
     "nested": pax_header(b"11 path=ab\n") * 2000,
-    "long name": tarfile.TarInfo("a" * 90_000).tobuf(tarfile.GNU_FORMAT),
     "negative size": b"a.png" + bytes(119) + b"\xff" * 12 + bytes(376),
 }
 

@@ -1,13 +1,11 @@
 """Validation recognizes every kind of file, reports, and moves files only on request."""
 
+import csv
 import errno
-import io
 import json
-import os
 import re
 import shutil
 import sys
-from contextlib import nullcontext
 
 import pytest
 from PIL import Image
@@ -17,10 +15,6 @@ from tests.harness.preparing import prepare
 from tests.harness.runs import run_script
 from vae.images.decoding import decode_image
 from vae.images.formats import BadImageError
-from vae.prepare import quarantine
-from vae.prepare.quarantine import undo
-from vae.system.errors import DataError, UserError
-from vae.system.folder_marker import claim_folder
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="needs links, FIFOs and file names of Unix")
 RULES = ("--max_pixels", "1000000", "--min_size", "16", "--max_aspect", "8", "--num_workers", "2")
@@ -114,90 +108,32 @@ def files_below(folder):
     }
 
 
-def test_quarantine_moves_rejected_files_and_undo_moves_them_back(mixed, tmp_path):
+def test_quarantine_moves_rejected_files_and_lists_them(mixed, tmp_path):
     before = files_below(mixed)
     validate(mixed, tmp_path / "r.json", code=0)
     assert files_below(mixed) == before
     validate(mixed, tmp_path / "r.json", "--strict", "--quarantine_dir", str(tmp_path / "aside"), code=77)
     assert set(files_below(mixed)) == {"good.png", "sub/good.jpg"}
-    expected = {"bad.png", "sub/bad.jpg", "quarantine.jsonl", ".vae_folder.json"}
-    assert set(files_below(tmp_path / "aside")) == expected
-    validate(mixed, tmp_path / "r.json", "--strict", code=0)
-    (mixed / "bad.png").write_bytes(b"another file")  # it has the original path of a moved file
-    undo = ["--mode", "validate", "--undo_quarantine", "--quarantine_dir", tmp_path / "aside"]
-    undo += ["--input_dir", mixed]
-    prepare(*undo, code=77, says="1 files moved back, 1 left")
-    (mixed / "bad.png").unlink()
-    prepare(*undo, code=0)
-    assert files_below(mixed) == before
-    assert prepare(*undo).returncode == 77  # the record no longer exists
+    aside = files_below(tmp_path / "aside")
+    assert set(aside) == {"bad.png", "sub/bad.jpg", "quarantine.csv", ".vae_folder.json"}
+    listed = csv.DictReader(aside["quarantine.csv"].decode().splitlines())
+    assert {row["path"]: row["reason"] for row in listed} == {"bad.png": "empty", "sub/bad.jpg": "truncated"}
+    (mixed / "bad.png").write_bytes(b"another file")  # with the path of a moved file
+    again = ("--strict", "--quarantine_dir", str(tmp_path / "aside"))
+    validate(mixed, tmp_path / "r.json", *again, code=77, says="exists")
+    assert files_below(tmp_path / "aside") == aside
+    assert (mixed / "bad.png").read_bytes() == b"another file"
 
 
-@pytest.mark.parametrize(
-    "change",
-    [
-        {"from": "OTHER/.profile"},
-        {"to": "OTHER/secret"},
-        {"from": "../other/.profile"},
-        {"from": "link/.profile"},
-        {"from": ["a"]},
-        "[" * 100_000,
-    ],
-    ids=lambda change: str(change)[:30],
-)
-def test_undo_moves_nothing_outside_of_the_two_folders(tmp_path, change):
-    """The record may come from someone else, together with the images."""
-    data, aside, other = (tmp_path / name for name in ("data", "aside", "other"))
-    for folder in (data, aside, other):
-        folder.mkdir()
-    claim_folder(aside, "quarantine")
-    for path in (aside / "good.png", aside / "bad.png", other / "secret"):
-        path.write_bytes(b"a file")
-    os.symlink(other, data / "link")
-    bad = change if isinstance(change, str) else json.dumps({"from": "bad.png", "to": "bad.png"} | change)
-    text = json.dumps({"from": "good.png", "to": "good.png"}) + "\n" + bad.replace("OTHER", str(other)) + "\n"
-    (aside / "quarantine.jsonl").write_text(text)
-    before = files_below(tmp_path)
-    with pytest.raises(DataError, match=r"quarantine\.jsonl.*(line 2|deep)"):
-        undo(str(aside), str(data))
-    assert files_below(tmp_path) == before
+def test_no_file_moves_before_it_is_listed(mixed, tmp_path, monkeypatch):
+    def move(source, target):
+        assert source.name in (tmp_path / "aside/quarantine.csv").read_text()
+        raise OSError(errno.ENOSPC, "No space left on device")
 
-
-def test_undo_after_a_full_disk_has_cut_the_record(mixed, tmp_path):
+    monkeypatch.setattr("shutil.move", move)
     before = files_below(mixed)
-    validate(mixed, tmp_path / "r.json", "--quarantine_dir", tmp_path / "aside")
-    with (tmp_path / "aside/quarantine.jsonl").open("a") as file:
-        file.write('{"from": "good.png", "to": "goo')
-    assert undo(str(tmp_path / "aside"), str(mixed)) == (2, 0)
+    validate(mixed, tmp_path / "r.json", "--quarantine_dir", str(tmp_path / "aside"), code=78, says="full")
     assert files_below(mixed) == before
-
-
-class PartlyWritten(io.FileIO):
-    """A file on a disk that takes a few bytes of each write, and after `left` bytes none."""
-
-    left = 10**6
-
-    def write(self, data):
-        if not self.left:
-            raise OSError(errno.ENOSPC, "No space left on device")
-        taken = super().write(data[: min(7, self.left)])
-        self.left -= taken
-        return taken
-
-
-@pytest.mark.parametrize("left", [10**6, 100])
-def test_no_file_moves_before_its_whole_record_is_written(tmp_path, monkeypatch, left):
-    monkeypatch.setattr(PartlyWritten, "left", left)
-    monkeypatch.setattr(quarantine, "open_appending", lambda path: PartlyWritten(path, "a+"))
-    (tmp_path / "in").mkdir()
-    names = ["1.png", "2.png", "3.png"]
-    for name in names:
-        (tmp_path / "in" / name).touch()
-    files = [(name, "truncated", "a detail") for name in names]
-    with pytest.raises(UserError, match="full") if left == 100 else nullcontext():
-        quarantine.move_rejected(files, str(tmp_path / "in"), str(tmp_path / "aside"))
-    undo(str(tmp_path / "aside"), str(tmp_path / "in"))
-    assert sorted(path.name for path in (tmp_path / "in").iterdir()) == names
 
 
 def test_report_replaces_no_file_without_the_flag(mixed, tmp_path):

@@ -119,28 +119,20 @@ def test_mistakes_name_addresses_without_credentials(script, address, tmp_path, 
 
 
 @pytest.mark.parametrize("joined", [False, True])
-def test_evaluation_and_validation_record_no_credentials(joined, image_folder, tmp_path, monkeypatch):
+def test_evaluation_records_no_credentials(joined, image_folder, tmp_path, monkeypatch):
     pytest.importorskip("aiohttp", reason="requirements-remote.txt is not installed")
     hurry(monkeypatch)
     root = pack(image_folder, tmp_path / "set").parent
     monkeypatch.chdir(tmp_path)
     write_vae(tmp_path / "vae")
-    more = ("--cache_dir", "cache")
+    words = ["--vae", "vae", "--output_dir", "out", "--sizes", "32", *SMALL, "--cache_dir", "cache"]
     with http_store(root) as web:
         address = web.url("dataset.json?sig=5ecret", login="bob:pa55word@")
-        for script, flag, words in (
-            ("prepare_data.py", "--input_dir", ["--mode", "validate", "--num_workers", "1", *more]),
-            (
-                "evaluate_vae.py",
-                "--data_path",
-                ["--vae", "vae", "--output_dir", "out", "--sizes", "32", *SMALL, *more],
-            ),
-        ):
-            words += [f"{flag}={address}"] if joined else [flag, address]
-            monkeypatch.setattr(sys, "argv", [script, *words])
-            done = run_here(script, *words)
-            assert done.returncode == 0, done.stderr
-            assert_public(tmp_path, done.stdout, done.stderr)
+        words += [f"--data_path={address}"] if joined else ["--data_path", address]
+        monkeypatch.setattr(sys, "argv", ["evaluate_vae.py", *words])
+        done = run_here("evaluate_vae.py", *words)
+        assert done.returncode == 0, done.stderr
+        assert_public(tmp_path, done.stdout, done.stderr)
     assert "http://127.0.0.1" in (tmp_path / "out" / "results.json").read_text()
 
 

@@ -5,7 +5,7 @@ from contextlib import suppress
 from dataclasses import MISSING, dataclass, fields
 from typing import Any
 
-from vae.config.declare import MAX_PIXELS, background_option, cache_dir_option, cache_gib_option, option
+from vae.config.declare import MAX_PIXELS, background_option, option
 from vae.config.flags import parse_section
 from vae.config.parser import OneLineParser, unknown_flag
 from vae.config.values import most_similar
@@ -151,19 +151,8 @@ class ValidateConfig(ReadingConfig):
     rows_dir: str | None = _rows_dir_option()
     part: str | None = _part_option()
     strict: bool = option(False, f"exit with {EXIT_DATA} if any file was rejected")
-    val_path: str | None = option(
-        None,
-        "dataset of shards that must share no image with the one in --input_dir",
-        metavar="FILE",
-        unset="its validation set",
-    )
-    cache_dir: str | None = cache_dir_option()
-    cache_gib: float = cache_gib_option()
     quarantine_dir: str | None = option(
         None, "move rejected files to this folder", metavar="DIR", writes=True
-    )
-    undo_quarantine: bool = option(
-        False, "move every file in --quarantine_dir back into --input_dir, and do nothing else"
     )
 
 
@@ -178,12 +167,6 @@ class ShardConfig(SelectConfig, ReadingConfig):
         0.05,
         "share of the images for a validation dataset; not used if a manifest defines the split",
         metavar="SHARE",
-    )
-    beside: tuple[str, ...] | None = option(
-        None,
-        "dataset.json of datasets that will train together with this one: their images are left out, and "
-        "images that look like theirs join the same subset",
-        metavar="FILE",
     )
     near_duplicates: bool = option(
         True, "keep images that look alike in one subset, and refuse a manifest whose split separates them"
@@ -230,32 +213,24 @@ class AnalyzeConfig(ReadingConfig):
     part: str | None = _part_option()
 
 
-PREVIOUS = "as in the previous split; first split: "
-
-
 @dataclass(frozen=True, kw_only=True)
 class SplitConfig:
     """Assign the images of a manifest to training and validation."""
 
     input_dir: str = option(MISSING, "folder with a manifest, or the manifest itself", metavar="DIR")
     val_split: float | None = option(
-        None, "share of the validation set", metavar="SHARE", unset=f"{PREVIOUS}0.1, or 0 with --num_folds"
+        None, "share of the validation set", metavar="SHARE", unset="0.1, or 0 with --num_folds"
     )
-    num_folds: int | None = option(
-        None, "folds that the other images are divided into", metavar="K", unset=f"{PREVIOUS}no folds"
-    )
+    num_folds: int = option(0, "folds that the other images are divided into; 0: none", metavar="K")
     group_by: str | None = option(
         None,
         "images to keep together: near_duplicates, manifest (the groups in it), folder:N "
         "(the N outermost folders) or a column of --join",
         metavar="RULE",
-        unset=f"{PREVIOUS}manifest if it has groups, otherwise near_duplicates",
+        unset="manifest if it has groups, otherwise near_duplicates",
     )
-    label_by: str | None = option(
-        None,
-        "label to balance by: manifest, folder:N or a column of --join",
-        metavar="RULE",
-        unset=f"{PREVIOUS}manifest",
+    label_by: str = option(
+        "manifest", "label to balance by: manifest, folder:N or a column of --join", metavar="RULE"
     )
     join: str | None = _join_option()
     join_on: str = option(
@@ -263,9 +238,7 @@ class SplitConfig:
         "column of --join with the path of each image below the prepared or the original folder",
         metavar="NAME",
     )
-    seed: int | None = option(
-        None, "another seed gives another split", metavar="N", unset=f"{PREVIOUS}0", at_least=0
-    )
+    seed: int = option(0, "another seed gives another split", metavar="N", at_least=0)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -398,11 +371,7 @@ def _check_together(config: PrepareConfig, given: set[str]) -> None:
 
 
 def _check_validate(config: ValidateConfig) -> None:
-    if config.undo_quarantine and config.part:
-        raise UsageError(f"--undo_quarantine is no work of a part: leave --part {config.part} out")
-    if config.undo_quarantine and not config.quarantine_dir:
-        raise UsageError("--undo_quarantine needs --quarantine_dir: give the folder to empty")
-    if config.quarantine_dir and config.limit is not None and not config.undo_quarantine:
+    if config.quarantine_dir and config.limit is not None:
         raise UsageError(
             f"--quarantine_dir with --limit {config.limit} leaves files unchecked: leave one out"
         )

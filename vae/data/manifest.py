@@ -1,8 +1,7 @@
 """The manifest of a prepared data set: one JSON object per line and image, and the splits it defines.
 
-Keys of a row: path (relative to the manifest's folder, forward slashes), sha256, width, height, source,
-flags, group, label, phash (the perceptual hash of the source) and, after prepare_data.py --mode split, split
-("train" or "val") and fold (a number or null).
+`path` is relative to the manifest's folder and has forward slashes, `phash` is the perceptual hash of the
+source. prepare_data.py --mode split writes `split` ("train" or "val") and `fold` (a number or null).
 """
 
 import json
@@ -18,7 +17,10 @@ from vae.system.errors import DataError, UserError
 from vae.system.files import bounded_lines, open_text, sha256_of_file
 
 MANIFEST_NAME = "manifest.jsonl"
-KEYS = ("path", "sha256", "width", "height", "source", "flags", "group", "label")  # in this order
+# The keys of a row, in this order: of its image, for choosing subsets, and the subsets.
+IMAGE_KEYS = ("path", "sha256", "width", "height", "source", "flags", "phash")
+GROUP_KEYS = ("group", "label")
+SPLIT_KEYS = ("split", "fold")
 REQUIRED = ("path", "sha256")
 SPLITS = ("train", "val")
 # Checking that a file exists takes about 2 us on a local disk and 1 ms on a network share: 20 s there.
@@ -163,7 +165,7 @@ def _partition_by_split(path: str | os.PathLike[str], rows: list[_SplitRow]) -> 
     if undecided:
         raise DataError(
             f"--data_path {path}: {len(undecided)} images have no split yet, for example {undecided[0]}: "
-            "run prepare_data.py --mode split again; images that have a split keep it"
+            "run prepare_data.py --mode split again"
         )
     return _partition((row.name, row.split == "val") for row in rows)
 

@@ -157,8 +157,8 @@ def _check_folder(root: str | os.PathLike[str], flag: str) -> None:
         raise DataError(f"{flag} {root} {problem}")
     if is_remote(root) or (root.lower().endswith(".json") and os.path.isfile(root)):
         raise DataError(
-            f"{flag} {root} is no folder: datasets of shards are read by train_vae.py, "
-            "evaluate_vae.py and prepare_data.py --mode validate; give a folder that contains your images"
+            f"{flag} {root} is no folder: datasets of shards are read by train_vae.py and "
+            "evaluate_vae.py; give a folder that contains your images"
         )
     if not os.path.isdir(root) and (remedy := _way_on(root, root, PATHS)):
         raise DataError(f"{flag} {root} is not a folder: {remedy}")

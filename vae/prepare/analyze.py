@@ -9,13 +9,13 @@ import numpy as np
 
 from vae.charts import BLUE, new_figure, png
 from vae.config.prepare_flags import AnalyzeConfig
-from vae.prepare.blocks import open_source
 from vae.prepare.check import Check
 from vae.prepare.dataset_stats import COLUMNS, Column, Groups, exact_groups, examples, near_groups, summarize
 from vae.prepare.folders import check_apart, inside
 from vae.prepare.reasons import broken_lines, count_rejected, group_lines
 from vae.prepare.rows import open_rows, rules_of
 from vae.prepare.selection import drop_exact, name_near_groups
+from vae.prepare.source import open_source
 from vae.prepare.table import Table
 from vae.system import console
 from vae.system.errors import DataError

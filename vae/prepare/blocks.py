@@ -1,4 +1,4 @@
-"""The source of images as blocks: slices of a list of files, tar files, and row groups of Parquet files.
+"""Blocks of images: a slice of a list of files here; tar files and row groups of Parquet files beside.
 
 A block has an id and gives its images one by one, in an order that never changes. The same block has the same
 id in every part of a job, and another id if its files are other ones.
@@ -7,37 +7,20 @@ id in every part of a job, and another id if its files are other ones.
 import hashlib
 import json
 import os
-import re
 import zlib
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
-from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from vae.config.prepare_flags import ReadingConfig
-from vae.data.manifest import MANIFEST_NAME, image_root, is_manifest, read_rows
-from vae.images.decoding import parse_background, read_content
-from vae.images.folder import Skips, no_images, readable_extensions, walk_images
+from vae.images.decoding import read_content
 from vae.images.formats import MAX_IMAGE_BYTES, BadImageError
-from vae.images.other_programs import OTHER_IMAGES, code_of
-from vae.images.strict_jpeg import has_simplejpeg
-from vae.prepare.folders import inside
-from vae.prepare.inputs import File, as_file, common_folder, find_files, read_list, refuse_secrets
-from vae.shards.store import MissingError, StoreError, StoreFile, TooLargeError, list_files, read_file, stamp
-from vae.system import console
-from vae.system.addresses import is_remote
-from vae.system.errors import DataError
+from vae.prepare.inputs import File, as_file
+from vae.shards.store import MissingError, StoreError, StoreFile, TooLargeError, read_file, stamp
 
 FLAG = "--input_dir"
-ARCHIVES = (".tar", ".parquet")  # of many images
 SLICE = 64  # files of a block, on average: what a killed run repeats
-# Datasets of other programs, by the names of their files.
-PROGRAMS = {
-    "MDS of mosaicml-streaming": re.compile(r"\.mds(\.zstd)?$", re.IGNORECASE),
-    "LitData": re.compile(r"(^|/)chunk-[^/]*\.bin$", re.IGNORECASE),
-}
 
 
 class Item(NamedTuple):
@@ -98,13 +81,13 @@ def block_id(*listing: Any) -> str:
 
 def given(image: bytes | BadImageError) -> Callable[[], bytes]:
     """A function that gives the bytes of an image, or raises why there are none."""
+    return partial(_give, image)
 
-    def read() -> bytes:
-        if isinstance(image, BadImageError):
-            raise image
-        return image
 
-    return read
+def _give(image: bytes | BadImageError) -> bytes:
+    if isinstance(image, BadImageError):
+        raise image
+    return image
 
 
 def _read(path: str) -> bytes:
@@ -117,118 +100,6 @@ def _read(path: str) -> bytes:
         except TooLargeError as error:
             raise BadImageError("too_large", str(error)) from None
     return read_content(path)
-
-
-@dataclass
-class Source:
-    """The blocks of --input_dir."""
-
-    text: str  # absolute path, or address: what a folder of results is made from
-    blocks: list[Block]
-    unit: str  # of progress
-    skips: Skips = field(default_factory=Skips)
-    folder: str | None = None  # of image files on this machine
-    listed: int = 0  # files, also those behind `limit`
-
-    def manifest(self) -> Iterator[dict[str, Any]]:
-        """The rows of the manifest in a folder of image files; none without one."""
-        if self.folder is not None and (path := Path(self.folder) / MANIFEST_NAME).is_file():
-            yield from read_rows(path, flag=FLAG)
-
-
-def open_source(config: ReadingConfig) -> Source:
-    """The blocks of a folder, tar files or Parquet files, a pattern, a list or an address.
-
-    DataError if there are no images.
-    """
-    from vae.prepare.parquet_source import parquet_blocks
-    from vae.prepare.tar_source import tar_blocks
-
-    warn_without_simplejpeg()
-    parse_background(config.background)  # a mistake is an error now, not after hours
-    text = config.input_dir
-    refuse_secrets(text, FLAG)
-    absolute = text if is_remote(text) else os.path.realpath(text)
-    kind = _kind(text)
-    if kind == ".tar":
-        return Source(absolute, list(tar_blocks(find_files(text, FLAG, (kind,)), FLAG)), "tar")
-    if kind == ".parquet":
-        blocks = parquet_blocks(find_files(text, FLAG, (kind,)), config.image_column)
-        return Source(absolute, list(blocks), "row group")
-    source = Source(absolute, [], "image")
-    wanted = readable_extensions() + OTHER_IMAGES
-    if kind == ".txt":
-        files = [as_file(path, FLAG) for path in read_list(text, FLAG)]
-        root, names = "", [str(file) for file in files]  # whole: another line changes no name
-        if any(isinstance(file, StoreFile) for file in files):
-            root, names = common_folder(files, FLAG)
-    elif is_remote(text):
-        root = text.rstrip("/")
-        found = list_files(StoreFile(f"{root}/", FLAG))
-        below = [name[len(root) + 1 :] for name in found if name.lower().endswith(wanted)]
-        names = [name for name in below if not code_of(name)]
-    elif is_manifest(text) and os.path.isfile(text):
-        root = str(image_root(text))
-        names = [row["path"] for row in read_rows(text, flag=FLAG)]
-        for name in names:
-            inside(root, name, f"{FLAG} {text}")
-    else:
-        root = source.folder = text
-        names = list(walk_images(text, flag=FLAG, extensions=OTHER_IMAGES, on_skip=source.skips.add))
-    names = sorted(set(names))
-    if not names:
-        raise no_images(text, FLAG, source.skips)
-    source.listed = len(names)
-    source.blocks = list(file_blocks(root, names[: config.limit]))
-    return source
-
-
-def warn_without_simplejpeg() -> None:
-    """Print what a missing simplejpeg costs."""
-    if not has_simplejpeg():
-        console.warning(
-            "simplejpeg is not installed: damage inside JPEG data is not detected, and reading takes 3x the "
-            "time; python -m pip install simplejpeg"
-        )
-
-
-def _kind(text: str) -> str:
-    """The extension of the files that a text names: .tar, .parquet, .txt for a list; empty for images."""
-    names: Iterable[str] = [text]
-    otherwise = ""
-    if os.path.isdir(text):
-        names = _other_files(text)
-    elif text.lower().endswith(".txt"):
-        names = islice(read_list(text, FLAG), 1)
-        otherwise = ".txt"
-    elif is_remote(text) and text.endswith("/"):
-        names = list_files(StoreFile(text, FLAG))
-        if any(name.lower().endswith(readable_extensions()) for name in names):
-            return ""
-    ends = {os.path.splitext(name.lower())[1] for name in names}
-    return next((kind for kind in ARCHIVES if kind in ends), otherwise)
-
-
-def _other_files(folder: str) -> set[str]:
-    """An example of each extension in a folder without image files; none in one with image files.
-
-    DataError for the dataset of another program.
-    """
-    examples: dict[str, str] = {}
-
-    def note(name: str, code: str) -> None:
-        if code in ("other_file", "archive"):
-            program = next((program for program, names in PROGRAMS.items() if names.search(name)), None)
-            examples.setdefault(program or os.path.splitext(name.lower())[1], name)
-
-    if next(walk_images(folder, flag=FLAG, extensions=OTHER_IMAGES, on_skip=note), None) is not None:
-        return set()
-    if program := next((program for program in PROGRAMS if program in examples), None):
-        raise DataError(
-            f"{FLAG} {folder} is a dataset in the format {program}, which is not read: export its images to "
-            "files"
-        )
-    return set(examples.values())
 
 
 def file_blocks(root: str, names: Iterable[str]) -> Iterator[Block]:

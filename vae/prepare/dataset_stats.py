@@ -5,13 +5,14 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from vae.config.recipes import RECIPES
-from vae.prepare.selection import EXACT, LARGEST_FIRST, READABLE, flags
+from vae.prepare.selection import EXACT, READABLE, flags
 from vae.prepare.table import Table
 from vae.system.console import printable
 
 # Image sizes of the profiles, in px, without the 128 px of the demo.
 RESOLUTIONS = sorted({recipe.values["image_size"] for name, recipe in RECIPES.items() if name != "demo"})
 QUANTILES = {"min": 0, "p1": 1, "p5": 5, "p25": 25, "p50": 50, "p75": 75, "p95": 95, "p99": 99, "max": 100}
+LARGEST_FIRST = "width::BIGINT * height DESC, bytes DESC, name"  # of a group, as in near_duplicates.sql
 EXAMPLES = 12  # images of each kind
 MAX_GROUPS, MAX_NAMES = 1000, 100  # listed in the JSON file; the counts include all
 

@@ -72,7 +72,7 @@ def write_error(error: Exception, output: str | Path, flag: str = "--output_dir"
     return UserError(f"{flag} {output} cannot be written: {getattr(error, 'strerror', None) or error}{where}")
 
 
-def claim_content(root: Path, dataset: str, digest: str, advice: str) -> None:
+def claim_content(root: Path, dataset: str, digest: str) -> None:
     """Note the hash of what a folder will contain; UserError if it has a dataset with other contents."""
     noted = root / HIDDEN / "dataset.json"
     content = {"content": digest}
@@ -83,7 +83,7 @@ def claim_content(root: Path, dataset: str, digest: str, advice: str) -> None:
     if (root / dataset).exists() and before != content:
         raise UserError(
             f"--output_dir {root} has a dataset of other images or settings, and a dataset never changes: "
-            f"{advice}"
+            "give a new folder"
         )
     write_json(noted, content)
 

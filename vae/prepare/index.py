@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from vae.config.prepare_flags import IndexConfig
-from vae.prepare.blocks import Block, Source
+from vae.prepare.blocks import Block
 from vae.prepare.check import HeaderCheck
 from vae.prepare.folders import HIDDEN, claim_content, inside
 from vae.prepare.inputs import common_folder, find_files
@@ -31,6 +31,7 @@ from vae.prepare.selection import (
     drop_exact,
 )
 from vae.prepare.shard_writer import save_index
+from vae.prepare.source import Source
 from vae.prepare.table import Table
 from vae.prepare.tar_source import tar_blocks
 from vae.shards.dataset_json import read_dataset, write_dataset
@@ -105,26 +106,16 @@ def _select_again(config: IndexConfig, began: float) -> int:
                 f"--{name} does not fit {FLAG} {config.input}, whose tar files are not read: leave it out"
             )
     theirs = dataset.path.parent / HIDDEN
-    blocks = _known_blocks(theirs, config.input)
     with open_rows(config, "index", {"rows": str(theirs)}) as (root, folder):
         folder.rows = theirs / "rows"
+        try:
+            listed = read_json(theirs / "blocks.json", max_bytes=MAX_BLOCKS_BYTES)
+            blocks = [Block(id=block_id, file=Path(name), name=name) for name, block_id in listed]
+        except (OSError, ValueError, TypeError):
+            blocks = []
+        if not blocks or not all(path.is_file() for path in folder.files(blocks)):
+            raise DataError(f"{FLAG} {config.input} has no rows in {theirs}: give its tar files")
         return _publish(config, Table(folder, blocks), root, dataset.tars, began)
-
-
-def _known_blocks(hidden: Path, shown: str) -> list[Block]:
-    """The files of rows of a dataset; DataError if it has none."""
-    try:
-        listed = read_json(hidden / "blocks.json", max_bytes=MAX_BLOCKS_BYTES)
-        blocks = [Block(id=block_id, file=Path(name), name=name) for name, block_id in listed]
-        is_valid = all(
-            re.fullmatch("[0-9a-f]{32}", block.id) and (hidden / "rows" / f"{block.id}.jsonl").is_file()
-            for block in blocks
-        )
-    except (OSError, ValueError, TypeError):
-        is_valid = False
-    if not is_valid:
-        raise DataError(f"{FLAG} {shown} has no rows in {hidden}: give its tar files")
-    return blocks
 
 
 def _publish(config: IndexConfig, table: Table, root: Path, base: str, began: float) -> int:
@@ -147,7 +138,7 @@ def _publish(config: IndexConfig, table: Table, root: Path, base: str, began: fl
     if written:
         policy = {name: getattr(config, name) for name in (*RULES, *CHOICES)} | {"near_duplicates": False}
         digest = table.digest(policy, *CONTENT)
-        claim_content(root, TRAINING, digest, "give a new folder")
+        claim_content(root, TRAINING, digest)
         _write_datasets(table, root, base, policy)
     _print_summary(config, table, root, images, written, time.monotonic() - began)
     return 0 if written else EXIT_DATA

@@ -20,7 +20,7 @@ from vae.system.files import decode_text, read_regular, unquoted
 
 MAX_LIST_BYTES = 2**30
 MAX_EXPANDED = 10_000_000  # files that one pattern may name
-COMPRESSED = re.compile(r"\.(?:tgz|tbz2?|txz|tar\.\w+)$", re.IGNORECASE)
+COMPRESSED = re.compile(r"\.(?:tgz|tbz2?|txz|tar\.(?!idx$)\w+)$", re.IGNORECASE)
 _BRACES = re.compile(r"\{([^{}]*)\}")
 _RANGE = re.compile(r"(\d{1,18})\.\.(\d{1,18})")
 

@@ -8,8 +8,8 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from vae.config.values import nearest
+from vae.prepare.database import connect, literal, quoted, short
 from vae.prepare.inputs import find_files, local_file
-from vae.prepare.parquet_source import connect, literal, quoted, short
 from vae.system.errors import DataError, UserError
 from vae.system.files import encoding_of, open_new_text, open_regular, open_text
 

@@ -25,6 +25,7 @@ BYTES, KEY_BYTES = 8, 3
 _PAIRS, _FOURS, _OCTETS, _SUM = (np.uint64(2**64 // n) for n in (3, 5, 17, 255))  # 0x55.., 33.., 0f.., 01..
 # In a large bucket (skies, blank pages), a hash is compared only with the next ones in sorted order.
 MAX_NEIGHBOURS = 64
+GROUP_PREFIX = "near-"  # of the names of groups
 MIN_ROWS = 2**18  # of an index that are compared at once
 
 
@@ -66,7 +67,7 @@ def group_names(contents: Sequence[str] | np.ndarray, hashes: np.ndarray) -> dic
     """
     clusters = find_clusters(hashes)
     in_group = np.bincount(clusters, minlength=len(clusters))[clusters] > 1
-    return {at: f"near-{contents[clusters[at]][:16]}" for at in np.flatnonzero(in_group).tolist()}
+    return {at: f"{GROUP_PREFIX}{contents[clusters[at]][:16]}" for at in np.flatnonzero(in_group).tolist()}
 
 
 def find_clusters(hashes: np.ndarray) -> np.ndarray:

@@ -3,8 +3,6 @@
 A block is a row group, or a whole file on a remote store, which is copied to this machine while it is read.
 """
 
-import glob
-import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +11,7 @@ from typing import Any
 
 from vae.images.formats import EXTENSIONS_OF, BadImageError, sniff_format
 from vae.prepare.blocks import FLAG, Block, Item, block_id, given, stamp_of
+from vae.prepare.database import connect, literal, quoted, short
 from vae.prepare.inputs import File, local_file
 from vae.shards.store import StoreFile
 from vae.system.console import printable
@@ -23,23 +22,6 @@ BYTES_STRUCT = "STRUCT(bytes BLOB"  # the type of an image column of `datasets`,
 PLAIN_TYPES = ("VARCHAR", "BOOLEAN", "BIGINT", "INTEGER", "SMALLINT", "TINYINT", "UBIGINT", "UINTEGER",
                "USMALLINT", "UTINYINT", "DOUBLE", "FLOAT")  # fmt: skip
 PATH_COLUMNS = ("path", "file_name", "filename", "file", "filepath", "file_path", "image", "image_path")
-OFFLINE = {"autoinstall_known_extensions": False, "autoload_known_extensions": False}
-READER_MEMORY = "2GB"  # of DuckDB for one row group; a larger one goes through its temporary folder
-
-
-def connect(scratch: str | None = None) -> Any:
-    """DuckDB in memory, with one thread: processes share the cores."""
-    import duckdb
-
-    config: dict[str, Any] = {"threads": 1, "memory_limit": READER_MEMORY, **OFFLINE}
-    if scratch:
-        config["temp_directory"] = scratch
-    return duckdb.connect(config=config)
-
-
-def literal(path: str | os.PathLike[str]) -> str:
-    """A path as DuckDB reads it: not as a pattern."""
-    return glob.escape(os.fspath(path))
 
 
 def parquet_blocks(files: Sequence[File], image_column: str | None) -> Iterator["ParquetBlock"]:
@@ -109,11 +91,6 @@ def _command(query: str) -> str:
     """A command that runs a query of DuckDB, for a terminal."""
     escaped = query.replace('"', '\\"')
     return f"python -c \"import duckdb; duckdb.sql('''{escaped} ''')\""
-
-
-def short(error: Exception) -> str:
-    """The message of DuckDB in one line."""
-    return " ".join(str(error).split())[:300]
 
 
 def _columns(db: Any, path: Path, image_column: str | None) -> tuple[str, bool, list[str]]:
@@ -193,11 +170,6 @@ class ParquetBlock(Block):
             )
             yield Item(f"{self.name}/{number:08}{_extension(data)}", given(content), metadata)
             number += 1
-
-
-def quoted(name: str) -> str:
-    """A name of a column in SQL."""
-    return '"' + name.replace('"', '""') + '"'
 
 
 def _label_names(db: Any, path: Path) -> dict[str, dict[int, str]]:

@@ -53,12 +53,11 @@ def run_tasks(
     tasks: Iterable[Task],
     num_workers: int,
     limits: Limits,
-    retry: Callable[[Task, Failure], Task] | None = None,
 ) -> Generator[tuple[Task, Any], None, None]:
     """Yield (task, function(task)) in the order of completion, or (task, Failure) if its process ended.
 
-    `retry` gives the task to run after a failure. Tasks are read as they are needed. An exception of
-    `function` is raised here. Wrap the generator in contextlib.closing.
+    Tasks are read as they are needed. An exception of `function` is raised here. Wrap the generator in
+    contextlib.closing.
     """
     from pebble import ProcessExpired, ProcessPool
 
@@ -89,10 +88,7 @@ def run_tasks(
                     answer = _failure(error.exitcode or 0)
                 except FutureTimeoutError:
                     answer = Failure("hung", f"took longer than {limits.seconds:g} s")
-                if isinstance(answer, Failure) and retry is not None:
-                    submit(retry(task, answer))
-                else:
-                    yield task, answer
+                yield task, answer
     finally:
         _end(pool)
 

@@ -16,9 +16,9 @@ from typing import Any
 from uuid import uuid4
 
 from vae.config.prepare_flags import PreprocessConfig
-from vae.data.manifest import KEYS, MANIFEST_NAME, read_rows
+from vae.data.manifest import GROUP_KEYS, IMAGE_KEYS, MANIFEST_NAME, read_rows
 from vae.images.formats import BadImageError
-from vae.prepare.blocks import Block, Item, Source, open_source
+from vae.prepare.blocks import Block, Item
 from vae.prepare.check import Check, Row, rejected
 from vae.prepare.folders import HIDDEN, check_apart, inside
 from vae.prepare.naming import name_outputs, output_of
@@ -26,6 +26,7 @@ from vae.prepare.reasons import count_rejected, duplicates_text, print_summary
 from vae.prepare.resize import EXTENSIONS, encode, engine, plan_shape, resize_to_shape
 from vae.prepare.rows import RowFolder, open_rows, rules_of
 from vae.prepare.selection import apply_rules, check_where, drop_exact, drop_near, name_near_groups
+from vae.prepare.source import Source, open_source
 from vae.prepare.table import Table
 from vae.system import console
 from vae.system.errors import EXIT_DATA
@@ -37,8 +38,6 @@ SETTINGS = (
     "target_size", "resize_mode", "format", "quality", "upscale",
     "max_pixels", "background", "first_frame", "min_size", "max_aspect",
 )  # fmt: skip
-# Other keys of a row come from others.
-OUR_KEYS = ("path", "sha256", "width", "height", "source", "flags", "phash")
 MAX_ROUNDS = 2  # the second one makes images again that were deleted since
 
 
@@ -112,7 +111,7 @@ def _preprocess(config: PreprocessConfig, source: Source, folder: RowFolder, roo
             console.info(folder.part_text(source))
             return 0
         table = Table(folder, source.blocks)
-        drop_exact(table, "reason = '' OR phash IS NOT NULL")
+        drop_exact(table, also_rejected=True)
         if config.drop_duplicates:
             name_near_groups(table)
             drop_near(table)
@@ -171,13 +170,13 @@ def _write_manifest(table: Table, root: Path) -> int:
     kept: dict[str, dict[str, Any]] = {}
     if manifest.is_file():
         for row in read_rows(manifest, flag="--output_dir"):
-            kept[row["path"]] = {k: v for k, v in row.items() if k not in OUR_KEYS and v is not None}
+            kept[row["path"]] = {k: v for k, v in row.items() if k not in IMAGE_KEYS and v is not None}
     left = set(kept)
 
     def lines() -> Iterator[str]:
         columns = "made.path, made.sha256, made.width, made.height, name, flags, phash"
         for values in table.stream(f"SELECT {columns} FROM images WHERE reason = '' ORDER BY n"):
-            row: dict[str, Any] = dict.fromkeys(KEYS) | dict(zip(OUR_KEYS, values, strict=True))
+            row: dict[str, Any] = dict(zip(IMAGE_KEYS, values, strict=True)) | dict.fromkeys(GROUP_KEYS)
             left.discard(row["path"])
             yield json.dumps(row | kept.get(row["path"], {})) + "\n"
 

@@ -1,7 +1,7 @@
 """Reasons for rejecting a file: the remedy for each, and the lines about them in a terminal summary."""
 
 from vae.images.folder import Skips
-from vae.prepare.blocks import Source
+from vae.prepare.source import Source
 from vae.prepare.table import Table
 from vae.system import console
 from vae.system.console import counted, printable
@@ -23,10 +23,8 @@ REMEDIES = {
     "format_not_supported": "convert it to PNG or JPEG",
     "high_dynamic_range": "convert it to sRGB with a program for HDR",
     "hung": "convert it, or raise --time_limit",
-    "in_other_dataset": "a dataset of --beside has it",
     "jpeg_coding_not_supported": "convert it to 8-bit JPEG or PNG",
     "link": "store the file itself in the tar file",
-    "looks_like_both": "leave it out: it looks like training and like validation images of --beside",
     "missing": "copy it again, or write the manifest again",
     "near_duplicate": "it looks like a larger image",
     "name_too_long": "shorten it",
@@ -51,7 +49,7 @@ REMEDIES = {
 }
 EXAMPLES = 3  # files named per reason
 GROUPS_SHOWN, NAMES_SHOWN = 3, 4
-NOT_REJECTED = ("exact_duplicate", "near_duplicate", "where", "excluded", "in_other_dataset")  # good images
+NOT_REJECTED = ("exact_duplicate", "near_duplicate", "where", "excluded")  # good images
 # Codes of entries that no verb reads: the user may have expected it to.
 SKIPPED = {
     "archive": "give it as --input_dir, or unpack it",

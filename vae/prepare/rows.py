@@ -1,38 +1,40 @@
-"""The rows of a job: one file for each block, written whole and renamed. The file is the ledger.
+"""The rows of a job: one Parquet file for each block, written whole and renamed. The file is the ledger.
 
 A killed job repeats its unfinished blocks. A block has another file if its content or the settings change, so
-no old row is taken for a new one.
+no old row is taken for a new one. The rows of a broken tar file have another name: the next command reads it
+again, because it may have been copied again.
 """
 
 import json
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator, Sequence
-from contextlib import closing, contextmanager, suppress
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, closing, contextmanager, suppress
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from vae.config.prepare_flags import ReadingConfig
 from vae.images.formats import BadImageError
-from vae.prepare.blocks import Block, Source
+from vae.prepare.blocks import Block, Item
 from vae.prepare.check import AnyCheck, Row, rejected, start_row
+from vae.prepare.database import connect, literal, sql
 from vae.prepare.folders import FULL_DISK, HIDDEN, claim_settings, output_folder
 from vae.prepare.pool import Failure, count_workers, run_tasks, time_limit
+from vae.prepare.source import Source
 from vae.prepare.tar_source import BrokenTarError, TarBlock
 from vae.progress import Progress
 from vae.shards.store import StoreError
 from vae.system.errors import UserError
-from vae.system.files import flush_file, is_link, open_new_text, open_regular, utf8_text
+from vae.system.files import flush_file, open_new_text
 from vae.system.lock_file import open_locked
 
 OF_BLOCK = -1  # the number of the row about the block itself
-BROKEN = "broken_tar"
 STORE_SECONDS = 300.0  # more for an image on a store, which is asked again several times
 RULES = ("image_column", "background", "min_size", "max_aspect", "max_pixels", "first_frame")
-_PARTIAL = ".part"
+SUFFIX, BROKEN_SUFFIX = ".parquet", ".broken.parquet"
 
 
 class Part(NamedTuple):
@@ -65,11 +67,12 @@ def open_rows(config: Any, verb: str, rules: dict[str, Any]) -> Iterator[tuple[P
             yield root, folder
 
 
-class Task(NamedTuple):
-    """A block to work on, and its images that ended a process before."""
+class BlockRows(NamedTuple):
+    """The rows of a block."""
 
-    block: Block
-    lost: tuple[tuple[int, Failure], ...] = ()
+    lines: Path  # a temporary file with the rows as JSON lines
+    bad: int  # images that are not accepted
+    is_broken: bool  # it could not be read to its end
 
 
 @dataclass
@@ -80,31 +83,24 @@ class RowFolder:
     owner: str  # the flag and the folder, for messages
     settings: dict[str, Any]  # all that decides the rows
     part: Part = field(default_factory=Part)
-    rows: Path | None = None  # where the rows are, if they are those of another job
+
+    def __post_init__(self) -> None:
+        self.rows = self.root / "rows"  # the folder of the files
 
     @contextmanager
     def claimed(self) -> Iterator["RowFolder"]:
         """Hold the folder; UserError if it has other settings, or another process works on this part."""
-        for folder in (self.root, self.root / "rows"):
-            if is_link(folder):
-                raise UserError(
-                    f"{self.owner}: {folder} is a link: replace it by a folder, or give another one"
-                )
-        (self.root / "rows").mkdir(parents=True, exist_ok=True)
+        self.rows.mkdir(parents=True, exist_ok=True)
         name = f"part-{self.part.number}-of-{self.part.total}"
-        path = self.root / f"{name}.lock"
         lock = None
-        if is_link(path):
-            raise UserError(f"{self.owner}: {path} is a link: remove it")
         with suppress(OSError):  # a file system without locks
-            lock = open_locked(path)
+            lock = open_locked(self.root / f"{name}.lock")
             if lock is None:
                 raise UserError(f"{self.owner}: another command is working in it: wait until it has ended")
         try:
             claim_settings(self.root / "settings.json", self.settings, self.owner)
             for leftover in self.root.glob(f"scratch-{name}-*"):  # of a killed process of this part
-                if not is_link(leftover):
-                    shutil.rmtree(leftover, ignore_errors=True)
+                shutil.rmtree(leftover, ignore_errors=True)
             self.scratch = Path(tempfile.mkdtemp(prefix=f"scratch-{name}-", dir=self.root))
             try:
                 yield self
@@ -114,13 +110,13 @@ class RowFolder:
             if lock is not None:
                 lock.close()
 
-    def path(self, block: Block) -> Path:
-        """The file with the rows of a block."""
-        return (self.rows or self.root / "rows") / f"{block.id}.jsonl"
-
     def has(self, block: Block) -> bool:
         """Whether a block is finished."""
-        return self.path(block).is_file()
+        return (self.rows / (block.id + SUFFIX)).is_file()
+
+    def files(self, blocks: Sequence[Block]) -> list[Path]:
+        """The file of each block."""
+        return [self.rows / (block.id + (SUFFIX if self.has(block) else BROKEN_SUFFIX)) for block in blocks]
 
     def mine(self, blocks: Sequence[Block]) -> Sequence[Block]:
         """The blocks of this part."""
@@ -129,21 +125,27 @@ class RowFolder:
     def run(self, source: Source, maker: AnyCheck, title: str = "check") -> None:
         """Write the rows of all unfinished blocks of this part."""
         blocks = self.mine(source.blocks)
-        for block in blocks:  # a broken tar file is read again: it may have been copied again
-            if isinstance(block, TarBlock) and self.has(block) and _is_broken(self.path(block)):
-                self.remove(block)
         todo = [block for block in blocks if not self.has(block)]
         total = sum(block.count or 1 for block in blocks)
         done = total - sum(block.count or 1 for block in todo)
-        work = partial(write_rows, self.root / "rows", self.scratch, maker)
         workers = max(1, min(count_workers(maker.config.num_workers), len(todo)))
-        results = run_tasks(work, map(Task, todo), workers, maker.limits, self._without_lost)
         unit = "image" if any(block.count for block in blocks) else source.unit
         bad = 0
+        results = run_tasks(partial(check_block, maker, self.scratch), todo, workers, maker.limits)
         with Progress(title, total, unit, done=done) as bar, closing(results):
-            for task, count in results:
-                bad += count
-                bar.update(task.block.count or 1, note=f"{bad} bad")
+            for block, rows in _with_repeats(maker, self.scratch, results):
+                self.save(block, rows)
+                bad += rows.bad
+                bar.update(block.count or 1, note=f"{bad} bad")
+
+    def save(self, block: Block, rows: BlockRows) -> None:
+        """Write the rows of a block."""
+        name = block.id + (BROKEN_SUFFIX if rows.is_broken else SUFFIX)
+        temporary = self.scratch / name  # the next process of this part removes it
+        _database().sql(sql("rows"), params=[literal(rows.lines)]).write_parquet(str(temporary))
+        flush_file(temporary)
+        os.replace(temporary, self.rows / name)
+        rows.lines.unlink()
 
     def part_text(self, source: Source) -> str:
         """The summary of a part."""
@@ -154,83 +156,107 @@ class RowFolder:
             "  when all parts are complete: the same command without --part"
         )
 
-    def _without_lost(self, task: Task, failure: Failure) -> Task:
-        """The task again, with the image that ended its process as lost: the rows before it are written."""
-        at = sum(1 for _ in _complete_lines(self.scratch / f"{task.block.id}{_PARTIAL}"))
-        return Task(task.block, (*task.lost, (at, failure)))
-
     def remove(self, block: Block) -> None:
         """Work on a block again in the next run."""
-        self.path(block).unlink(missing_ok=True)
+        (self.rows / (block.id + SUFFIX)).unlink(missing_ok=True)
 
 
-def write_rows(rows: Path, scratch: Path, maker: AnyCheck, task: Task) -> int:
-    """Write the rows of a block; returns the number of images that are not accepted.
-
-    The rows go to a partial file first, one after another: if this process ends, it tells at which image.
-    """
-    partial_path = scratch / f"{task.block.id}{_PARTIAL}"
-    lines = list(_complete_lines(partial_path)) if task.lost else []
-    partial_path.unlink(missing_ok=True)
-    with open_new_text(partial_path) as file:
-        file.writelines(lines)
-        file.flush()
-        bad = sum('"reason"' in line for line in lines)
-        for row in _rows(maker, task, len(lines)):
-            file.write(json.dumps(row) + "\n")
-            file.flush()
-            bad += "reason" in row
-    flush_file(partial_path)
-    os.replace(partial_path, rows / f"{task.block.id}.jsonl")
-    return bad
+@cache
+def _database() -> Any:
+    return connect()
 
 
-def _rows(maker: AnyCheck, task: Task, first: int) -> Iterator[Row]:
-    """The rows of a block from a number on, the last one about the block itself."""
-    block = task.block
+def check_block(maker: AnyCheck, scratch: Path, block: Block) -> BlockRows:
+    """The rows of a block. A process that takes too long for one image ends."""
     facts = dict[str, Any]()
-    lost = dict(task.lost)
+    return _collect(scratch, block, facts, _checked(maker, block, facts))
+
+
+def _checked(maker: AnyCheck, block: Block, facts: dict[str, Any]) -> Iterator[Row]:
+    items = enumerate(block.items(facts))
+    while True:
+        with _image_time(maker, block):
+            if (found := next(items, None)) is None:
+                return
+            row = _row(maker, block, found)
+        yield row
+
+
+def _row(maker: AnyCheck, block: Block, found: tuple[int, Item]) -> Row:
+    return {"number": found[0], **maker.row(block, *found)}
+
+
+def _image_time(maker: AnyCheck, block: Block) -> AbstractContextManager[None]:
+    return time_limit(maker.seconds + (STORE_SECONDS if block.is_remote else 0))
+
+
+def _collect(scratch: Path, block: Block, facts: dict[str, Any], rows: Iterable[Row]) -> BlockRows:
+    """Write the rows of the images, and the one about the block itself, with `facts`."""
+    path = scratch / f"{block.id}.jsonl"
+    bad = 0
     whole: Row = {"number": OF_BLOCK, "name": ""}
-    items = block.items(facts)
-    seconds = maker.seconds + (STORE_SECONDS if block.is_remote else 0)
-    number = 0
-    try:
+    path.unlink(missing_ok=True)  # of a process that has ended
+    with open_new_text(path) as file:
+        try:
+            for row in rows:
+                file.write(json.dumps(row) + "\n")
+                bad += "reason" in row
+        except BadImageError as error:
+            whole = rejected(whole, error)
+        except (BrokenTarError, StoreError, OSError) as error:
+            if not isinstance(block, TarBlock) or getattr(error, "errno", None) in FULL_DISK:
+                raise
+            detail = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+            whole = rejected(whole, BadImageError("broken_tar", detail))
+        if facts:
+            whole["metadata"] = facts
+        file.write(json.dumps(whole) + "\n")
+    return BlockRows(path, bad, "reason" in whole)
+
+
+# ---- a block that has ended its process --------------------------------------------------------------------
+
+
+def _with_repeats(
+    maker: AnyCheck, scratch: Path, results: Iterable[tuple[Block, BlockRows | Failure]]
+) -> Iterator[tuple[Block, BlockRows]]:
+    """Each block and its rows; last those that have ended their process, which are repeated."""
+    died: list[Block] = []
+    for block, rows in results:
+        if isinstance(rows, Failure):
+            died.append(block)
+        else:
+            yield block, rows
+    for block in died:
+        facts = dict[str, Any]()
+        yield block, _collect(scratch, block, facts, _checked_one_by_one(maker, block, facts))
+
+
+def _checked_one_by_one(maker: AnyCheck, block: Block, facts: dict[str, Any]) -> Iterator[Row]:
+    """The rows, each from a task of its own. BadImageError if reading the block ends the process."""
+    with closing(run_tasks(partial(_read, maker), [block], 1, maker.limits)) as results:
+        for _, failure in results:
+            if isinstance(failure, Failure):
+                raise BadImageError(*failure)
+    tasks = enumerate(block.items(facts))
+    workers = count_workers(maker.config.num_workers)
+    with closing(run_tasks(partial(_check_alone, maker, block), tasks, workers, maker.limits)) as results:
+        for (number, item), row in results:
+            if isinstance(row, Failure):
+                row = {"number": number, **rejected(start_row(item), BadImageError(*row))}
+            yield row
+
+
+def _check_alone(maker: AnyCheck, block: Block, found: tuple[int, Item]) -> Row:
+    with _image_time(maker, block):
+        return _row(maker, block, found)
+
+
+def _read(maker: AnyCheck, block: Block) -> None:
+    """Read a block to its end, without its images."""
+    items = block.items()
+    with suppress(BrokenTarError, StoreError, OSError):  # the next reader says so
         while True:
-            # Lost twice: not its image, but reading it ends the process.
-            if number in lost and sum(at == number for at, _ in task.lost) > 1:
-                whole |= {"reason": lost[number].reason, "detail": lost[number].detail}
-                break
-            with time_limit(seconds):
-                item = next(items, None)
-                if item is None:
-                    break
-                row: Row | None = None
-                if number in lost:
-                    row = rejected(start_row(item), BadImageError(*lost[number]))
-                elif number >= first:
-                    row = maker.row(block, number, item)
-            if row is not None and number >= first:
-                yield {"number": number, **row}
-            number += 1
-    except (BrokenTarError, StoreError, OSError) as error:
-        if not isinstance(block, TarBlock) or getattr(error, "errno", None) in FULL_DISK:
-            raise
-        detail = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
-        whole |= {"reason": BROKEN, "detail": utf8_text(detail)[:1000]}
-    yield whole | ({"metadata": facts} if facts else {})
-
-
-def _is_broken(path: Path) -> bool:
-    """Whether the rows say that their block cannot be read to its end."""
-    with open_regular(path) as file:
-        file.seek(max(0, path.stat().st_size - 4096))
-        last = file.read().rstrip(b"\n").rpartition(b"\n")[2]
-    return b'"reason"' in last
-
-
-def _complete_lines(path: Path) -> Iterator[str]:
-    """The lines of a partial file without the last one, if that was cut."""
-    with suppress(FileNotFoundError), open_regular(path) as file:
-        for line in file:
-            if line.endswith(b"\n"):
-                yield line.decode()
+            with _image_time(maker, block):
+                if next(items, None) is None:
+                    return

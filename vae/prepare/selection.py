@@ -3,31 +3,30 @@
 Each function sets the reason of the rows that it leaves out.
 """
 
-from collections.abc import Sequence
+import json
 from typing import Any
 
 import numpy as np
 
 from vae.config.prepare_flags import SelectConfig
 from vae.data.exclude_list import KEY_DIGITS, read_exclude_list, refuse_unmatched
-from vae.images.formats import BadImageError
+from vae.prepare.database import short, sql
 from vae.prepare.join import json_path, read_joined
-from vae.prepare.near_duplicates import group_names, near_between, phashes_of, words_of
-from vae.prepare.parquet_source import short
-from vae.prepare.subsets import NONE, choose_val_groups, gather
+from vae.prepare.near_duplicates import group_names, words_of
+from vae.prepare.subsets import choose_val_groups, gather
 from vae.prepare.table import Table
-from vae.shards.dataset_json import read_dataset
-from vae.system.errors import DataError, UserError
-from vae.system.files import utf8_text
+from vae.system.errors import UserError
+from vae.system.files import parse_json, utf8_text
 
-EXACT, NEAR = "exact_duplicate", "near_duplicate"
+EXACT = "exact_duplicate"
 READABLE = f"reason IN ('', '{EXACT}')"  # images that have passed the check, copies included
-BESIDE = "--beside"
 EXAMPLES = 6  # images named for each flag
 MAX_COLUMNS = 500  # of metadata that --where may use
 TRAIN, VAL = "train", "val"
 TRAINING, VALIDATION = "dataset.json", "validation.json"  # the subsets, as the files of their datasets
 SUBSETS = {VALIDATION: VAL, TRAINING: TRAIN}  # the training set last: it names the other
+# Types of JSON values that are no texts.
+_KINDS = {"BIGINT": "DOUBLE", "UBIGINT": "DOUBLE", "DOUBLE": "DOUBLE", "BOOLEAN": "BOOLEAN"}
 _COLUMNS_OF_ROWS = ("name", "bytes", "format", "width", "height", "flags")
 
 
@@ -62,22 +61,14 @@ def apply_rules(table: Table, config: SelectConfig) -> None:
         _where(table, config.where)
 
 
-def drop_exact(table: Table, checked: str = "reason = ''") -> None:
+def drop_exact(table: Table, *, also_rejected: bool = False) -> None:
     """Leave out all but the first of images with equal bytes, among those that have passed the check."""
-    table.run(
-        f"UPDATE images SET reason = '{EXACT}', detail = 'of ' || first.name FROM ("
-        f"SELECT sha256, arg_min(name, n) AS name, min(n) AS n FROM images WHERE {checked} "
-        "GROUP BY sha256 HAVING count(*) > 1) AS first "
-        f"WHERE ({checked}) AND images.sha256 = first.sha256 AND images.n > first.n"
-    )
+    table.run(sql("exact_duplicates"), also_rejected)
 
 
 def flags(table: Table) -> list[tuple[str, int, list[str]]]:
     """(flag, number of images, the first of their names), most frequent first, of all readable images."""
-    return table.all(
-        f"SELECT flag, count(*) AS c, list(name ORDER BY n)[1:{EXAMPLES}] FROM (SELECT n, name, "
-        f"unnest(flags) AS flag FROM images WHERE {READABLE}) GROUP BY flag ORDER BY c DESC, flag"
-    )
+    return table.all(sql("flags"), EXAMPLES)
 
 
 def name_near_groups(table: Table) -> None:
@@ -93,16 +84,7 @@ def name_near_groups(table: Table) -> None:
 
 def drop_near(table: Table) -> None:
     """Leave out all but the largest of images that look alike, by `grp`."""
-    kept = f"first(n ORDER BY {LARGEST_FIRST}) AS n, first(name ORDER BY {LARGEST_FIRST}) AS name"
-    table.leave_out(
-        NEAR,
-        "images.grp = k.grp AND images.n <> k.n",
-        detail="'of ' || k.name",
-        source=f"(SELECT grp, {kept} FROM images WHERE reason = '' AND grp IS NOT NULL GROUP BY grp) AS k",
-    )
-
-
-LARGEST_FIRST = "width::BIGINT * height DESC, bytes DESC, name"  # of a group: which one is kept
+    table.run(sql("near_duplicates"))
 
 
 def choose_validation(table: Table, share: float, *, near: bool) -> None:
@@ -113,13 +95,10 @@ def choose_validation(table: Table, share: float, *, near: bool) -> None:
     table.run("UPDATE images SET subset = ? WHERE reason = ''", TRAIN)
     if near and share:
         name_near_groups(table)
-    found = table.columns(
-        "SELECT n, CASE WHEN grp IS NULL THEN ('0x' || sha256[1:16])::UBIGINT ELSE md5_number_lower(grp) END "
-        "AS hash FROM images WHERE reason = ''"
-    )
+    found = table.columns(sql("group_hashes"))
     groups = gather(found["hash"])
     if share and len(groups.hashes) > 1:
-        in_val = choose_val_groups(groups, share, np.full(len(groups.hashes), NONE))[groups.of_image]
+        in_val = choose_val_groups(groups, share)[groups.of_image]
         with table.arrays("chosen", n=found["n"][in_val]):
             table.run("UPDATE images SET subset = ? FROM chosen WHERE images.n = chosen.n", VAL)
 
@@ -127,53 +106,13 @@ def choose_validation(table: Table, share: float, *, near: bool) -> None:
 def refuse_divided_look_alikes(table: Table) -> None:
     """UserError if images that look alike are in both subsets."""
     name_near_groups(table)
-    names = [name for (name,) in table.all(
-        "SELECT name FROM images WHERE grp IN (SELECT grp FROM images WHERE reason = '' GROUP BY grp "
-        "HAVING count(DISTINCT subset) > 1 ORDER BY grp LIMIT 2) ORDER BY name LIMIT 6"
-    )]  # fmt: skip
+    names = [name for (name,) in table.all(sql("divided_groups"))]
     if names:
         raise UserError(
             "--input_dir: its manifest has images that look alike in training and in validation, for "
             f"example {', '.join(names)}: run prepare_data.py --mode split --group_by near_duplicates, or "
             "allow it with --no-near_duplicates"
         )
-
-
-def compare_with(table: Table, paths: Sequence[str]) -> None:
-    """Leave out images of other datasets, which train beside this one.
-
-    Images that look like theirs join the same subset. One that looks like images of both subsets is left out.
-    """
-    for path in paths:
-        training = read_dataset(path, flag=BESIDE)
-        validation = training.beside(training.validation) if training.validation else None
-        subsets = {TRAIN: training, **({VAL: read_dataset(validation, flag=BESIDE)} if validation else {})}
-        keys = list[bytes]()
-        near = dict[str, np.ndarray]()
-        found = table.columns("SELECT n, phash FROM images WHERE reason = '' ORDER BY n")
-        hashes = words_of(found["phash"])
-        for subset, dataset in subsets.items():
-            is_near = np.zeros(len(hashes), bool)
-            try:
-                for rows in map(dataset.fetch_index, dataset.shards):
-                    keys += rows["key"].tolist()
-                    theirs = phashes_of(rows)
-                    for ours, _ in near_between(hashes, theirs[theirs.any(axis=1)]):
-                        is_near[ours] = True
-            except BadImageError as error:
-                raise DataError(f"{BESIDE} {path} is damaged: {error}") from None
-            near[subset] = found["n"][is_near]
-        for subset, numbers in near.items():
-            with table.arrays("chosen", n=numbers):
-                table.run(
-                    "UPDATE images SET subset = ? FROM chosen WHERE images.n = chosen.n AND reason = ''",
-                    subset,
-                )
-        with table.arrays("theirs", key=np.array([key.decode() for key in keys], object)):
-            table.leave_out("in_other_dataset", f"sha256[1:{KEY_DIGITS}] = theirs.key", source="theirs")
-        both = np.intersect1d(near.get(TRAIN, []), near.get(VAL, [])).astype(np.int64)
-        with table.arrays("theirs", n=both):
-            table.leave_out("looks_like_both", "images.n = theirs.n", source="theirs")
 
 
 def _exclude(table: Table, file: str) -> None:
@@ -203,23 +142,21 @@ def _join(table: Table, text: str, key: str) -> None:
 
 def _where(table: Table, text: str) -> None:
     """Leave out the images for which an SQL expression is not true; UserError if it is no expression."""
-    columns = [f'"{name}"' for name in _COLUMNS_OF_ROWS]
-    keys = table.all(
-        r"""SELECT key, list(DISTINCT json_type(metadata, '$."' || replace(key, '\', '\\') || '"'))
-        FROM (SELECT metadata, unnest(json_keys(metadata)) AS key FROM images)
-        WHERE key <> '' AND NOT contains(key, '"') """
-        f"AND key NOT IN {_COLUMNS_OF_ROWS} GROUP BY key ORDER BY key LIMIT {MAX_COLUMNS}"
-    )
-    for key, types in keys:
-        kinds = set(types) - {"NULL"}
-        kind = "DOUBLE" if kinds and kinds <= {"UBIGINT", "BIGINT", "DOUBLE"} else "VARCHAR"
-        kind = "BOOLEAN" if kinds == {"BOOLEAN"} else kind
-        columns.append(f"TRY_CAST(metadata ->> '{json_path(key)}' AS {kind}) AS \"{key}\"")
-    table.run(f"CREATE VIEW wanted AS SELECT n, {', '.join(columns)} FROM images WHERE reason = ''")
-    query = f"SELECT n FROM wanted WHERE (\n{text}\n)"
+    query = "SELECT json_group_structure(metadata) FROM images WHERE metadata IS NOT NULL"
+    ((structure,),) = table.all(query)
+    taken = {"", *_COLUMNS_OF_ROWS}  # in lower case, as SQL compares names
+    kinds: dict[str, str] = {}
+    for key, kind in parse_json(structure or "{}").items():
+        if key.lower() not in taken and len(kinds) < MAX_COLUMNS:
+            taken.add(key.lower())
+            kinds[key] = _KINDS.get(str(kind), "VARCHAR")
+    text_of_kinds = json.dumps(kinds).replace("'", "''")  # a view has no parameters
+    metadata = f", unnest(from_json(metadata, '{text_of_kinds}'))" if kinds else ""
+    own = ", ".join(_COLUMNS_OF_ROWS)
+    table.run(f"CREATE VIEW wanted AS SELECT n AS _n, {own}{metadata} FROM images WHERE reason = ''")
     try:
         table.lock()
-        numbers: Any = table.columns(query)["n"].astype(np.int64)
+        numbers: Any = table.columns(f"SELECT _n FROM wanted WHERE (\n{text}\n)")["_n"].astype(np.int64)
     except table.error as error:
         raise _refuse_where(text, short(error)) from None
     with table.arrays("fulfilling", n=numbers):

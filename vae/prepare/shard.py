@@ -14,7 +14,6 @@ from typing import Any
 
 from vae.config.prepare_flags import ShardConfig
 from vae.images.formats import EXTENSIONS_OF
-from vae.prepare.blocks import Source, open_source
 from vae.prepare.check import Check
 from vae.prepare.folders import HIDDEN, check_apart, claim_content
 from vae.prepare.pool import Failure, Limits, count_workers, run_tasks
@@ -22,7 +21,6 @@ from vae.prepare.preprocess import SETTINGS_NAME
 from vae.prepare.reasons import broken_lines, count_rejected, duplicates_text, print_summary
 from vae.prepare.rows import RowFolder, open_rows, rules_of
 from vae.prepare.selection import (
-    BESIDE,
     KEY_DIGITS,
     SUBSETS,
     TRAIN,
@@ -32,14 +30,14 @@ from vae.prepare.selection import (
     apply_rules,
     check_where,
     choose_validation,
-    compare_with,
     drop_exact,
     refuse_divided_look_alikes,
 )
 from vae.prepare.shard_writer import Member, Plan, note_path, write_shard
+from vae.prepare.source import Source, open_source
 from vae.prepare.table import Table
 from vae.progress import Progress
-from vae.shards.dataset_json import read_dataset, write_dataset
+from vae.shards.dataset_json import write_dataset
 from vae.shards.index import Shard
 from vae.system import console
 from vae.system.errors import EXIT_DATA, DataError, UserError
@@ -61,8 +59,6 @@ def run_shard(config: ShardConfig) -> int:
     DataError if there are none, and UserError for unusable folders or flags.
     """
     check_where(config)
-    for path in config.beside or ():  # a mistake is an error now, not after hours
-        read_dataset(path, flag=BESIDE)
     began = time.monotonic()
     check_apart(config.input_dir, config.output_dir)
     source = open_source(config)
@@ -83,8 +79,7 @@ def run_shard(config: ShardConfig) -> int:
         if not config.part:
             remove_temporary(root)  # of killed processes
         if images[TRAINING]:
-            advice = f"give a new folder; to train with both, add --beside {root / TRAINING}"
-            claim_content(root, TRAINING, table.digest(config.shard_mb, CONTENT), advice)
+            claim_content(root, TRAINING, table.digest(config.shard_mb, CONTENT))
             written = _pack(root, table, config, folder, sum(images.values()))
         if config.part:
             console.info(f"{folder.part_text(source)}\n  its part of the shards is written")
@@ -126,8 +121,6 @@ def _select(table: Table, source: Source, config: ShardConfig) -> None:
             refuse_divided_look_alikes(table)
     else:
         choose_validation(table, config.val_split, near=config.near_duplicates)
-    if config.beside:
-        compare_with(table, config.beside)
 
 
 def _pack(
@@ -187,8 +180,6 @@ def _members(table: Table, subset: str) -> Iterator[Member]:
         if metadata:
             theirs = parse_json(metadata)
             content = {**theirs, **content, **({"of_source": theirs["key"]} if "key" in theirs else {})}
-        if kind not in EXTENSIONS_OF:
-            raise DataError(f"a row of {name} is damaged: delete {HIDDEN} in the output folder")
         extension = EXTENSIONS_OF[kind][0].lstrip(".")
         text = json.dumps(content)
         yield Member(block, number, position, sha256, extension, size, (width, height), phash, text)

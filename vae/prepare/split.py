@@ -4,17 +4,17 @@ import hashlib
 import json
 import re
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from vae.config.prepare_flags import SplitConfig
-from vae.data.manifest import KEYS, MANIFEST_NAME, group_key, read_rows
+from vae.data.manifest import GROUP_KEYS, IMAGE_KEYS, MANIFEST_NAME, SPLIT_KEYS, group_key, read_rows
 from vae.prepare.join import read_column
-from vae.prepare.near_duplicates import group_names, words_of
+from vae.prepare.near_duplicates import GROUP_PREFIX, group_names, words_of
 from vae.prepare.reasons import group_lines
 from vae.prepare.subsets import (
     NONE,
@@ -23,71 +23,44 @@ from vae.prepare.subsets import (
     Groups,
     choose_val_groups,
     deal_folds,
-    earlier_choice,
     gather,
 )
 from vae.system import console
 from vae.system.errors import DataError, UserError
-from vae.system.files import read_json, replace_text, write_json
+from vae.system.files import replace_text, write_json
 
 NEAR_DUPLICATES, MANIFEST, FOLDER = "near_duplicates", "manifest", "folder"
 FLAG = "--input_dir"
 Rule = Callable[[dict[str, Any]], str | None]
 DEFAULT_SHARE = 0.1
-SPLIT_KEYS = (*KEYS, "split", "fold")
-SUBSET_NAMES = {NONE: None, TRAIN: "train", VAL: "val"}
-
-
-@dataclass(frozen=True)
-class SplitSettings:
-    """Settings that decide the subsets; images keep their subsets as long as these do not change."""
-
-    val_split: float | None  # share of the validation set; None: only the folds decide
-    num_folds: int  # 0: none
-    group_by: str
-    label_by: str
-    seed: int
-
-
-class Earlier(NamedTuple):
-    """What the rows of a manifest have from the previous split: int (N,) each."""
-
-    subsets: np.ndarray
-    folds: np.ndarray
+KEYS = (*IMAGE_KEYS, *GROUP_KEYS, *SPLIT_KEYS)
+SETTINGS = ("val_split", "num_folds", "group_by", "label_by", "seed")  # that decide the subsets
+SUBSET_NAMES = {TRAIN: "train", VAL: "val"}
 
 
 def run_split(config: SplitConfig) -> int:
     """Assign a subset and a fold to every image, and print a summary; returns the exit code.
 
-    Images that have a subset by the same settings keep it. A setting that is None is as in the previous
-    split. UserError or DataError before writing anything.
+    UserError or DataError before writing anything.
     """
     manifest = find_manifest(config.input_dir)
-    before = read_record(manifest)
-    settings = _settle(config, manifest, before)
-    labelling = rule_for(settings.label_by, "--label_by", config)
+    config = _settle(config, manifest)
+    assert config.group_by is not None, "it is settled"
+    labelling = rule_for(config.label_by, "--label_by", config)
     grouping: Rule
     near_duplicates = None
-    if settings.group_by == NEAR_DUPLICATES:
+    if config.group_by == NEAR_DUPLICATES:
         grouping, near_duplicates = near_duplicate_rule(manifest)
     else:
-        grouping = rule_for(settings.group_by, "--group_by", config)
-    groups, label_names, earlier = _read_groups(manifest, grouping, labelling, settings.seed)
-    keeps = before == settings
-    subsets, folds = _assign(groups, settings, earlier if keeps else None)
-    counts = _count(groups, label_names, subsets, folds, settings.num_folds)
+        grouping = rule_for(config.group_by, "--group_by", config)
+    groups, label_names = _read_groups(manifest, grouping, labelling, config.seed)
+    subsets, folds = _assign(groups, config)
+    counts = _count(groups, label_names, subsets, folds, config.num_folds)
     replace_text(manifest, _new_lines(manifest, (grouping, labelling), subsets, folds))
-    write_json(record_path(manifest), {"settings": asdict(settings), **counts}, indent=1)
-    lines = [f"{manifest}: {counts['images']} images in {counts['groups']} groups by {settings.group_by}"]
-    lines += _summary_lines(counts, near_duplicates)
-    if before is not None and not keeps:
-        lines.append("  the previous split had other settings: all subsets were chosen again")
-    had = (earlier.subsets != NONE) & keeps
-    if had.any():
-        lines.append(f"  {had.sum()} images had a subset and {(~had).sum()} are new")
-    if moved := int((had & ((earlier.subsets != subsets) | (earlier.folds != folds))).sum()):
-        lines.append(f"  {moved} images changed subsets or folds, because their groups were joined")
-    console.info("\n".join(lines))
+    record = manifest.with_name(f"{manifest.stem}_split.json")
+    write_json(record, {"settings": {name: getattr(config, name) for name in SETTINGS}, **counts}, indent=1)
+    lines = [f"{manifest}: {counts['images']} images in {counts['groups']} groups by {config.group_by}"]
+    console.info("\n".join([*lines, *_summary_lines(counts, near_duplicates)]))
     return 0
 
 
@@ -134,67 +107,35 @@ def find_manifest(input_dir: str) -> Path:
     return path
 
 
-def record_path(manifest: Path) -> Path:
-    """The path of a manifest's record."""
-    return manifest.with_name(f"{manifest.stem}_split.json")
-
-
-def read_record(manifest: Path) -> SplitSettings | None:
-    """The settings of the previous split, or None; raises DataError if they cannot be read."""
-    path = record_path(manifest)
-    if not path.exists():
-        return None
-    try:
-        return SplitSettings(**read_json(path)["settings"])
-    except (OSError, ValueError, KeyError, TypeError):
-        raise DataError(
-            f"{path} is not the record of a split: delete it, and the next split chooses all subsets again"
-        ) from None
-
-
-def _settle(config: SplitConfig, manifest: Path, before: SplitSettings | None) -> SplitSettings:
-    """The settings from the flags, else from the previous split, else the defaults.
-
-    Raises UserError for an impossible setting.
-    """
-    share = config.val_split
-    num_folds = config.num_folds or 0
-    if config.val_split is None and config.num_folds is None and before:
-        share, num_folds = before.val_split, before.num_folds
-    if share is None and not num_folds:
-        share = DEFAULT_SHARE
+def _settle(config: SplitConfig, manifest: Path) -> SplitConfig:
+    """The options with their defaults: `val_split` stays None if only the folds decide."""
+    share = DEFAULT_SHARE if config.val_split is None and not config.num_folds else config.val_split
     if share is not None and not 0 <= share <= 0.9:
         raise UserError(f"--val_split {share} is not a share: give a number from 0 to 0.9, such as 0.1")
-    if num_folds < 0 or num_folds == 1 or num_folds > 1000:
+    if config.num_folds < 0 or config.num_folds == 1 or config.num_folds > 1000:
         raise UserError(
-            f"--num_folds {num_folds} is impossible: give a number from 2 to 1000, such as 5, or 0"
+            f"--num_folds {config.num_folds} is impossible: give a number from 2 to 1000, such as 5, or 0"
         )
-    group_by = config.group_by or (before.group_by if before else None)
+    group_by = config.group_by
     if group_by is None:
-        has_groups = any(row.get("group") is not None for row in read_rows(manifest, flag=FLAG))
-        group_by = MANIFEST if has_groups else NEAR_DUPLICATES
-    label_by = config.label_by or (before.label_by if before else MANIFEST)
-    seed = config.seed if config.seed is not None else before.seed if before else 0
-    return SplitSettings(share, num_folds, group_by, label_by, seed)
+        groups = (str(row.get("group") or GROUP_PREFIX) for row in read_rows(manifest, flag=FLAG))
+        group_by = NEAR_DUPLICATES if all(name.startswith(GROUP_PREFIX) for name in groups) else MANIFEST
+    return replace(config, val_split=share, group_by=group_by)
 
 
 def _read_groups(
     manifest: Path, grouping: Rule, labelling: Rule, seed: int
-) -> tuple[Groups, list[str | None], Earlier]:
+) -> tuple[Groups, list[str | None]]:
     """Read a manifest and apply the rules to each row; DataError if it lists no images."""
-    rows = []
+    keys = []
+    label_of = []
     labels: dict[str | None, int] = {}
-    numbers = {name: number for number, name in SUBSET_NAMES.items()}
     for row in read_rows(manifest, flag=FLAG):
-        key = _hash(group_key({"group": grouping(row), "sha256": row["sha256"]}), seed)
-        label = labels.setdefault(labelling(row), len(labels))
-        fold = row.get("fold")
-        rows.append((key, label, numbers[row.get("split")], NONE if fold is None else fold))
-    if not rows:
+        keys.append(_hash(group_key({"group": grouping(row), "sha256": row["sha256"]}), seed))
+        label_of.append(labels.setdefault(labelling(row), len(labels)))
+    if not keys:
         raise DataError(f"{FLAG} {manifest} lists no images: prepare_data.py --mode preprocess fills it")
-    keys, label_of, *earlier = zip(*rows, strict=True)
-    groups = gather(np.array(keys, np.uint64), np.array(label_of))
-    return groups, list(labels), Earlier(*map(np.array, earlier))
+    return gather(np.array(keys, np.uint64), np.array(label_of)), list(labels)
 
 
 def _hash(key: str, seed: int) -> int:
@@ -202,18 +143,15 @@ def _hash(key: str, seed: int) -> int:
     return int.from_bytes(hashlib.blake2b(text, digest_size=8, person=b"side").digest(), "big")
 
 
-def _assign(groups: Groups, settings: SplitSettings, before: Earlier | None) -> tuple[np.ndarray, np.ndarray]:
+def _assign(groups: Groups, config: SplitConfig) -> tuple[np.ndarray, np.ndarray]:
     """Subset and fold of each image: int (N,) each."""
-    nothing = np.full(len(groups.hashes), NONE)
     in_val = np.zeros(len(groups.hashes), dtype=bool)
-    if settings.val_split:
-        earlier = earlier_choice(groups, before.subsets) if before else nothing
-        in_val = choose_val_groups(groups, settings.val_split, earlier)
-    folds = nothing
-    if settings.num_folds:
-        earlier = earlier_choice(groups, before.folds) if before else nothing
-        folds = deal_folds(groups, settings.num_folds, earlier, in_val)
-        if settings.val_split is None:  # without --fold, the first fold is the validation set
+    folds = np.full(len(groups.hashes), NONE)
+    if config.val_split:
+        in_val = choose_val_groups(groups, config.val_split)
+    if config.num_folds:
+        folds = deal_folds(groups, config.num_folds, in_val)
+        if config.val_split is None:  # without --fold, the first fold is the validation set
             in_val = folds == 0
     return np.where(in_val, VAL, TRAIN)[groups.of_image], folds[groups.of_image]
 
@@ -226,7 +164,7 @@ def _new_lines(
     for row, subset, fold in zip(rows, subsets.tolist(), folds.tolist(), strict=True):
         row |= {"group": rules[0](row), "label": rules[1](row), "split": SUBSET_NAMES[subset]}
         row["fold"] = None if fold < 0 else fold
-        yield json.dumps({key: row.get(key) for key in SPLIT_KEYS} | row) + "\n"
+        yield json.dumps({key: row.get(key) for key in KEYS} | row) + "\n"
 
 
 def rule_for(by: str, flag: str, config: SplitConfig) -> Rule:

@@ -12,7 +12,7 @@ import numpy as np
 from vae.images.folder import SMALL_SET
 from vae.system.errors import UserError
 
-NONE = -1  # no subset yet, no fold
+NONE = -1  # no fold
 TRAIN, VAL = 0, 1
 
 
@@ -48,21 +48,8 @@ def gather(keys: np.ndarray, labels: np.ndarray | None = None) -> Groups:
     return Groups(hashes, of_image, labels, sizes, np.bincount(labels))
 
 
-def earlier_choice(groups: Groups, earlier: np.ndarray) -> np.ndarray:
-    """The earlier subset or fold of each group, from its images' ones, int (N,): int64 (G,), NONE if unknown.
-
-    If joined groups had different ones, the lowest is used. A subset then becomes TRAIN, since no image that
-    was trained on may be in the validation set.
-    """
-    unknown = np.iinfo(np.int64).max
-    lowest = np.full(len(groups.hashes), unknown)
-    known = earlier != NONE
-    np.minimum.at(lowest, groups.of_image[known], earlier[known].astype(np.int64))
-    return np.where(lowest == unknown, NONE, lowest)
-
-
-def choose_val_groups(groups: Groups, share: float, earlier: np.ndarray) -> np.ndarray:
-    """Which groups are in the validation set: bool (G,). Values of `earlier`, (G,), other than NONE are kept.
+def choose_val_groups(groups: Groups, share: float) -> np.ndarray:
+    """Which groups are in the validation set: bool (G,).
 
     With at least 1000 groups and one label, these are the groups whose hash is below a threshold, so that a
     subset depends on nothing else; groups larger than the whole share train. Otherwise, the set contains the
@@ -74,19 +61,17 @@ def choose_val_groups(groups: Groups, share: float, earlier: np.ndarray) -> np.n
             "choose another --group_by, or --val_split 0"
         )
     if groups.is_by_hash:
-        below = (groups.hashes < np.uint64(share * 2**64)) & (groups.sizes <= share * groups.sizes.sum())
-        return np.where(earlier == NONE, below, earlier == VAL)
-    in_val = _fill_quotas(groups, share, earlier)
-    if not in_val.any() and (earlier == NONE).any():  # at least one: the smallest group with the lowest hash
-        sizes = np.where(earlier == NONE, groups.sizes, np.iinfo(np.int64).max)
-        in_val[np.argmin(sizes)] = True
+        return (groups.hashes < np.uint64(share * 2**64)) & (groups.sizes <= share * groups.sizes.sum())
+    in_val = _fill_quotas(groups, share)
+    if not in_val.any():  # at least one: the smallest group with the lowest hash
+        in_val[np.argmin(groups.sizes)] = True
     if in_val.all():  # never all
-        in_val[np.flatnonzero(earlier == NONE)[-1:]] = False
+        in_val[-1] = False
     return in_val
 
 
-def _fill_quotas(groups: Groups, share: float, earlier: np.ndarray) -> np.ndarray:
-    in_val = earlier == VAL
+def _fill_quotas(groups: Groups, share: float) -> np.ndarray:
+    in_val = np.zeros(len(groups.hashes), bool)
     missing = (groups.label_counts * share).tolist()  # images of each label still to be added
 
     def take(group: int) -> None:
@@ -94,43 +79,37 @@ def _fill_quotas(groups: Groups, share: float, earlier: np.ndarray) -> np.ndarra
         for label, size in groups.cells[group]:
             missing[label] -= size
 
-    for group in np.flatnonzero(in_val).tolist():
-        take(group)
-    free = np.flatnonzero(earlier == NONE).tolist()
-    for group in free:
+    for group, cells in enumerate(groups.cells):
         # adding the group reduces the sum of squared distances to the quotas
-        if sum(size * (size - 2 * missing[label]) for label, size in groups.cells[group]) < 0:
+        if sum(size * (size - 2 * missing[label]) for label, size in cells) < 0:
             take(group)
     # Labels with few images may have no image in the set. Together they lack some: add at most a group each.
-    for group in free if len(missing) > 1 else ():
-        is_lacking = all(missing[label] > 0 for label, _ in groups.cells[group])
+    for group, cells in enumerate(groups.cells) if len(missing) > 1 else ():
+        is_lacking = all(missing[label] > 0 for label, _ in cells)
         if not in_val[group] and is_lacking and groups.sizes[group] < 2 * sum(missing):
             take(group)
     return in_val
 
 
-def deal_folds(groups: Groups, num_folds: int, earlier: np.ndarray, left_out: np.ndarray) -> np.ndarray:
-    """Fold of each group: int64 (G,), NONE if `left_out`. Values of `earlier`, (G,), except NONE are kept.
+def deal_folds(groups: Groups, num_folds: int, left_out: np.ndarray) -> np.ndarray:
+    """Fold of each group: int64 (G,), NONE if `left_out`.
 
     With at least 1000 groups and one label, the hash alone decides. Otherwise each group, the largest first,
     goes to the fold with the smallest shares of its labels.
     """
-    folds = np.where(left_out, NONE, earlier)
-    free = ~left_out & (earlier == NONE)
     if (count := int((~left_out).sum())) < num_folds:
         raise UserError(f"--num_folds {num_folds} is more than the {count} groups: lower it")
     if groups.is_by_hash:
         spread = (groups.hashes & np.uint64(0xFFFFFFFF)) * np.uint64(num_folds) >> np.uint64(32)
-        return np.where(free, spread.astype(np.int64), folds)
+        return np.where(left_out, NONE, spread.astype(np.int64))
+    folds = np.full(len(groups.hashes), NONE)
     shares = np.zeros((num_folds, len(groups.label_counts)))  # of each label in each fold
     totals = np.zeros(num_folds)
-    order = np.flatnonzero(free)
-    order = order[np.argsort(-groups.sizes[order], kind="stable")]
-    for group in [*np.flatnonzero(folds != NONE).tolist(), *order.tolist()]:
+    order = np.argsort(-groups.sizes, kind="stable")
+    for group in order[~left_out[order]].tolist():
         labels, sizes = np.array(groups.cells[group]).T
-        if folds[group] == NONE:
-            need = shares[:, labels] @ sizes
-            folds[group] = np.lexsort((totals, need))[0]
-        shares[folds[group], labels] += sizes / groups.label_counts[labels]
-        totals[folds[group]] += sizes.sum()
+        fold = np.lexsort((totals, shares[:, labels] @ sizes))[0]
+        folds[group] = fold
+        shares[fold, labels] += sizes / groups.label_counts[labels]
+        totals[fold] += sizes.sum()
     return folds

@@ -7,41 +7,20 @@ import hashlib
 import json
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from vae.prepare.blocks import Block, Source
-from vae.prepare.parquet_source import OFFLINE, literal
-from vae.prepare.rows import OF_BLOCK, RowFolder
+from vae.data.manifest import IMAGE_KEYS, SPLIT_KEYS
+from vae.prepare.blocks import Block
+from vae.prepare.database import connect_for_all, literal, sql
+from vae.prepare.rows import RowFolder
+from vae.prepare.source import Source
 from vae.system.errors import DataError
 from vae.system.files import open_new_text, utf8_text
-from vae.system.host import GIB, free_memory
 
-STATS = (  # of vae/prepare/measures.py
-    "STRUCT(channel_means DOUBLE[3], channel_squares DOUBLE[3], brightness DOUBLE, contrast DOUBLE, "
-    "sharpness DOUBLE, jpeg_quality DOUBLE)"
-)
-COLUMNS = {
-    "number": "INTEGER", "name": "VARCHAR", "bytes": "BIGINT", "sha256": "VARCHAR", "format": "VARCHAR",
-    "width": "INTEGER", "height": "INTEGER", "phash": "VARCHAR", "flags": "VARCHAR[]", "reason": "VARCHAR",
-    "detail": "VARCHAR", "metadata": "JSON", "stats": STATS,
-    "made": "STRUCT(path VARCHAR, sha256 VARCHAR, bytes BIGINT, width INTEGER, height INTEGER)",
-    "position": "BIGINT", "crc32": "BIGINT", "text_start": "BIGINT", "text_end": "BIGINT",
-}  # fmt: skip
-# Of a manifest: what --mode preprocess and --mode split write.
-MANIFEST_KEYS = {"path", "sha256", "width", "height", "source", "flags", "split", "fold", "phash"}
-MEMORY_SHARE, MAX_MEMORY = 0.5, 8 * GIB  # of free memory; more rows go to the scratch folder
+OWN_KEYS = (*IMAGE_KEYS, *SPLIT_KEYS)  # of a manifest; others are metadata
 FETCHED = 5000  # rows at a time
-# What a row that is accepted must have: the file may be damaged, or from a stranger.
-_WRONG = """
-    number < 0 OR name IS NULL OR reason IS NULL AND (
-        sha256 IS NULL OR NOT regexp_full_match(sha256, '[0-9a-f]{64}') OR bytes IS NULL OR bytes < 1
-        OR width IS NULL OR height IS NULL OR width < 1 OR height < 1 OR format IS NULL
-        OR phash IS NOT NULL AND NOT regexp_full_match(phash, '[0-9a-f]{32}')
-    )
-"""
 
 
 class Table:
@@ -56,61 +35,22 @@ class Table:
 
         self.scratch = folder.scratch
         self.error = duckdb.Error
-        memory = int(max(0.5 * GIB, min(MAX_MEMORY, free_memory() * MEMORY_SHARE)))
-        self.db = duckdb.connect(
-            config={
-                "memory_limit": f"{memory // 2**20}MiB",
-                "temp_directory": str(self.scratch / "duckdb"),
-                **OFFLINE,
-            }
-        )
+        self.db = connect_for_all(self.scratch / "duckdb")
         self.blocks = blocks
-        self._load([folder.path(block) for block in blocks])
-
-    def _load(self, files: list[Path]) -> None:
-        self.db.register("files", {"path": np.array([str(path) for path in files], object),
-                                   "block": np.arange(len(files)),
-                                   "name": np.array([block.name for block in self.blocks], object),
-                                   "count": np.array([block.count for block in self.blocks])})  # fmt: skip
+        files = folder.files(blocks)
+        columns = {
+            "pattern": np.array(list(map(literal, files)), object),
+            "path": np.array(list(map(str, files)), object),
+            "block": np.arange(len(files)),
+            "name": np.array([block.name for block in blocks], object),
+        }
         try:
-            rows = f"SELECT * FROM {_reader(COLUMNS, 'filename = true')}"
-            self.run(
-                f"CREATE TEMP TABLE rows AS SELECT f.block, r.* EXCLUDE (filename) FROM ({rows}) r "
-                "JOIN files f ON f.path = r.filename",
-                [literal(path) for path in files],
-            )
+            with self.arrays("files", **columns):
+                self.db.execute(sql("load"))
         except self.error as error:
             text = " ".join(str(error).split())
-            path = next((path for path in files if str(path) in text), files[0].parent)
+            path = next((path for path in files if str(path) in text), folder.root)
             raise DataError(f"{path} is damaged ({text[:200]}): delete it, and repeat the command") from error
-        # A file must have a row about the block and, unless the block is broken, as many as it has images.
-        damaged = self.one(f"""
-            WITH numbers AS (
-                SELECT block, number, count(*) > 1 OR number IS NULL OR
-                    number <> {OF_BLOCK} AND bool_or({_WRONG}) IS NOT FALSE AS wrong
-                FROM rows GROUP BY block, number
-            ), found AS (
-                SELECT block, bool_or(wrong) AS wrong, bool_or(number = {OF_BLOCK}) AS is_whole,
-                    count(*) - 1 AS images
-                FROM numbers GROUP BY block
-            ), broken AS (SELECT block FROM rows WHERE number = {OF_BLOCK} AND reason IS NOT NULL)
-            SELECT path FROM files LEFT JOIN found USING (block)
-            WHERE wrong IS NOT FALSE OR NOT is_whole
-                OR files.count NOT IN (0, images) AND block NOT IN (SELECT block FROM broken)
-            ORDER BY block LIMIT 1
-        """)
-        if damaged:
-            raise DataError(f"{damaged[0]} is damaged: delete it, and repeat the command")
-        self.run(
-            "CREATE TABLE images AS SELECT (row_number() OVER (ORDER BY block, number) - 1)::BIGINT AS n, "
-            "* REPLACE (coalesce(reason, '') AS reason, coalesce(flags, []) AS flags), "
-            f"'' AS subset, NULL::VARCHAR AS grp FROM rows WHERE number <> {OF_BLOCK} ORDER BY block, number"
-        )
-        self.run(
-            "CREATE TABLE blocks AS SELECT block, files.name, reason, detail, metadata FROM rows "
-            f"JOIN files USING (block) WHERE number = {OF_BLOCK}"
-        )
-        self.run("DROP TABLE rows")
 
     def run(self, query: str, *values: Any) -> None:
         """Execute a statement."""
@@ -167,25 +107,20 @@ class Table:
         finally:
             self.db.unregister(table)
 
-    def lines(self, name: str, rows: Iterator[dict[str, Any]], columns: dict[str, str]) -> None:
-        """Make a table of rows, which are streamed through a file."""
-        path = self.scratch / f"{name}.jsonl"
-        with open_new_text(path) as file:
-            file.writelines(json.dumps(row) + "\n" for row in rows)
-        self.run(f"CREATE TABLE {name} AS SELECT * FROM {_reader(columns)}", literal(path))
-        path.unlink()
-
     def load_manifest(self, source: Source) -> None:
         """Make a table `manifest` of path, sha256, split, and `more`: what others have written."""
 
         def rows() -> Iterator[dict[str, Any]]:
             for row in source.manifest():
-                more = {utf8_text(k): v for k, v in row.items() if k not in MANIFEST_KEYS and v is not None}
+                more = {utf8_text(k): v for k, v in row.items() if k not in OWN_KEYS and v is not None}
                 path, sha256 = utf8_text(row["path"]), utf8_text(row["sha256"])
                 yield {"path": path, "sha256": sha256, "split": row.get("split"), "more": more or None}
 
-        columns = {"path": "VARCHAR", "sha256": "VARCHAR", "split": "VARCHAR", "more": "JSON"}
-        self.lines("manifest", rows(), columns)
+        path = self.scratch / "manifest.jsonl"
+        with open_new_text(path) as file:
+            file.writelines(json.dumps(row) + "\n" for row in rows())
+        self.run(sql("manifest"), literal(path))
+        path.unlink()
 
     def lock(self) -> None:
         """Refuse everything outside of the tables from now on: an expression of the user follows."""
@@ -215,12 +150,3 @@ class Table:
         """Number, reason and detail of the blocks that could not be read to their end."""
         query = "SELECT block, reason, detail FROM blocks WHERE reason IS NOT NULL ORDER BY block"
         return [(block, reason, detail or "") for block, reason, detail in self.all(query)]
-
-
-def _reader(columns: dict[str, str], more: str = "") -> str:
-    """SQL that reads JSON lines with these columns; the path is its parameter."""
-    listed = ", ".join(f"\"{name}\": '{kind}'" for name, kind in columns.items())
-    return (
-        f"read_json(?, columns = {{{listed}}}, format = 'newline_delimited', "
-        f"maximum_object_size = 67108864{', ' if more else ''}{more})"
-    )

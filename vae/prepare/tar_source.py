@@ -11,7 +11,7 @@ import tarfile
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import chain, groupby, islice
-from typing import Any, NamedTuple
+from typing import Any, BinaryIO, NamedTuple
 
 from vae.images.formats import EXTENSIONS_OF, MAX_IMAGE_BYTES, BadImageError
 from vae.images.other_programs import code_of
@@ -20,13 +20,10 @@ from vae.prepare.inputs import File, common_folder, local_file
 from vae.shards.index import MAX_NAME_BYTES
 from vae.shards.members import TAR_ERRORS, TEXTS, is_plain, metadata_of, split_last, split_name
 from vae.shards.shard_images import TEXT_BYTES
-from vae.shards.store import StoreError, StoreFile
+from vae.shards.store import StoreFile
 from vae.system.files import open_regular
 
 CHUNK_BYTES = 8 * 2**20  # that are read at once
-# A longer header is no name. tarfile searches it in quadratic time (CVE-2024-6232, open in Python 3.11.7).
-MAX_HEADER_BYTES = 16_384
-MAX_HEADERS = 16  # of one member
 IMAGE_EXTENSIONS = {extension[1:] for names in EXTENSIONS_OF.values() for extension in names}
 _BLOCK = tarfile.BLOCKSIZE
 MAX_HELD = 32  # members of one key that are read before the rule for their names is chosen
@@ -59,102 +56,35 @@ class BrokenTarError(Exception):
     """A tar file that cannot be read to its end."""
 
 
-class _Source:
-    """A file that is read forwards, with the SHA-256 of all its bytes, from a disk or a store."""
+class _Reader:
+    """A file that is read once, with the SHA-256 of its bytes."""
 
-    def __init__(self, chunks: Iterator[bytes]) -> None:
-        self._chunks = chunks
-        self._chunk = b""
-        self._start = 0  # of the chunk, in the file
-        self._position = 0
-        self._digest = hashlib.sha256()
-        self.last = b""  # what the last `read` gave
-
-    def tell(self) -> int:
-        """The position in the file."""
-        return self._position
-
-    def seek(self, position: int) -> int:
-        """Go forwards, at most to the end."""
-        if position < self._position:
-            raise ValueError("a header has a negative size")
-        while position > (end := self._start + len(self._chunk)):
-            if not self._next():
-                position = end
-        self._position = position
-        return position
+    def __init__(self, file: BinaryIO) -> None:
+        self._file = file
+        self._is_at_end = False
+        self.digest = hashlib.sha256()
 
     def read(self, size: int) -> bytes:
-        """The next bytes, fewer at the end."""
-        at = self._position - self._start
-        part = self._chunk[at : at + max(0, size)]
-        if len(part) < size:
-            parts = [part]
-            have = len(part)
-            while size > have and self._next():
-                parts.append(self._chunk[: size - have])
-                have += len(parts[-1])
-            part = b"".join(parts)
-        self._position += len(part)
-        self.last = part
-        return part
-
-    def finish(self) -> tuple[int, str]:
-        """Size and SHA-256 of the file."""
-        while self._next():
-            pass
-        return self._start + len(self._chunk), self._digest.hexdigest()
-
-    def _next(self) -> bool:
-        chunk = next(self._chunks, b"")
-        if chunk:
-            self._digest.update(chunk)
-            self._start += len(self._chunk)
-            self._chunk = chunk
-        return bool(chunk)
+        """The next bytes; none at the end, and ReadError behind it."""
+        if self._is_at_end:  # tarfile would read on, up to any size that a header has
+            raise tarfile.ReadError("it ends within a member")
+        data = self._file.read(size)
+        self._is_at_end = not data
+        self.digest.update(data)
+        return data
 
 
-def _text(field: bytes | bytearray, encoding: str, errors: str) -> str:
-    return field.partition(b"\0")[0].decode(encoding, errors)
-
-
-class _BoundedInfo(tarfile.TarInfo):
-    """A header whose extensions are short and few."""
+class _Info(tarfile.TarInfo):
+    """A header. tarfile takes a bad one for the end of the file; here, only an empty one is."""
 
     @classmethod
-    def frombuf(cls, buf: bytes | bytearray, encoding: str, errors: str) -> "_BoundedInfo":
-        """Name and size of a plain file: decoding its owner, time and device takes a fifth of all time."""
-        checksum = sum(buf) - sum(buf[148:156]) + 256  # which counts itself as spaces
-        is_good = len(buf) == _BLOCK and buf.startswith(b"%06o\0" % checksum, 148)
-        if not is_good or buf[156:157] != tarfile.REGTYPE:
+    def frombuf(cls, buf: bytes | bytearray, encoding: str, errors: str) -> "_Info":
+        try:
             return super().frombuf(buf, encoding, errors)
-        info = cls(_text(buf[:100], encoding, errors))
-        info.size = tarfile.nti(buf[124:136])  # type: ignore[attr-defined]
-        if prefix := _text(buf[345:500], encoding, errors):
-            info.name = f"{prefix}/{info.name}"
-        return info
-
-    def _check_extension(self, tar: tarfile.TarFile) -> None:
-        place, count = getattr(tar, "extensions", (-1, 0))
-        count = count + 1 if place == self.offset else 1
-        tar.extensions = (self.offset + _BLOCK + -(-self.size // _BLOCK) * _BLOCK, count)  # type: ignore[attr-defined]
-        if self.size > MAX_HEADER_BYTES or count > MAX_HEADERS:
-            raise tarfile.ReadError("a header is longer than any name")
-
-    def _proc_pax(self, tar: tarfile.TarFile) -> tarfile.TarInfo:
-        self._check_extension(tar)
-        return super()._proc_pax(tar)  # type: ignore[misc]
-
-    def _proc_gnulong(self, tar: tarfile.TarFile) -> tarfile.TarInfo:
-        self._check_extension(tar)
-        return super()._proc_gnulong(tar)  # type: ignore[misc]
-
-
-def chunks_of(file: File) -> Iterator[bytes]:
-    """The bytes of a file. OSError or StoreError if they cannot be read."""
-    with local_file(file) as path, open_regular(path) as opened:
-        while chunk := opened.read(CHUNK_BYTES):
-            yield chunk
+        except tarfile.HeaderError as error:
+            if buf and not any(buf):
+                raise
+            raise tarfile.ReadError(str(error) if buf else "its end mark is missing") from error
 
 
 def tar_blocks(
@@ -179,25 +109,25 @@ class TarBlock(Block):
 
         BrokenTarError if it is not complete; OSError or StoreError if it cannot be read.
         """
-        file = _Source(chunks_of(self.file))
         seen = _Seen()
-        try:
-            with tarfile.open(fileobj=file, mode="r:", tarinfo=_BoundedInfo) as tar:  # type: ignore[call-overload]
-                for _, members in groupby(self._members(tar, file), lambda member: member.key):
-                    yield from self._group(members, seen)
-        except StoreError:
-            raise
-        except (*TAR_ERRORS, RecursionError) as error:
-            raise BrokenTarError(_why_no_tar(self.file, error)) from error
-        if file.last.strip(b"\0") or len(file.last) < _BLOCK:
-            raise BrokenTarError(f"its end mark is missing after byte {file.tell()}: it is cut or damaged")
-        if facts is not None:
-            facts["bytes"], facts["sha256"] = file.finish()
+        with local_file(self.file) as path, open_regular(path) as opened:
+            file = _Reader(opened)
+            try:
+                with tarfile.open(fileobj=file, mode="r|", tarinfo=_Info) as tar:  # type: ignore[call-overload]
+                    for _, members in groupby(self._members(tar), lambda member: member.key):
+                        yield from self._group(members, seen)
+                while file.read(CHUNK_BYTES):
+                    pass  # what follows the end mark belongs to the SHA-256
+            except (*TAR_ERRORS, RecursionError, MemoryError) as error:
+                opened.seek(0)
+                raise BrokenTarError(_why_no_tar(opened.read(8), error)) from error
+            if facts is not None:
+                facts |= {"bytes": opened.tell(), "sha256": file.digest.hexdigest()}
 
-    def _members(self, tar: tarfile.TarFile, file: _Source) -> Iterator[_Member]:
+    def _members(self, tar: tarfile.TarFile) -> Iterator[_Member]:
         """The members with a key; what is no plain file is with the ones before it."""
         key = ""
-        while (info := tar.next()) is not None:
+        for info in tar:
             tar.members = []  # type: ignore[attr-defined] # it keeps all that it has seen
             names = split_name(info.name)
             if names is None or info.isdir() or code_of(posixpath.normpath(info.name)):
@@ -206,9 +136,9 @@ class TarBlock(Block):
             data: bytes | BadImageError = b""
             extensions = (names[1], split_last(info.name)[1])
             if is_plain(info) and any(map(self._is_image, extensions)):
-                data = _image(file, info)
+                data = _image(tar, info)
             elif is_plain(info) and self._is_text(extensions[1], info):
-                data = _data(file, info)
+                data = _data(tar, info)
             yield _Member(key, names[1], info, data)
 
     def _group(self, members: Iterable[_Member], seen: _Seen) -> Iterator[Item]:
@@ -285,26 +215,20 @@ class TarBlock(Block):
                 yield at, file.read(size)
 
 
-def _why_no_tar(file: File, error: BaseException) -> str:
-    try:
-        head = next(chunks_of(file), b"")
-    except (OSError, StoreError):
-        head = b""
+def _why_no_tar(head: bytes, error: BaseException) -> str:
     kind = next((kind for magic, kind in _MAGIC.items() if head.startswith(magic)), None)
     if kind:
         return f"it is compressed with {kind}, and images are read by their offset: unpack it"
     return f"it is no tar file, or is cut or damaged ({' '.join(str(error).split())[:200]})"
 
 
-def _data(file: _Source, member: tarfile.TarInfo) -> bytes:
-    file.seek(member.offset_data)
-    data = file.read(member.size)
-    if len(data) < member.size:
-        raise BrokenTarError(f"it ends within {member.name}")
-    return data
+def _data(tar: tarfile.TarFile, member: tarfile.TarInfo) -> bytes:
+    file = tar.extractfile(member)
+    assert file is not None, "it is a plain file"
+    return file.read()
 
 
-def _image(file: _Source, member: tarfile.TarInfo) -> bytes | BadImageError:
+def _image(tar: tarfile.TarFile, member: tarfile.TarInfo) -> bytes | BadImageError:
     name = posixpath.normpath(member.name)
     if len(name.encode("utf-8", "surrogateescape")) > MAX_NAME_BYTES:
         return BadImageError("name_too_long", f"more than {MAX_NAME_BYTES} bytes")
@@ -312,7 +236,7 @@ def _image(file: _Source, member: tarfile.TarInfo) -> bytes | BadImageError:
         return BadImageError("bad_name", "it has control characters, or is not UTF-8")
     if member.size > MAX_IMAGE_BYTES:
         return BadImageError("too_large", f"{member.size} bytes")
-    return _data(file, member)
+    return _data(tar, member)
 
 
 def _left_out(name: str, reason: str, detail: str) -> Item:

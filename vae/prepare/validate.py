@@ -9,19 +9,20 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from vae.config.prepare_flags import ValidateConfig
 from vae.data.manifest import MANIFEST_NAME
-from vae.prepare.blocks import FileBlock, Source, open_source
+from vae.prepare.blocks import FileBlock
 from vae.prepare.check import Check
 from vae.prepare.folders import check_apart, check_output_file, output_folder, write_error
+from vae.prepare.quarantine import RECORD_NAME, move_rejected
 from vae.prepare.quarantine import VERB as QUARANTINE
-from vae.prepare.quarantine import move_rejected, undo
 from vae.prepare.reasons import NOT_REJECTED, count_rejected, duplicates_text, print_summary, remedy
 from vae.prepare.rows import RowFolder, parse_part, rules_of
 from vae.prepare.selection import EXACT, READABLE, drop_exact, flags
+from vae.prepare.source import Source, open_source
 from vae.prepare.table import Table
-from vae.prepare.verify import run_verify
-from vae.shards.dataset_json import is_dataset
 from vae.system import console
 from vae.system.console import printable
 from vae.system.errors import EXIT_DATA, UserError
@@ -39,27 +40,11 @@ LISTS = {
 
 
 def run_validate(config: ValidateConfig) -> int:
-    """Validate images or empty a quarantine, and print a summary; returns the exit code.
+    """Validate images, and print a summary; returns the exit code.
 
     DataError if there are no images, and UserError for unusable folders or flags.
     """
-    if config.undo_quarantine:
-        assert config.quarantine_dir is not None, "the flags were checked together"
-        moved, left = undo(config.quarantine_dir, config.input_dir)
-        console.info(f"{config.quarantine_dir}: {moved} files moved back, {left} left")
-        return EXIT_DATA if left else 0
     check_output_file(config.output_file, "--output_file", overwrite=config.overwrite)
-    if is_dataset(config.input_dir) and config.input_dir.lower().partition("?")[0].endswith(".json"):
-        return run_verify(config)
-    if config.val_path:
-        raise UserError(
-            f"--val_path {config.val_path} is compared with a dataset of shards: give its dataset.json as "
-            "--input_dir, or leave the flag out"
-        )
-    return _validate_images(config)
-
-
-def _validate_images(config: ValidateConfig) -> int:
     began = time.monotonic()
     source = open_source(config)
     if config.quarantine_dir:
@@ -98,7 +83,7 @@ def _validate_images(config: ValidateConfig) -> int:
         ]
         if config.quarantine_dir:
             moved = move_rejected(_files_to_move(table), config.input_dir, config.quarantine_dir)
-            last.append(f"  moved    {moved:>7}  to quarantine; --undo_quarantine moves them back")
+            last.append(f"  moved    {moved:>7}  to quarantine; {RECORD_NAME} in it lists them")
         print_summary(
             table,
             source,
@@ -123,12 +108,12 @@ def compare_with_manifest(table: Table, source: Source, is_whole: bool) -> bool:
     if is_whole and source.folder is not None:
         listed = table.all("SELECT path FROM manifest ANTI JOIN images ON name = path ORDER BY path")
         missing = [n for (n,) in listed if not os.path.lexists(os.path.join(source.folder, n))]
-        table.lines("missing", ({"name": name} for name in missing), {"name": "VARCHAR"})
-        table.run(
-            "INSERT INTO images (n, block, number, name, reason, detail, flags) "
-            "SELECT (SELECT max(n) FROM images) + row_number() OVER (), -1, 0, name, 'missing', "
-            "'the manifest lists it, the folder lacks it', [] FROM missing"
-        )
+        with table.arrays("missing", name=np.array(missing, object)):
+            table.run(
+                "INSERT INTO images (n, block, number, name, reason, detail, flags) "
+                "SELECT (SELECT max(n) FROM images) + row_number() OVER (), -1, 0, name, 'missing', "
+                "'the manifest lists it, the folder lacks it', [] FROM missing"
+            )
     return source.folder is not None and (Path(source.folder) / MANIFEST_NAME).is_file()
 
 

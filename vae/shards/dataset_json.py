@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from vae.shards.index import Shard, index_path, parse_index, read_index
+from vae.shards.index import Shard, index_path
 from vae.shards.store import StoreFile, TooLargeError, read_file
 from vae.system.addresses import address_problem, is_remote
 from vae.system.errors import DataError, UserError
@@ -111,11 +111,6 @@ class ShardedDataset(NamedTuple):
     def index_file(self, shard: Shard) -> Path | StoreFile:
         """The index of a shard."""
         return self.beside(index_path(Path(self.indexes), shard.name).as_posix())
-
-    def fetch_index(self, shard: Shard) -> np.ndarray:
-        """A shard's index. BadImageError for a bad one, StoreError of a store."""
-        file = self.index_file(shard)
-        return read_index(file, shard) if isinstance(file, Path) else parse_index(_read(file), shard)
 
     def beside(self, name: str) -> Path | StoreFile:
         """A file in the folder of `dataset.json`."""

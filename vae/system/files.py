@@ -12,7 +12,7 @@ import secrets
 import shutil
 import stat
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, BinaryIO, TextIO, cast
@@ -58,12 +58,6 @@ def open_new_text(path: Path, errors: str = "strict") -> TextIO:
 def open_appending(path: Path) -> BinaryIO:
     """A file to append to and to read, created if it is missing; each write is one of the system."""
     return cast(BinaryIO, open(path, "a+b", buffering=0))
-
-
-def is_link(path: str | os.PathLike[str]) -> bool:
-    """Whether the path is a symbolic link, or a junction of Windows."""
-    is_junction: Callable[[Any], bool] = getattr(os.path, "isjunction", lambda _path: False)
-    return os.path.islink(path) or is_junction(path)
 
 
 @contextmanager

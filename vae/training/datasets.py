@@ -282,10 +282,7 @@ def _refuse_shared(train: ShardImages, images: ShardImages, shown: str, exclude:
     Unless --exclude has the key of one of both.
     """
     if len(train) > MAX_COMPARED:
-        console.info(
-            f"{shown} is not compared with the {len(train)} training images, which takes minutes: "
-            "prepare_data.py --mode validate --input_dir TRAINING.json --val_path VALIDATION.json does it"
-        )
+        console.info(f"{shown} is not compared with the {len(train)} training images, which takes minutes")
         return
     try:
         shared = find_shared(train, images)

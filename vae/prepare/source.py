@@ -1,0 +1,136 @@
+"""--input_dir as blocks: which files it names, and of what kind they are."""
+
+import os
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from vae.config.prepare_flags import ReadingConfig
+from vae.data.manifest import MANIFEST_NAME, image_root, is_manifest, read_rows
+from vae.images.decoding import parse_background
+from vae.images.folder import Skips, no_images, readable_extensions, walk_images
+from vae.images.other_programs import OTHER_IMAGES, code_of
+from vae.images.strict_jpeg import has_simplejpeg
+from vae.prepare.blocks import FLAG, Block, file_blocks
+from vae.prepare.folders import inside
+from vae.prepare.inputs import as_file, common_folder, find_files, read_list, refuse_secrets
+from vae.prepare.parquet_source import parquet_blocks
+from vae.prepare.tar_source import tar_blocks
+from vae.shards.store import StoreFile, list_files
+from vae.system import console
+from vae.system.addresses import is_remote
+from vae.system.errors import DataError
+
+ARCHIVES = (".tar", ".parquet")  # of many images
+# Datasets of other programs, by the names of their files.
+PROGRAMS = {
+    "MDS of mosaicml-streaming": re.compile(r"\.mds(\.zstd)?$", re.IGNORECASE),
+    "LitData": re.compile(r"(^|/)chunk-[^/]*\.bin$", re.IGNORECASE),
+}
+
+
+@dataclass
+class Source:
+    """The blocks of --input_dir."""
+
+    text: str  # absolute path, or address: what a folder of results is made from
+    blocks: list[Block]
+    unit: str  # of progress
+    skips: Skips = field(default_factory=Skips)
+    folder: str | None = None  # of image files on this machine
+    listed: int = 0  # files, also those behind `limit`
+
+    def manifest(self) -> Iterator[dict[str, Any]]:
+        """The rows of the manifest in a folder of image files; none without one."""
+        if self.folder is not None and (path := Path(self.folder) / MANIFEST_NAME).is_file():
+            yield from read_rows(path, flag=FLAG)
+
+
+def open_source(config: ReadingConfig) -> Source:
+    """The blocks of a folder, tar files or Parquet files, a pattern, a list or an address.
+
+    DataError if there are no images.
+    """
+    if not has_simplejpeg():
+        console.warning(
+            "simplejpeg is not installed: damage inside JPEG data is not detected, and reading takes 3x the "
+            "time; python -m pip install simplejpeg"
+        )
+    parse_background(config.background)  # a mistake is an error now, not after hours
+    text = config.input_dir
+    refuse_secrets(text, FLAG)
+    absolute = text if is_remote(text) else os.path.realpath(text)
+    kind = _kind(text)
+    if kind == ".tar":
+        return Source(absolute, list(tar_blocks(find_files(text, FLAG, (kind,)), FLAG)), "tar")
+    if kind == ".parquet":
+        blocks = parquet_blocks(find_files(text, FLAG, (kind,)), config.image_column)
+        return Source(absolute, list(blocks), "row group")
+    source = Source(absolute, [], "image")
+    wanted = readable_extensions() + OTHER_IMAGES
+    if kind == ".txt":
+        files = [as_file(path, FLAG) for path in read_list(text, FLAG)]
+        root, names = "", [str(file) for file in files]  # whole: another line changes no name
+        if any(isinstance(file, StoreFile) for file in files):
+            root, names = common_folder(files, FLAG)
+    elif is_remote(text):
+        root = text.rstrip("/")
+        found = list_files(StoreFile(f"{root}/", FLAG))
+        below = [name[len(root) + 1 :] for name in found if name.lower().endswith(wanted)]
+        names = [name for name in below if not code_of(name)]
+    elif is_manifest(text) and os.path.isfile(text):
+        root = str(image_root(text))
+        names = [row["path"] for row in read_rows(text, flag=FLAG)]
+        for name in names:
+            inside(root, name, f"{FLAG} {text}")
+    else:
+        root = source.folder = text
+        names = list(walk_images(text, flag=FLAG, extensions=OTHER_IMAGES, on_skip=source.skips.add))
+    names = sorted(set(names))
+    if not names:
+        raise no_images(text, FLAG, source.skips)
+    source.listed = len(names)
+    source.blocks = list(file_blocks(root, names[: config.limit]))
+    return source
+
+
+def _kind(text: str) -> str:
+    """The extension of the files that a text names: .tar, .parquet, .txt for a list; empty for images."""
+    names: Iterable[str] = [text]
+    otherwise = ""
+    if os.path.isdir(text):
+        names = _other_files(text)
+    elif text.lower().endswith(".txt"):
+        names = islice(read_list(text, FLAG), 1)
+        otherwise = ".txt"
+    elif is_remote(text) and text.endswith("/"):
+        names = list_files(StoreFile(text, FLAG))
+        if any(name.lower().endswith(readable_extensions()) for name in names):
+            return ""
+    ends = {os.path.splitext(name.lower())[1] for name in names}
+    return next((kind for kind in ARCHIVES if kind in ends), otherwise)
+
+
+def _other_files(folder: str) -> set[str]:
+    """An example of each extension in a folder without image files; none in one with image files.
+
+    DataError for the dataset of another program.
+    """
+    examples: dict[str, str] = {}
+
+    def note(name: str, code: str) -> None:
+        if code in ("other_file", "archive"):
+            program = next((program for program, names in PROGRAMS.items() if names.search(name)), None)
+            examples.setdefault(program or os.path.splitext(name.lower())[1], name)
+
+    if next(walk_images(folder, flag=FLAG, extensions=OTHER_IMAGES, on_skip=note), None) is not None:
+        return set()
+    if program := next((program for program in PROGRAMS if program in examples), None):
+        raise DataError(
+            f"{FLAG} {folder} is a dataset in the format {program}, which is not read: export its images to "
+            "files"
+        )
+    return set(examples.values())
