@@ -48,13 +48,6 @@ class Logbook:
         self._metrics = Appender(folder / METRICS_NAME)
         self._tensorboard = EventFile(folder / "logs", first_step + 1)
 
-    def go_back(self, step: int) -> None:
-        """Remove the records after `step`, from which training starts again."""
-        if self.active:
-            for file in (self._metrics, self._tensorboard):
-                file.close()
-            self._open(step)
-
     def record(self, kind: str, step: int, values: Record) -> None:
         """Write one record. Its `kind`, with a `codec`, is TensorBoard's prefix: docs/monitoring.md."""
         if not self.active:
