@@ -3,16 +3,20 @@
 Needs only the standard library. Contains no settings: recipes: vae/config, card settings: vae/system/gpus.py.
 """
 
+import itertools
 import os
 import signal
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
+from types import FrameType
 
 from launchers.command import exit_code_of, run_command, stop_on_signals
 from launchers.menu import ask_job
 from launchers.stamp import ROOT, has_requirements
 from vae.system import console
+from vae.system.errors import EXIT_NON_FINITE
 
 WINDOWS = os.name == "nt"
 LAUNCHER = "train_rtx5090.bat" if WINDOWS else "./train_rtx5090.sh"
@@ -20,6 +24,7 @@ OUTPUT_DIR = "./outputs/rtx5090_training"
 DEMO_OUTPUT_DIR = "./outputs/demo"
 DEMO_DATA = "./data/demo"
 DRAWING = Path("data/.drawing_demo")  # exists until all of them are drawn
+RESTARTS = 2  # of a run that diverges: each continues its last good checkpoint with half the learning rate
 
 HELP = f"""usage: {LAUNCHER} [--demo] [any flag of train_vae.py]
 
@@ -36,6 +41,7 @@ launcher runs the set-up first. Paths are relative to the folder of this script.
 
 All other flags are passed to the trainer. Without --profile, --config or --resume_from the profile is
 standard. Without --output_dir the run is written to {OUTPUT_DIR}.
+If training diverges, it is started again from its last good checkpoint, {RESTARTS} times at most.
 The exit code is the trainer's. Set VAE_PYTHON to use another Python instead of the one in .venv.
 """
 
@@ -110,14 +116,66 @@ def complete_environment() -> int:
     return run_command([*setup, "--yes"])
 
 
-def become(command: list[str]) -> int:
-    """Replace this process by the command, so that it receives signals and its exit code is returned."""
+def resumed(command: list[str]) -> list[str]:
+    """The command that goes on with the run that this one has begun or continued."""
+    words, kept = iter(command), []
+    for word in words:
+        flag, _, value = word.partition("=")
+        if flag in ("--resume_from", "--init_from"):
+            value = value or next(words, "")
+            if flag == "--resume_from" and value != "latest" and not gives(command, "--output_dir"):
+                kept += ["--output_dir", os.path.dirname(value) or "."]
+        elif flag != "--new_stage":
+            kept.append(word)
+    return [*kept, "--resume_from", "latest"]
+
+
+def run_trainer(command: list[str]) -> int:
+    """Run the trainer, and again if it has diverged; returns its exit code."""
     sys.stdout.flush()
-    if not WINDOWS:
-        os.execvp(command[0], command)
-    # Windows cannot replace a process. Ctrl-C reaches both processes; only the trainer handles it.
-    signal.signal(signal.SIGINT, lambda *_: None)
-    return subprocess.run(command).returncode
+    for restart in range(RESTARTS + 1):
+        code = run_with_signals(command)
+        again = resumed(command)
+        if code != EXIT_NON_FINITE or restart == RESTARTS or not has_good_checkpoint(again):
+            break
+        command = again
+        console.info(f"{LAUNCHER}: training has diverged; restart {restart + 1} of {RESTARTS}")
+    return code
+
+
+def has_good_checkpoint(command: list[str]) -> bool:
+    """Whether the run of the command has stored with which checkpoint it continues after it has diverged."""
+    words = [word for argument in command for word in argument.split("=", 1)]
+    folders = [folder for flag, folder in itertools.pairwise(words) if flag == "--output_dir"]
+    return bool(folders) and Path(folders[-1], "diverged.json").is_file()
+
+
+def run_with_signals(command: list[str]) -> int:
+    """Run a command, which gets the signals to this process; returns its exit code."""
+    process = subprocess.Popen(command)
+
+    def pass_on(number: int, _frame: FrameType | None) -> None:
+        # Ctrl-C reaches both processes: on Windows, and where this one is in the foreground of a terminal
+        if not WINDOWS and (number != signal.SIGINT or not is_in_foreground()):
+            process.send_signal(number)
+
+    for number in (getattr(signal, name, None) for name in ("SIGINT", "SIGTERM", "SIGHUP", "SIGUSR1")):
+        if number is not None and signal.getsignal(number) != signal.SIG_IGN:
+            signal.signal(number, pass_on)
+    code = process.wait()
+    if code < 0:  # this process ends as the trainer did
+        with suppress(OSError):  # SIGKILL has no handler
+            signal.signal(-code, signal.SIG_DFL)
+        os.kill(os.getpid(), -code)
+    return code
+
+
+def is_in_foreground() -> bool:
+    """Whether a terminal sends Ctrl-C to this process and to those that it starts."""
+    try:
+        return os.tcgetpgrp(sys.stdin.fileno()) == os.getpgrp()
+    except (OSError, ValueError):  # there is no terminal
+        return False
 
 
 def main() -> int:
@@ -142,7 +200,7 @@ def main() -> int:
         code = draw_demo_data(python)
         if code != 0:
             return code
-    return become([python, *command])
+    return run_trainer([python, *command])
 
 
 if __name__ == "__main__":

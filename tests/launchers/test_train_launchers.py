@@ -10,7 +10,7 @@ import sys
 
 import pytest
 
-from launchers import menu
+from launchers import menu, training
 from tests.harness.launcher_projects import CHOICES, RUN
 from tests.harness.runs import ROOT
 from vae.config.recipes import RECIPES
@@ -122,6 +122,50 @@ def test_demo_with_a_profile_prints_one_line(project):
 
 def test_exit_code_of_the_trainer_is_returned(project):
     assert project.train("--profile", "fast", STUB_CODE="75").returncode == 75
+
+
+def test_run_that_diverges_without_a_good_checkpoint_is_not_started_again(project):
+    assert project.train("--data_path", "d", STUB_CODE="76").returncode == 76
+    assert len(project.calls()) == 1
+
+
+def test_run_that_diverges_is_started_again_twice(project):
+    run = project.folder / "outputs" / "rtx5090_training"
+    run.mkdir(parents=True)
+    (run / "diverged.json").touch()
+    found = project.train("--data_path", "d", "--init_from", "a.safetensors", STUB_CODE="76")
+    assert found.returncode == 76
+    first, *again = project.calls()
+    assert first == [
+        "train_vae.py",
+        "--profile",
+        "standard",
+        *RUN,
+        "--data_path",
+        "d",
+        "--init_from",
+        "a.safetensors",
+    ]
+    assert (
+        again
+        == [["train_vae.py", "--profile", "standard", *RUN, "--data_path", "d", "--resume_from", "latest"]]
+        * 2
+    )
+    assert "training has diverged; restart 2 of 2" in found.stdout
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        (["--resume_from", "old/a.pt", "--new_stage"], ["--output_dir", "old"]),
+        (["--resume_from=a.pt"], ["--output_dir", "."]),
+        (["--output_dir=new", "--resume_from", "old/a.pt"], ["--output_dir=new"]),
+        (["--output_dir", "new", "--resume_from", "latest"], ["--output_dir", "new"]),
+        (["--init_from=a.pt", "--seed", "1"], ["--seed", "1"]),
+    ],
+)
+def test_restart_continues_the_run_of_the_first_command(given, expected):
+    assert training.resumed(given) == [*expected, "--resume_from", "latest"]
 
 
 @pytest.mark.parametrize(("sent", "code"), [(signal.SIGTERM, 75), (signal.SIGINT, -signal.SIGINT)])

@@ -57,7 +57,7 @@ def test_too_many_nonfinite_steps_in_a_row_stop_the_run(tiny):
         injected(Fault("nan", "step", nth=2, times=100)),
         pytest.raises(NonFiniteError, match=r"--max_nonfinite_steps 3.*--learning_rate") as caught,
     ):
-        train({**tiny, **SHORT, "max_nonfinite_steps": 3, "rollbacks": 0})
+        train({**tiny, **SHORT, "max_nonfinite_steps": 3})
     assert caught.value.exit_code == EXIT_NON_FINITE == 76
     assert "\n" not in str(caught.value)
 
@@ -87,7 +87,7 @@ def test_a_run_without_a_finite_step_is_an_error(tiny, tmp_path):
     """Fewer steps than --max_nonfinite_steps: nothing is learned, so nothing is exported."""
     folder = tmp_path / "run"
     with pytest.raises(NonFiniteError, match="none of the 4 steps had a finite gradient"):
-        train({**tiny, **SHORT, "kl_weight": 1e38, "rollbacks": 0, "output_dir": str(folder)})
+        train({**tiny, **SHORT, "kl_weight": 1e38, "output_dir": str(folder)})
     assert not (folder / "vae").exists()
 
 

@@ -1,4 +1,4 @@
-"""Runs with --optimizer muon: exact after a stop and a rollback, the same on two processes."""
+"""Runs with --optimizer muon: exact after a stop, the same on two processes."""
 
 from typing import Any
 

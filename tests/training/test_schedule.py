@@ -103,7 +103,7 @@ def test_ema_of_a_later_stage_remembers_its_start():
     assert constant.ema_decay(Position(epoch=22, images_in_epoch=2, step=100)) == 0.98
 
 
-def test_learning_rate_after_a_rollback_is_halved_until_the_schedule_is_lower():
+def test_learning_rate_after_a_divergence_is_halved_until_the_schedule_is_lower():
     """Diverged at 0.8 of the peak: half down to 0.8, then 0.4, and then the schedule itself."""
     caps = [0.4]
     assert [lowered(factor, caps) for factor in (1.0, 0.9, 0.8, 0.6, 0.4, 0.3)] == [
@@ -132,8 +132,8 @@ def test_late_discriminator_has_a_whole_cosine_of_its_own():
     assert 0 < share(999) < 1e-3
 
 
-def test_rollbacks_halve_the_rate_of_the_discriminator():
-    assert [halved(0.8, rollbacks) for rollbacks in range(3)] == [0.8, 0.4, 0.2]
+def test_divergences_halve_the_rate_of_the_discriminator():
+    assert [halved(0.8, divergences) for divergences in range(3)] == [0.8, 0.4, 0.2]
 
 
 def test_peak_is_inverse_to_the_width_and_follows_the_length_of_the_stage():

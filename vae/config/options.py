@@ -358,11 +358,6 @@ class OptimConfig:
     max_nonfinite_steps: int = option(
         50, "consecutive non-finite steps after which training counts as diverged", at_least=1
     )
-    rollbacks: int = option(
-        1,
-        "how often a stage that diverges goes back, with half the learning rate, before exit code 76",
-        at_least=0,
-    )
 
 
 @dataclass(frozen=True)

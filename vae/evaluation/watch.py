@@ -120,7 +120,7 @@ def _promote(
     }
     best = read_promoted(path.parent)
     psnr = means["psnr"]
-    was_replaced = best.get("checkpoint") == path.name and best.get("sha256") != digest  # by a rollback
+    was_replaced = best.get("checkpoint") == path.name and best.get("sha256") != digest  # after a divergence
     if psnr is None:
         return False
     if best.get("evaluation") == protocol and best["metrics"]["psnr"] >= psnr and not was_replaced:

@@ -57,7 +57,7 @@ class Identity:
 
     id: str  # of the folder
     parent: str = ""  # id of the run that it began from, in another folder
-    restarts: int = 0  # commands and rollbacks that have continued it
+    restarts: int = 0  # commands that have continued it
     start: str = ""  # hash of the weights before its first step, or its parent's; "": not known
 
     @classmethod
@@ -114,7 +114,6 @@ class CheckpointContent:
     latent_scaling: tuple[float, float] | None
     latent_channels: dict[str, list[float]] | None  # latents_mean and latents_std
     run: Identity
-    rollbacks: dict[int, list[float]]
     position: Position
     history: Validations
     config: dict[str, Any]

@@ -32,7 +32,6 @@ NOT_COMPARED = {"path", "policy", "transforms"}
 NEW = "new"
 EXACT = "exact"
 TOPOLOGY = "other topology"
-ROLLBACK = "rollback"
 SHOWN = 12  # characters of a version
 
 
@@ -69,7 +68,7 @@ def read_good_checkpoint(folder: Path) -> Path | None:
 class Resume(NamedTuple):
     """How a run continues the one before it."""
 
-    kind: str  # NEW, EXACT, TOPOLOGY, OTHER_DATA or ROLLBACK
+    kind: str  # NEW, EXACT, TOPOLOGY or OTHER_DATA
     changed: str = ""  # what differs, for people
 
 

@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -36,12 +37,12 @@ from vae.training.parts import PreparedRun
 from vae.training.precision import activations_of, search_plans
 from vae.training.records.stage_report import print_remarks, print_stage
 from vae.training.records.summary import next_command, progress_line, result_lines
-from vae.training.recovery.rollback import Rollback, begin_run
+from vae.training.recovery.diverged import end_diverged
 from vae.training.recovery.signals import EXPORT, LoadingStoppedError, StopSignals
 from vae.training.recovery.stability import raise_if_diverged
 from vae.training.recovery.watchdog import Liveness, Watchdog
 from vae.training.schedule import StageSchedule
-from vae.training.setup import begin_stability, leave_fp16, prepare_run
+from vae.training.setup import begin_stability, prepare_run
 from vae.training.stages import Stage, current_stage
 from vae.training.trials.find_lr import find_learning_rate
 from vae.training.validation.measure import Metrics
@@ -114,7 +115,10 @@ class _Run:
         wandb = self._start_wandb()
         logbook = self._open_logbook()
         saver = self._saver()
-        begin_run(saver, logbook, self.prepared.provenance.resume)
+        saver.note_good()
+        provenance = self.prepared.provenance
+        record = provenance.run_record(self.state.identity, provenance.resume)
+        logbook.record("run", self.state.position.step, record)
         try:
             end = StageEnd.FINISHED
             while stage is not None and end is StageEnd.FINISHED:
@@ -123,9 +127,6 @@ class _Run:
                 plan = plans.get(stage) or self.prepared.plan(stage)  # early stopping moves the later stages
                 loop = self.prepared.loop(plan, schedule, saver, logbook, self.alive)
                 end = self._train_stage(loop, schedule, plan)
-                if self.state.overflows_fp16 and self.prepared.networks.dtype == torch.float16:
-                    leave_fp16(self.prepared)
-                    plans.clear()
                 stage = current_stage(self.state.stages, self.state.position.epoch)
             if end is StageEnd.SIGNALLED:
                 return self._report_stopped(logbook)
@@ -144,10 +145,9 @@ class _Run:
         return 0
 
     def _train_stage(self, loop: TrainingLoop, schedule: StageSchedule, plan: StagePlan) -> StageEnd:
-        """Train a stage; if it diverges, go back. An error that you can fix is raised after saving."""
+        """Train a stage. An error that you can fix is raised after saving, unless training has diverged."""
         saver = loop.saver
         settings = loop.stepper.retry.settings
-        diverged = None
         self.alive.watchdog.save_alone = saver.save_alone
         self.alive.beat()
         set_recompute(self.state.autoencoder, settings.recompute)
@@ -166,7 +166,8 @@ class _Run:
                 record_memory(loop.logbook, self.state, plan, settings)
                 return end
         except NonFiniteError as error:
-            diverged = str(error)
+            self.dist.on_main(partial(end_diverged, saver, loop.logbook, str(error), schedule.peak))
+            raise
         except LoadingStoppedError:
             saver.save_alone()
             return StageEnd.SIGNALLED
@@ -184,9 +185,6 @@ class _Run:
             raise
         finally:
             settings.graph = None  # its memory is for the next stage, even if `loop` lives on
-        # Not within the except clause: there, the exception keeps the tensors of the step alive.
-        Rollback(self.prepared.config, saver, loop.logbook).go_back(diverged, schedule.peak)
-        return StageEnd.FINISHED
 
     def _finish(
         self,

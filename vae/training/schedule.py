@@ -66,7 +66,7 @@ def learning_rate_factor(schedule: str, step: int, total_steps: int, warmup_step
 
 
 def lowered(factor: float, caps: Sequence[float]) -> float:
-    """The share of the peak learning rate after rollbacks, from that of the schedule.
+    """The share of the peak learning rate after divergences, from that of the schedule.
 
     Each cap is half the share at which the stage diverged. The share is halved, and kept at the cap until the
     schedule falls below it.
@@ -86,9 +86,9 @@ def discriminator_steps(disc_start: int, step: int, done: int, total_steps: int)
     return own, total_steps - done + own
 
 
-def halved(factor: float, rollbacks: int) -> float:
-    """The discriminator's share of its peak learning rate: half for each rollback of the stage."""
-    return factor * 0.5**rollbacks
+def halved(factor: float, divergences: int) -> float:
+    """The discriminator's share of its peak learning rate: half for each divergence of the stage."""
+    return factor * 0.5**divergences
 
 
 def ema_decay(decay: float, step: int, begun_from: str = RANDOM, remaining: int | None = None) -> float:

@@ -58,6 +58,7 @@ from vae.training.provenance import (
     read_good_checkpoint,
     samples_record,
 )
+from vae.training.recovery.diverged import read_divergences
 from vae.training.recovery.stability import Stability
 from vae.training.resolved_options import ResolvedOptions, machine_of, resolve_options, run_stages
 from vae.training.stages import Position, Stage, current_stage, is_started
@@ -118,11 +119,11 @@ def _fit_fp16(run: PreparedRun, content: dict[str, Any] | None) -> None:
     A resumed run in fp16 keeps its scale. The activations of a new network are small.
     """
     state = run.state
-    if content is not None and content["fp16"]:
-        run.scale_activations(content["activation_scale"])
-        return
     if state.overflows_fp16:
         leave_fp16(run)
+        return
+    if content is not None and content["fp16"]:
+        run.scale_activations(content["activation_scale"])
         return
     if content is None and not run.config.model.init_from:
         return
@@ -187,8 +188,11 @@ def _provenance(
 
 
 def _continue(state: TrainingState, options: ResolvedOptions, config: Config, position: Position) -> None:
-    """Begin a run, after a checkpoint if there is one: another --learning_rate makes its rollbacks void."""
+    """Begin a run, after a checkpoint if there is one."""
     content = options.content
+    divergences = read_divergences(Path(config.run.output_dir), config.optim.learning_rate)
+    state.caps_by_stage = divergences.caps
+    state.overflows_fp16 = divergences.overflows_fp16
     if content is None:
         state.identity = replace(state.identity, start=hash_of_weights(state.autoencoder.state_dict()))
         return
@@ -208,8 +212,6 @@ def _continue(state: TrainingState, options: ResolvedOptions, config: Config, po
     if options.path.parent.resolve() != Path(config.run.output_dir).resolve():
         saved = state.identity
         state.identity = Identity.new(parent=saved.id, restarts=saved.restarts, start=saved.start)
-    if config.optim.learning_rate != content["config"]["learning_rate"]:
-        state.rollbacks = {}
 
 
 def begin_stability(run: PreparedRun) -> Stability:

@@ -42,9 +42,8 @@ class TrainingState:
     history: History = field(default_factory=History)
     latent_constants: LatentConstants | None = None  # of a frozen encoder from its file, or given ones
     identity: Identity = field(default_factory=Identity.new)
-    # By the first epoch of the stage: for each rollback, a limit of the learning rate (schedule.lowered).
-    rollbacks: dict[int, list[float]] = field(default_factory=dict)
-    # Not in checkpoints: what this command has done.
+    # Not in checkpoints: limits of the learning rate (recovery/diverged.py), and what this command has done.
+    caps_by_stage: dict[int, list[float]] = field(default_factory=dict)
     begun_at: Position = field(default_factory=Position)
     is_changing: bool = False  # within a step's update or a restoration: weights and position do not agree
     saved_step: int = -1  # optimizer step of the last checkpoint
@@ -62,8 +61,8 @@ class TrainingState:
 
     @property
     def caps(self) -> list[float]:
-        """The limits of the learning rate from the rollbacks of the stage."""
-        return self.rollbacks.get(self.stage.first_epoch, [])
+        """The limits of the learning rate from the divergences of the stage."""
+        return self.caps_by_stage.get(self.stage.first_epoch, [])
 
     def apply_given_scaling(self, config: Config) -> None:
         """Replace the scaling of the latents by that of --scaling_factor, if it is given."""
@@ -187,7 +186,6 @@ def snapshot(state: TrainingState) -> dict[str, Any]:
         "latent_channels": channel_config(constants, were_in_config=True) if constants else None,
         "running_sq_norms": state.running_sq_norms,
         "running_moments": state.running_moments,
-        "rollbacks": copy.deepcopy(state.rollbacks),
         "position": asdict(state.position),
         "history": asdict(state.history),
     }
@@ -208,14 +206,13 @@ def restore(state: TrainingState, content: dict[str, Any]) -> None:
     for name, value in content["update"].items():
         if name in ("nonfinite_streak", "nonfinite_total") or (state.fp16 and content["fp16"]):
             setattr(state.update, name, value.to(device))  # a loss scale exists in fp16 only
-    state.overflows_fp16 |= content["overflows_fp16"]  # a rollback does not forget it
+    state.overflows_fp16 |= content["overflows_fp16"]
     state.running_sq_norms = content["running_sq_norms"].to(device)
     state.running_moments = content["running_moments"].to(device)
     channels = content["latent_channels"] or {}  # none: its file had none
     of_channels = (tuple(channels.get(name, ())) for name in ("latents_mean", "latents_std"))
     scaling = content["latent_scaling"]
     state.latent_constants = LatentConstants(*scaling, *of_channels) if scaling else None
-    state.rollbacks = copy.deepcopy(content["rollbacks"])
     state.position = Position(**content["position"])
     state.history = History(**content["history"])
     state.saved_step = state.validated_step = -1

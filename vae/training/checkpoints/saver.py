@@ -108,12 +108,6 @@ class Saver:
             self.wait()
         return True
 
-    def replace(self, path: Path) -> None:
-        """Write the present state to `path` and wait; a failure is only reported. Nothing is pruned."""
-        if self.dist.is_main:
-            self.writer.save(path, self.content(), lambda: None)
-            self.writer.finish()
-
     def wait(self) -> None:
         """Wait until the last checkpoint is on disk; UserError on every process if it cannot be written."""
         failure = self.writer.finish() if self.dist.is_main else None

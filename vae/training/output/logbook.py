@@ -58,12 +58,6 @@ class Logbook:
         if events is not None and not self._try(EVENTS_NAME, lambda: add(events)):
             self._events = None
 
-    def go_back(self, step: int) -> None:
-        """Remove the records after `step`, from which training starts again."""
-        if self.active:
-            self._close()
-            self._open(step)
-
     def record(self, kind: str, step: int, values: Record) -> None:
         """Write one record. Its `kind`, with a `codec`, is TensorBoard's prefix: docs/monitoring.md."""
         if not self.active:
