@@ -114,8 +114,8 @@ def test_second_command_in_a_folder_is_one_line(raw, tmp_path):
     words = ("--mode", "shard", "--input_dir", raw, "--output_dir", tmp_path / "set")
     prepare(*words, "--part", "0/2", code=0)
     lock = tmp_path / "set/.prepare/part-0-of-2.lock"
-    code = "import sys, pathlib; from vae.system.lock_file import open_locked; "
-    code += "file = open_locked(pathlib.Path(sys.argv[1])); print('held', flush=True); sys.stdin.read()"
+    code = "import sys, filelock; lock = filelock.FileLock(sys.argv[1]); lock.acquire(); "
+    code += "print('held', flush=True); sys.stdin.read()"
     command = [sys.executable, "-c", code, str(lock)]
     with subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other:
         assert other.stdout.readline() == b"held\n"

@@ -16,6 +16,8 @@ from functools import cache, partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from filelock import FileLock, Timeout
+
 from vae.config.prepare_flags import ReadingConfig
 from vae.images.formats import BadImageError
 from vae.prepare.blocks import Block, Item
@@ -29,7 +31,6 @@ from vae.progress import Progress
 from vae.shards.store import StoreError
 from vae.system.errors import UserError
 from vae.system.files import flush_file, open_new_text
-from vae.system.lock_file import open_locked
 
 OF_BLOCK = -1  # the number of the row about the block itself
 STORE_SECONDS = 300.0  # more for an image on a store, which is asked again several times
@@ -92,11 +93,14 @@ class RowFolder:
         """Hold the folder; UserError if it has other settings, or another process works on this part."""
         self.rows.mkdir(parents=True, exist_ok=True)
         name = f"part-{self.part.number}-of-{self.part.total}"
-        lock = None
-        with suppress(OSError):  # a file system without locks
-            lock = open_locked(self.root / f"{name}.lock")
-            if lock is None:
-                raise UserError(f"{self.owner}: another command is working in it: wait until it has ended")
+        lock = FileLock(self.root / f"{name}.lock")
+        try:
+            lock.acquire(timeout=0)
+        except Timeout:
+            reason = "another command is working in it: wait until it has ended"
+            raise UserError(f"{self.owner}: {reason}") from None
+        except (OSError, NotImplementedError):  # a file system without locks
+            pass
         try:
             claim_settings(self.root / "settings.json", self.settings, self.owner)
             for leftover in self.root.glob(f"scratch-{name}-*"):  # of a killed process of this part
@@ -107,8 +111,7 @@ class RowFolder:
             finally:
                 shutil.rmtree(self.scratch, ignore_errors=True)
         finally:
-            if lock is not None:
-                lock.close()
+            lock.release()
 
     def has(self, block: Block) -> bool:
         """Whether a block is finished."""
