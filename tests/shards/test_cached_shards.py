@@ -351,6 +351,14 @@ def test_copy_that_changed_on_the_disk_is_fetched_again(web, cache, files):
     assert len(web.wholes()) == 3
 
 
+def test_index_that_changed_on_the_disk_is_fetched_again(web, cache, files):
+    remote(web, cache).read(0)
+    (path,) = cache.folder.glob("*.npy")
+    flip_bit(path, 200)
+    assert remote(web, cache).read(0) == files[0]
+    assert len(web.wholes("images-000000.npy")) == 2
+
+
 @pytest.mark.parametrize("bad", ["cut", "larger"])
 def test_bad_index_rejects_the_images_of_its_shard(web, cache, damaged, bad):
     path = damaged / "images-000000.npy"

@@ -32,23 +32,22 @@ class CachedShards:
         self._read_again: set[str] = set()  # shards whose copy was damaged
         self._used: set[str] = set()
         self._counts = _no_counts()
-        self._ahead = _ReadAhead(self._fetch)
+        self._ahead = _ReadAhead(self._fetch_all)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return CachedShards, (self._dataset, self._cache)
 
     def index(self, shard: Shard) -> np.ndarray:
         """The index of a shard: index_type (samples,). BadImageError for a bad one."""
-        file = self._dataset.index_file(shard)
-        if isinstance(file, Path):
-            return read_index(file, shard)
-        path = self._obtain(file, shard.index_sha256, max_index_bytes(shard))
+        path = self._fetch_index(shard)
         try:
             return read_index(path, shard)
-        except BadImageError:  # the copy is damaged, or another process has removed it
-            with suppress(OSError):
-                path.unlink()
-        return read_index(self._obtain(file, shard.index_sha256, max_index_bytes(shard)), shard)
+        except BadImageError:
+            if path.parent != self._cache.folder:
+                raise
+        with suppress(OSError):  # the copy is damaged, or another process has removed it
+            path.unlink()
+        return read_index(self._fetch_index(shard), shard)
 
     def read(self, shard: Shard, row: Row) -> bytes:
         """The bytes of an image file; a damaged copy of its shard is fetched again once."""
@@ -95,6 +94,18 @@ class CachedShards:
 
     def _path(self, shard: Shard) -> Path:
         return self._cache.path(shard.name, shard.sha256)
+
+    def _fetch_all(self, shard: Shard) -> None:
+        """Fetch a shard and its index."""
+        self._fetch_index(shard)
+        self._fetch(shard)
+
+    def _fetch_index(self, shard: Shard) -> Path:
+        """The path of an index: of a local dataset, or of its copy."""
+        file = self._dataset.index_file(shard)
+        if isinstance(file, Path):
+            return file
+        return self._obtain(file, shard.index_sha256, max_index_bytes(shard))
 
     def _fetch(self, shard: Shard) -> None:
         """Fetch a shard if it is not here, and note that it is used now."""
