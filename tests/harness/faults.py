@@ -64,8 +64,6 @@ ACTIONS += ("stop_workers", "kill_workers", "clock")
 class Fault:
     """`action` at the nth to the (nth + times - 1)th time that `point` is reached, on one rank or on all.
 
-    It happens at most `times` times, also if a run goes back and makes a step again.
-
     `point`: one of POINTS, or EVENT:REGEX with an event of FILE_POINTS and a pattern of paths, for example
     "open:metrics.jsonl". "step" is before an optimizer step, and `nth` is then the number of that step.
     "update" is within the change of the weights.
@@ -95,7 +93,6 @@ class _Injector:
     def __init__(self, faults: tuple[Fault, ...]) -> None:
         self.faults = faults
         self.counts: dict[str, int] = {}
-        self.happened: dict[Fault, int] = {}
         self.poisoned_step = False
         self.has_hook = False
         self.clock_shift = 0.0
@@ -115,8 +112,7 @@ class _Injector:
         """Perform the faults that are due at this point."""
         self.counts[point] = self.counts.get(point, 0) + 1
         for fault in self.faults:
-            if fault.is_due(point, count or self.counts[point]) and self.happened.get(fault, 0) < fault.times:
-                self.happened[fault] = self.happened.get(fault, 0) + 1
+            if fault.is_due(point, count or self.counts[point]):
                 self._perform(fault, state)
 
     def _perform(self, fault: Fault, state: Any) -> None:
