@@ -12,10 +12,10 @@ from tests.harness.runs import run_here
 from tests.harness.training_runs import ONE_PROCESS, alive_of, assert_same
 from vae.config.flags import parse_flags
 from vae.training.command import Command
+from vae.training.find_lr import NAME, Curve, Spread, find_learning_rate, has_diverged, suggest
 from vae.training.run import train
 from vae.training.setup import prepare_run
 from vae.training.state import snapshot
-from vae.training.trials.find_lr import NAME, Curve, Spread, find_learning_rate, has_diverged, suggest
 
 
 def test_spread_is_the_median_and_the_range():

@@ -25,6 +25,7 @@ from vae.training.checkpoints.writer import CheckpointWriter, copy_fits
 from vae.training.command import Command, check_command
 from vae.training.distributed import Distributed
 from vae.training.export import LATENT_IMAGES, Export, is_exported, latent_constants
+from vae.training.find_lr import find_learning_rate
 from vae.training.loop import StageEnd, TrainingLoop
 from vae.training.memory.oom_retry import OomRetry
 from vae.training.memory.stage_memory import StagePlan, memory_limit, record_memory, reset_memory_peaks
@@ -44,7 +45,6 @@ from vae.training.recovery.watchdog import Liveness, Watchdog
 from vae.training.schedule import StageSchedule
 from vae.training.setup import begin_stability, prepare_run
 from vae.training.stages import Stage, current_stage
-from vae.training.trials.find_lr import find_learning_rate
 from vae.training.validation.measure import Metrics
 
 

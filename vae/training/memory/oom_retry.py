@@ -5,6 +5,7 @@ With several processes, whose backward passes sum gradients together, all end an
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 
@@ -23,10 +24,10 @@ from vae.step import (
 )
 from vae.system import console
 from vae.system.errors import UserError
+from vae.system.files import read_json, write_json
 from vae.system.folder_marker import read_marker
 from vae.training.distributed import Distributed
 from vae.training.memory.cuda_graph import StepGraph, Sums
-from vae.training.memory.lowered import Lowered
 from vae.training.output.run_folder import resume_command
 
 
@@ -165,3 +166,32 @@ def _library_message(error: RuntimeError) -> str:
     if isinstance(error, torch.OutOfMemoryError):
         return ""
     return f" (reported as: {str(error).strip().splitlines()[0]})"
+
+
+# ---- settings for the next start, with several processes ---------------------------------------------------
+LOWERED_NAME = "lowered_memory.json"
+
+
+class Lowered(NamedTuple):
+    """The settings of a step that needs less memory, in the stage with this image size."""
+
+    image_size: int
+    micro_batch: int
+    recompute: str
+
+    def write(self, folder: Path) -> None:
+        """Write them into the folder of a run; OSError if that fails."""
+        write_json(folder / LOWERED_NAME, self._asdict())
+
+    def limit(self, micro_batch: int, recompute: str) -> tuple[int, str]:
+        """The smaller micro-batch, and the recompute level that needs less memory."""
+        return min(micro_batch, self.micro_batch), max(recompute, self.recompute, key=RECOMPUTE.index)
+
+
+def read_lowered(folder: Path, image_size: int) -> Lowered | None:
+    """The settings in the folder of a run for this image size, if memory ran out with it."""
+    try:
+        lowered = Lowered(**read_json(folder / LOWERED_NAME))
+    except FileNotFoundError:
+        return None
+    return lowered if lowered.image_size == image_size else None

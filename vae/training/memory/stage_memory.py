@@ -17,8 +17,7 @@ from vae.system.errors import UserError
 from vae.system.host import GIB
 from vae.training.distributed import Distributed
 from vae.training.memory.cuda_graph import StepGraph
-from vae.training.memory.lowered import LOWERED_NAME, read_lowered
-from vae.training.memory.oom_retry import StepSettings
+from vae.training.memory.oom_retry import LOWERED_NAME, StepSettings, read_lowered
 from vae.training.output.logbook import Logbook
 from vae.training.stages import Stage
 from vae.training.state import TrainingState

@@ -1,14 +1,153 @@
-"""The record of the training steps since the last one: means of losses, speed and memory."""
+"""The steps since the last record: means of losses, speed, and the health of data and trainer.
+
+What reading and decoding cost, and how the processes keep step.
+"""
 
 import math
+import statistics
 import time
+from collections import Counter
 from dataclasses import dataclass, field
+from typing import Any, NamedTuple
 
 import torch
 
+from vae.data.dataset import Batch
 from vae.losses.terms import LossTerms
+from vae.system.host import MIB
 from vae.training.distributed import Distributed
-from vae.training.records.health import Health
+
+_OPEN = "open_shards"  # a state, not a count
+
+
+class ProcessNumbers(NamedTuple):
+    """What one process has measured since the last record."""
+
+    data_wait_share: float  # of the time: waiting for batches
+    sync_share: float  # of the time: waiting for the other processes on the host
+    allreduce_share: float  # of the time: waiting for the sums of the gradients
+    own_seconds: float  # of a step, without these waits
+    out_of_memory: float  # how often memory ran out
+    # Counts, whose sums over all processes make the data record.
+    images: float = 0.0
+    rejected: float = 0.0
+    decode_seconds: float = 0.0
+    load_seconds: float = 0.0
+    disk_bytes: float = 0.0
+    remote_bytes: float = 0.0
+    hits: float = 0.0
+    misses: float = 0.0
+    open_shards: float = 0.0
+    workers: float = 0.0
+    steps: float = 0.0
+
+
+_COUNTS = tuple(ProcessNumbers._field_defaults)
+
+Values = dict[str, Any]  # numbers, and lists with a number of each rank
+
+
+@dataclass
+class Health:
+    """What this process has counted since the last record."""
+
+    counts: Counter[str] = field(default_factory=Counter)
+    open_shards: dict[int, int] = field(default_factory=dict)  # by decoding process
+    steps: int = 0
+    sync_seconds: float = 0.0  # in these steps, waiting for the other processes on the host
+
+    def add(self, batch: Batch, sync_seconds: float) -> None:
+        """Add a step and its batch."""
+        counts: dict[str, Any] = {**batch.counts}
+        self.open_shards[counts.pop("worker", 0)] = counts.pop(_OPEN, 0)
+        self.counts.update(counts)
+        self.counts.update(images=len(batch.images), rejected=len(batch.rejected))
+        self.steps += 1
+        self.sync_seconds += sync_seconds
+
+    def restarted(self) -> "Health":
+        """What the next record begins with."""
+        return Health(open_shards=self.open_shards)
+
+    def gathered(
+        self, dist: Distributed, seconds: float, wait_share: float, allreduce: float, out_of_memory: int = 0
+    ) -> "Gathered":
+        """The numbers of all processes, with one exchange.
+
+        `seconds`: of the steps. `wait_share`: of this time, for batches. `allreduce`: seconds of a step.
+        `out_of_memory`: how often memory ran out.
+        """
+        own = seconds / self.steps - self.sync_seconds / self.steps - allreduce
+        states = {_OPEN: sum(self.open_shards.values()), "workers": len(self.open_shards)}
+        counts = Counter(self.counts) + Counter({**states, "steps": self.steps})
+        numbers = ProcessNumbers(
+            data_wait_share=wait_share,
+            sync_share=self.sync_seconds / seconds,
+            allreduce_share=allreduce * self.steps / seconds,
+            own_seconds=max(0.0, own),
+            out_of_memory=out_of_memory,
+            **{name: float(counts[name]) for name in _COUNTS},
+        )
+        return Gathered(seconds, [ProcessNumbers(*row) for row in dist.all_gather_scalars(*numbers)])
+
+
+@dataclass(frozen=True)
+class Gathered:
+    """The numbers of each process, by rank."""
+
+    seconds: float
+    processes: list[ProcessNumbers]
+
+    def total(self) -> dict[str, float]:
+        """The sums of _COUNTS over all processes."""
+        return {name: sum(getattr(process, name) for process in self.processes) for name in _COUNTS}
+
+    def data(self) -> Values:
+        """The record `data`: what reading and decoding the images of all processes cost."""
+        total = self.total()
+        decoded = max(1.0, total["images"] + total["rejected"])
+        values = {
+            "decode_ms": 1000 * total["decode_seconds"] / decoded,
+            "load_ms": 1000 * total["load_seconds"] / decoded,
+            "disk_mib_per_second": total["disk_bytes"] / MIB / self.seconds,
+            "bad_share": total["rejected"] / decoded,
+        }
+        if total[_OPEN]:
+            values |= {_OPEN: total[_OPEN]}
+        if asked := total["hits"] + total["misses"]:
+            values["remote_mib_per_second"] = total["remote_bytes"] / MIB / self.seconds
+            values["cache_hit_rate"] = total["hits"] / asked
+        return values
+
+    def out_of_memory(self) -> int:
+        """How often memory ran out on all processes."""
+        return int(sum(process.out_of_memory for process in self.processes))
+
+    def comparison(self) -> dict[str, float | list[float]]:
+        """How several processes keep step; nothing for one.
+
+        All wait for the slowest one. What even the process with the shortest waits waits for is the network.
+        """
+        if len(self.processes) == 1:
+            return {}
+        waits = [min(1.0, process.sync_share + process.allreduce_share) for process in self.processes]
+        own = [process.own_seconds for process in self.processes]
+        slowest = max(own)
+        rates = [
+            # 0: not known, see `gathered`
+            process.images / (process.steps * process.own_seconds) if process.own_seconds else 0.0
+            for process in self.processes
+        ]
+        return {
+            "images_per_second_by_rank": [round(rate, 3) for rate in rates],
+            "skew_share": statistics.fmean(waits) - min(waits),
+            "slowest_rank": own.index(slowest),
+            "slowest_to_median": slowest / max(1e-9, statistics.median(own)),
+            "seconds_by_rank": [float(f"{seconds:.4g}") for seconds in own],
+            "network_share": min(waits),
+            "largest_data_wait_share": max(process.data_wait_share for process in self.processes),
+        }
+
 
 SQUARED_RANGE = 4.0  # of values in [-1, 1], for PSNR from the mean squared error
 

@@ -7,8 +7,10 @@ Two rates are common choices: where this ratio falls fastest, and a tenth of the
 
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
+from itertools import count
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -17,14 +19,61 @@ from torch import Tensor
 
 from vae.charts import BLUE, GREEN, GREY, ORANGE, Line, draw_lines, mark_x, new_figure, png
 from vae.config.flags import command_words
+from vae.data.dataset import Batch
+from vae.data.loading import TrainLoader
+from vae.model.recompute import set_recompute
 from vae.system import console
 from vae.system.files import replace_bytes, write_json
+from vae.training.checkpoints.writer import HostCopy
 from vae.training.datasets import TrainingSet
+from vae.training.memory.oom_retry import OomRetry
 from vae.training.memory.stage_memory import StagePlan
 from vae.training.parts import PreparedRun
 from vae.training.records.running_metrics import RunningMetrics, loss_record
+from vae.training.recovery.signals import MEASURING
 from vae.training.recovery.watchdog import Liveness
-from vae.training.trials.trial_steps import Trial
+from vae.training.schedule import StageSchedule
+from vae.training.state import restore, snapshot
+
+
+class Trial:
+    """Steps of the stage that trains, with the weights of the run."""
+
+    def __init__(self, run: PreparedRun, schedule: StageSchedule, retry: OomRetry, alive: Liveness) -> None:
+        self.stepper = run.stepper(schedule, retry)
+        self.terms = run.networks.terms
+        self.alive = alive
+        self.dist = run.dist
+        self._run = run
+        self._schedule = schedule
+
+    @contextmanager
+    def batches(self) -> Iterator[Iterator[tuple[Batch, int]]]:
+        """Yield the batches of the stage without end, each with its number of images on all processes.
+
+        The state is restored at the end of the block. A signal to stop raises KeyboardInterrupt in the
+        iterator.
+        """
+        state, signals = self.stepper.state, self.alive.signals
+        state.is_changing = True
+        before = HostCopy().of(snapshot(state))  # the device may have no room for another
+        set_recompute(state.autoencoder, self.stepper.retry.settings.recompute)
+        with signals.answering(MEASURING), self._run.loader(self._schedule, self.alive) as loader:
+            yield self._batches(loader)
+        self.stepper.retry.settings.graph = None  # its memory is for the run
+        restore(state, before)
+        state.is_changing = False
+
+    def _batches(self, loader: TrainLoader) -> Iterator[tuple[Batch, int]]:
+        for epoch in count(self.stepper.state.stage.first_epoch):
+            for batch in loader.batches(epoch):
+                size = len(batch.images)
+                stop = self.alive.signals.stop
+                images, stopping = self.dist.all_reduce_scalars(size, stop)
+                if stopping:
+                    raise KeyboardInterrupt  # nothing has been written
+                yield batch, int(images)
+
 
 NAME = "find_lr"
 WIDTH, HEIGHT = 1280, 800  # px, of the chart
