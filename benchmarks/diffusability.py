@@ -20,12 +20,14 @@ import argparse
 import json
 import random
 import sys
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from filelock import FileLock, Timeout
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
@@ -47,7 +49,6 @@ from vae.inference.codec import decode_latents, encode_images  # noqa: E402
 from vae.model.autoencoder import AutoencoderKL  # noqa: E402
 from vae.model.initialization import initialize  # noqa: E402
 from vae.system.files import atomic_path, write_json  # noqa: E402
-from vae.system.lock_file import open_locked  # noqa: E402
 
 PEAK, BATCH = 1e-3, 4  # of the VAEs
 CROPS = {"train": 2000, "test": 400}  # for the networks
@@ -236,10 +237,7 @@ def main() -> None:
     for seed in range(given.seeds):
         for name in VARIANTS if photos else ():
             path = given.output_dir / f"{name}, seed {seed}.json"
-            lock = open_locked(path.with_suffix(".lock"))
-            if lock is None:
-                continue
-            with lock:
+            with suppress(Timeout), FileLock(path.with_suffix(".lock"), timeout=0):
                 if not path.exists():
                     write_json(path, measure_vae(name, seed, photos, given))
     lines = [line for path in given.output_dir.glob("[!.]*.json*") for line in path.read_text().splitlines()]

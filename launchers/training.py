@@ -15,8 +15,10 @@ from types import FrameType
 from launchers.command import exit_code_of, run_command, stop_on_signals
 from launchers.menu import ask_job
 from launchers.stamp import ROOT, has_requirements
+from vae.config.options import Config
 from vae.system import console
 from vae.system.errors import EXIT_NON_FINITE
+from vae.system.files import read_json
 
 WINDOWS = os.name == "nt"
 LAUNCHER = "train_rtx5090.bat" if WINDOWS else "./train_rtx5090.sh"
@@ -117,17 +119,27 @@ def complete_environment() -> int:
 
 
 def resumed(command: list[str]) -> list[str]:
-    """The command that goes on with the run that this one has begun or continued."""
-    words, kept = iter(command), []
+    """The command that goes on with the run that this one has begun or continued.
+
+    The options of a file of --config are in the checkpoint. A stage that began from a checkpoint's path may
+    have no checkpoint of its own yet: --new_stage has no effect in one that has.
+    """
+    words, kept, folder = iter(command), list[str](), ""
+    begins_stage = gives(command, "--new_stage")
     for word in words:
         flag, _, value = word.partition("=")
-        if flag in ("--resume_from", "--init_from"):
-            value = value or next(words, "")
-            if flag == "--resume_from" and value != "latest" and not gives(command, "--output_dir"):
-                kept += ["--output_dir", os.path.dirname(value) or "."]
-        elif flag != "--new_stage":
+        if flag not in ("--resume_from", "--init_from", "--config", "--new_stage"):
             kept.append(word)
-    return [*kept, "--resume_from", "latest"]
+            continue
+        value = value or ("" if flag == "--new_stage" else next(words, ""))
+        if flag == "--resume_from" and value != "latest":
+            begins_stage = True
+            folder = folder or os.path.dirname(value) or "."
+        elif flag == "--config":
+            folder = read_json(value).get("output_dir") or Config().run.output_dir
+    if folder and not gives(command, "--output_dir"):
+        kept += ["--output_dir", folder]
+    return [*kept, "--resume_from", "latest", *(["--new_stage"] if begins_stage else [])]
 
 
 def run_trainer(command: list[str]) -> int:
@@ -135,10 +147,11 @@ def run_trainer(command: list[str]) -> int:
     sys.stdout.flush()
     for restart in range(RESTARTS + 1):
         code = run_with_signals(command)
-        again = resumed(command)
-        if code != EXIT_NON_FINITE or restart == RESTARTS or not has_good_checkpoint(again):
+        if code != EXIT_NON_FINITE or restart == RESTARTS:
             break
-        command = again
+        command = resumed(command)
+        if not has_good_checkpoint(command):
+            break
         console.info(f"{LAUNCHER}: training has diverged; restart {restart + 1} of {RESTARTS}")
     return code
 

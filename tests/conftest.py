@@ -33,6 +33,9 @@ from vae.training.output import results_image  # noqa: E402
 
 def pytest_configure() -> None:
     handle_ignored_signals()
+    # The first backward pass of a process starts a thread for each device; after a test with tensors of a
+    # faked card it would find one, and forked processes could not train.
+    torch.ones(1, requires_grad=True).backward()
 
 
 @pytest.fixture(autouse=True)

@@ -167,6 +167,7 @@ def test_several_datasets_are_all_searched(own, foreign, files, tmp_path):
     assert [name.startswith(str(path)) for name, path in zip(found, (own, foreign), strict=True)] == [
         True
     ] * 2
+    assert names_of(images, tmp_path, *found) == found  # as messages print them
 
 
 def test_only_the_places_of_excluded_images_are_empty(folder, files):

@@ -1,5 +1,6 @@
 """A bucket in a stand-in for S3 on this machine."""
 
+import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -17,6 +18,7 @@ def s3_bucket(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     thread = server.ThreadedMotoServer(ip_address="127.0.0.1", port=0)
     thread.start()
     host, port = thread.get_host_and_port()
+    urllib.request.urlopen(f"http://{host}:{port}/moto-api/reset", data=b"").close()  # what earlier ones had
     monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://{host}:{port}")
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
         monkeypatch.setenv(name, "test")

@@ -7,6 +7,7 @@ import shutil
 import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -154,18 +155,24 @@ def test_run_that_diverges_is_started_again_twice(project):
     assert "training has diverged; restart 2 of 2" in found.stdout
 
 
+LATEST = ("--resume_from", "latest")
+
+
 @pytest.mark.parametrize(
     ("given", "expected"),
     [
-        (["--resume_from", "old/a.pt", "--new_stage"], ["--output_dir", "old"]),
-        (["--resume_from=a.pt"], ["--output_dir", "."]),
-        (["--output_dir=new", "--resume_from", "old/a.pt"], ["--output_dir=new"]),
-        (["--output_dir", "new", "--resume_from", "latest"], ["--output_dir", "new"]),
-        (["--init_from=a.pt", "--seed", "1"], ["--seed", "1"]),
+        (["--resume_from", "old/a.pt", "--new_stage"], ["--output_dir", "old", *LATEST, "--new_stage"]),
+        (["--resume_from=a.pt"], ["--output_dir", ".", *LATEST, "--new_stage"]),
+        (["--output_dir=new", "--resume_from", "old/a.pt"], ["--output_dir=new", *LATEST, "--new_stage"]),
+        (["--output_dir", "new", "--resume_from", "latest"], ["--output_dir", "new", *LATEST]),
+        (["--init_from=a.pt", "--seed", "1"], ["--seed", "1", *LATEST]),
+        (["--config", "a.json", "--seed", "1"], ["--seed", "1", "--output_dir", "of a", *LATEST]),
     ],
 )
-def test_restart_continues_the_run_of_the_first_command(given, expected):
-    assert training.resumed(given) == [*expected, "--resume_from", "latest"]
+def test_restart_continues_the_run_of_the_first_command(given, expected, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("a.json").write_text('{"output_dir": "of a", "init_from": "b.pt"}')
+    assert training.resumed(given) == expected
 
 
 @pytest.mark.parametrize(("sent", "code"), [(signal.SIGTERM, 75), (signal.SIGINT, -signal.SIGINT)])

@@ -80,6 +80,16 @@ def test_other_modes_read_the_same_images(tmp_path):
     assert "12 accepted, 0 rejected" in done.stdout
 
 
+def test_files_of_one_name_in_two_folders_are_two(tmp_path):
+    first, second = sorted(write_datasets(tmp_path / "data/train", rows=2).iterdir())
+    (tmp_path / "data/test").mkdir()
+    second.rename(tmp_path / "data/test" / first.name)
+    words = ("--input_dir", tmp_path / "data", "--output_dir", tmp_path / "out", "--target_size", 32)
+    prepare("--mode", "preprocess", *words, code=0)
+    rows = [json.loads(line) for line in (tmp_path / "out/manifest.jsonl").read_text().splitlines()]
+    assert len({row["path"] for row in rows}) == len(list((tmp_path / "out").rglob("*.jpg"))) == 4
+
+
 def test_column_of_bytes_as_img2dataset_writes_it(tmp_path):
     db = duckdb.connect()
     db.execute("CREATE TABLE t (key VARCHAR, jpg BLOB, caption VARCHAR, other BLOB)")

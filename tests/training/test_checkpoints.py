@@ -70,17 +70,17 @@ def test_checkpoint_is_read_once_until_its_file_changes(tmp_path, monkeypatch):
 def test_damaged_newest_checkpoint_is_skipped_and_replaced(three, tmp_path, monkeypatch, capsys, damage):
     """Also with a bad sector under it or its SHA-256: the next older one is taken."""
     bad = record_path(three[2]) if damage == "record" else three[2]
-    plain_open = os.open
+    plain_open = open
 
     def refuse(path, *arguments, **settings):
-        if os.fspath(path) == str(bad):
+        if str(path) == str(bad):
             raise OSError(errno.EIO, "Input/output error", str(path))
         return plain_open(path, *arguments, **settings)
 
     if damage == "truncated":
         os.truncate(bad, 700)
     else:
-        monkeypatch.setattr(os, "open", refuse)
+        monkeypatch.setattr("builtins.open", refuse)
     reason = f"{bad} is damaged" if damage == "truncated" else f"{bad} cannot be read: Input/output error"
     path, content = load_newest(tmp_path)
     assert (path, content["position"]["step"]) == (three[1], 20)

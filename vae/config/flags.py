@@ -1,6 +1,7 @@
 """Command-line parsers generated from option declarations, and the trainer's JSON file."""
 
 import argparse
+import json
 from collections.abc import Collection
 from dataclasses import MISSING, Field, fields
 from pathlib import Path
@@ -209,8 +210,10 @@ def read_json(path: Path) -> dict[str, Any]:
             words += [f"--{name}", *map(str, value)]
         elif isinstance(value, bool) and base_type(options[name][1]) is bool:
             words += command_words({name: value})
-        else:
+        elif isinstance(value, str | int | float):
             words.append(f"--{name}={value}")
+        else:
+            raise UserError(f'--config {path}: "{name}" has no value {json.dumps(value)}: give another one')
     try:
         return unset | _parse(build_parser(), words)
     except UsageError as error:

@@ -41,8 +41,9 @@ def _in_shards(images: ShardImages, keys: ExcludeList, rank: int, world_size: in
         members.setdefault(f"{tar}.tar", set()).add(member)
     searched = range(rank, images.num_shards, world_size)
     for number in track(searched, "searching --exclude", len(searched), "shard", keep=False):
-        _, shard = images.shard(number)
-        wanted = members.get(shard.name, set())
+        dataset, shard = images.shard(number)
+        names = (shard.name, f"{dataset.path}: {shard.name}")  # of several datasets, as messages have them
+        wanted = set[str]().union(*(members.get(name, set()) for name in names))
         if not (len(keys.hashes) or wanted):
             continue
         with suppress(BadImageError):  # training names the images of a bad index

@@ -35,14 +35,19 @@ def check_apart(input_dir: str, output_dir: str | Path, flag: str = "--output_di
             raise UserError(f"{text}: give a folder outside it")
 
 
+_OF_DUCKDB = ("IOException", "OutOfMemoryException")  # which is not imported for them
+
+
 @contextmanager
 def output_folder(output_dir: str, verb: str, flag: str = "--output_dir") -> Iterator[Path]:
     """The folder, which is new, empty or of this verb; errors of the disk within become one line."""
     try:
         claim_folder(Path(output_dir), verb, flag)
         yield Path(output_dir)
-    except OSError as error:
-        raise write_error(error, output_dir, flag) from error
+    except Exception as error:
+        if isinstance(error, OSError) or type(error).__name__ in _OF_DUCKDB:
+            raise write_error(error, output_dir, flag) from error
+        raise
 
 
 def check_output_file(path: str, flag: str, *, overwrite: bool) -> None:
@@ -64,7 +69,7 @@ def check_output_file(path: str, flag: str, *, overwrite: bool) -> None:
 def write_error(error: Exception, output: str | Path, flag: str = "--output_dir") -> UserError:
     """The error for the user after writing to an output has failed; a full disk loses nothing."""
     number, path = getattr(error, "errno", None), getattr(error, "filename", None)
-    if number in FULL_DISK or "No space left" in str(error):
+    if number in FULL_DISK or any(words in str(error) for words in ("No space left", "File too large")):
         return UserError(
             f"{flag} {output}: the disk is full: free some space, then the same command continues from here"
         )

@@ -12,7 +12,7 @@ from typing import Any
 from vae.images.formats import EXTENSIONS_OF, BadImageError, sniff_format
 from vae.prepare.blocks import FLAG, Block, Item, block_id, given, stamp_of
 from vae.prepare.database import connect, literal, quoted, short
-from vae.prepare.inputs import File, local_file
+from vae.prepare.inputs import File, common_folder, local_file
 from vae.shards.store import StoreFile
 from vae.system.console import printable
 from vae.system.errors import DataError, UserError
@@ -26,14 +26,14 @@ PATH_COLUMNS = ("path", "file_name", "filename", "file", "filepath", "file_path"
 
 def parquet_blocks(files: Sequence[File], image_column: str | None) -> Iterator["ParquetBlock"]:
     """The row groups of all files; DataError for a file that is no Parquet, or has no images."""
-    for file in files:
-        name = printable(str(file).replace("\\", "/").rpartition("/")[2])
+    names = common_folder(files, FLAG)[1] if files else []
+    for file, name in zip(files, names, strict=True):
         first = 0
         for rows in [0] if isinstance(file, StoreFile) else _row_groups(file, image_column):
             yield ParquetBlock(
                 id=block_id("parquet", stamp_of(file), first, rows, image_column),
                 file=file,
-                name=name,
+                name=printable(name),
                 count=rows,
                 first=first,
                 image_column=image_column,

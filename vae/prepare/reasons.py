@@ -41,7 +41,7 @@ REMEDIES = {
     "too_large_for_format": "use --format png, or lower --max_aspect",
     "too_many_pixels": "make it smaller, or raise --max_pixels",
     "too_many_scans": "save it again with few scans",
-    "too_small": "use a smaller size, or --upscale",
+    "too_small": "lower --min_size or --target_size",
     "transparent": "leave it out",
     "truncated": "copy it again from its source",
     "unreadable": "fix the disk, link or permission",

@@ -49,7 +49,9 @@ class Table:
                 self.db.execute(sql("load"))
         except self.error as error:
             text = " ".join(str(error).split())
-            path = next((path for path in files if str(path) in text), folder.root)
+            path = next((path for path in files if str(path) in text), None)
+            if path is None:  # a full disk, or too little memory
+                raise
             raise DataError(f"{path} is damaged ({text[:200]}): delete it, and repeat the command") from error
 
     def run(self, query: str, *values: Any) -> None:

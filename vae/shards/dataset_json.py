@@ -15,7 +15,7 @@ import os
 import re
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -27,7 +27,7 @@ from vae.system.errors import DataError, UserError
 from vae.system.files import MAX_JSON_BYTES, decode_text, parse_json, read_regular, replace_bytes, write_json
 
 FORMAT = 4
-_PATH = re.compile(r"(\S.*?\.json(?:\?\S*?)?)(?:\s+|$)")  # of several
+_PATH = re.compile(r"(\S.*?\.json(?:\?\S*?)?)(?:\s+|$)", re.IGNORECASE)  # of several
 MAX_TABLE_BYTES = 2**31
 _COLUMNS = [("samples", "<i8"), ("bytes", "<i8"), ("sha256", "u1", 32), ("index_sha256", "u1", 32)]
 
@@ -208,7 +208,7 @@ def _parsed(path: Path | StoreFile, flag: str, content: dict[str, Any]) -> Shard
     tars = content.get("tars")
     if tars is not None and (problem := address_problem(tars)):
         raise UserError(f"{flag} {path}: its tars {problem}")
-    table_path = _beside(path, f"{path.name.removesuffix('.json')}.npy")
+    table_path = _beside(path, str(PurePosixPath(path.name).with_suffix(".npy")))
     data = _read(table_path)
     if hashlib.sha256(data).hexdigest() != content["version"]:
         raise ValueError(f"{table_path.name} is another table than it lists: copy both again")

@@ -1,6 +1,7 @@
 """Gradients become means over all processes: DistributedDataParallel, and how long a step waits for it."""
 
 import time
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -62,7 +63,9 @@ def data_parallel(
         return network
     try:
         # not static_graph: its first backward fails after passes within no_sync (PyTorch 2.14)
-        parallel = DistributedDataParallel(network, broadcast_buffers=False, gradient_as_bucket_view=True)
+        with warnings.catch_warnings():  # about broadcast_buffers, from PyTorch 2.14 on
+            warnings.simplefilter("ignore", FutureWarning)
+            parallel = DistributedDataParallel(network, broadcast_buffers=False, gradient_as_bucket_view=True)
     except RuntimeError as error:
         if not any(words in str(error) for words in _OTHER_SHAPES):
             raise

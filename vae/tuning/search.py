@@ -113,6 +113,9 @@ def search(config: TuneConfig, base: Base) -> None:
         run.study.optimize(run.train, catch=(TrialError,), callbacks=[run.report])
     run.write_files()
     best = run.best()
+    if not best and run.study.get_trials(deepcopy=False, states=(TrialState.RUNNING,)):
+        console.info("all trials have begun in other processes: their results are in the same folder")
+        return
     if not best:
         raise UserError(f"none of the {config.trials} trials has finished: see {run.folder / ROWS_NAME}")
     if len(best) > 1:

@@ -79,7 +79,8 @@ def _part(name: str, given: Any) -> Part:
     log = given.get("log", False) is True
     if base_type(item) is int:
         return IntDistribution(low, high, log, _value(item, given.get("step", 1)))
-    return FloatDistribution(low, high, log, given.get("step"))
+    step = None if given.get("step") is None else _value(item, given["step"])
+    return FloatDistribution(low, high, log, step)
 
 
 def _value(item: Any, given: Any) -> Any:

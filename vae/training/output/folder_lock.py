@@ -11,7 +11,7 @@ from vae.system.files import remove_temporary
 from vae.system.folder_marker import read_marker
 
 LOCK_NAME = ".lock"
-WAIT_SECONDS = 10.0  # decoding processes, which have their parent's lock, outlive a killed one by 5 s
+WAIT_SECONDS = 10.0  # a run that was told to stop may still be saving
 
 
 class FolderLock:
