@@ -18,7 +18,6 @@ from vae.config.options import LossConfig, OptimConfig
 Pair = tuple[torch.Tensor, torch.Tensor]  # a weight and its gradient as matrices
 
 ADAMW_STATE = ("step", "exp_avg", "exp_avg_sq")
-MUON_STATE = ("momentum_buffer",)
 # Jordan et al. 2024 (https://kellerjordan.github.io/posts/muon): momentum, steps, coefficients, least norm.
 MOMENTUM = 0.95
 STEPS = 5

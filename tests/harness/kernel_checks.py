@@ -208,6 +208,14 @@ def check_attention(
     compare(results, expected, dtype, f"attention {shape} {block} {dtype}")
 
 
+def check_row_products_of_one_token(device: str) -> None:
+    """The stride along one token says nothing about where the next image begins."""
+    a, b = (torch.arange(24.0, device=device).add(n).as_strided((3, 1, 8), (8, 1, 1)) for n in (0, 1))
+    out = torch.empty(3, 1, device=device)
+    attention_triton.row_products(a, b, out)
+    assert torch.equal(out, (a * b).sum(-1))
+
+
 def check_feature_distance(device: str, shape: tuple[int, int, int, int], dtype: torch.dtype) -> None:
     """Compare an LPIPS distance and its gradient with the PyTorch operations in fp64; one position is 0."""
     generator = torch.Generator().manual_seed(0)
@@ -306,6 +314,7 @@ def check_all(device: str, thorough: bool) -> int:
         check_norm(device, *case)
     for case in attentions:
         check_attention(device, *case)
+    check_row_products_of_one_token(device)
     for case in features:
         check_feature_distance(device, *case)
     rms_norms = [(*case, dtype, silu) for case in RMS_CASES for dtype in TOLERANCE for silu in (False, True)]

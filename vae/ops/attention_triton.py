@@ -107,7 +107,7 @@ def row_products_kernel(a, b, out, rows, columns, stride, ROWS: tl.constexpr, CO
 
 def softmax_step(scores: Tensor, weights: Tensor, log_sums: Tensor, sums: Tensor) -> None:
     """vae.ops.attention_torch.softmax_step; rows of scores and weights may be padded."""
-    _launch(softmax_kernel, (scores, weights, log_sums, sums))
+    _launch(softmax_kernel, (scores, weights, log_sums, sums), scores.stride(1))
 
 
 def gradient_step(
@@ -121,17 +121,18 @@ def gradient_step(
 ) -> None:
     """vae.ops.attention_torch.gradient_step; rows of the first four tensors may be padded."""
     tensors = (scores, grad_weights, weights, grad_scores, log_sums, deltas)
-    _launch(gradient_kernel, tensors, scale)
+    _launch(gradient_kernel, tensors, scores.stride(1), scale)
 
 
 def row_products(a: Tensor, b: Tensor, out: Tensor) -> None:
     """vae.ops.attention_torch.row_products; `out` is dense."""
-    _launch(row_products_kernel, (a.contiguous(), b.contiguous(), out))
+    # not a.stride(1): of one token, a contiguous tensor may have any
+    _launch(row_products_kernel, (a.contiguous(), b.contiguous(), out), a.shape[2])
 
 
-def _launch(kernel: triton.JITFunction, tensors: tuple[Tensor, ...], *scale: float) -> None:
-    """Run a kernel over the rows of the first tensor (images, queries, columns), all equally far apart."""
-    (images, queries, columns), stride = tensors[0].shape, tensors[0].stride(1)
+def _launch(kernel: triton.JITFunction, tensors: tuple[Tensor, ...], stride: int, *scale: float) -> None:
+    """Run a kernel over the rows of the first tensor (images, queries, columns), `stride` elements apart."""
+    images, queries, columns = tensors[0].shape
     rows = images * queries
     tile = gpu_blocks.row_tile(min(columns, gpu_blocks.ROW_TILE_ELEMENTS))
     numbers = (*scale, rows, columns, stride, tile.rows, tile.columns)
