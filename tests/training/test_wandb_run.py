@@ -1,6 +1,7 @@
 """--wandb starts a run that reads TensorBoard's records; a small package stands in for wandb."""
 
 import json
+import os
 import sys
 from importlib.util import find_spec
 from pathlib import Path
@@ -8,9 +9,10 @@ from pathlib import Path
 import pytest
 
 from tests.harness.blocked_imports import without_pytorch
+from tests.harness.faults import start_forked
 from tests.harness.training_runs import SHORT, train_short
 from vae.config.flags import command_words
-from vae.system.errors import UserError
+from vae.system.errors import EXIT_CONFIG, UserError
 from vae.training.output.wandb_run import ID_NAME, start_wandb
 from vae.training.run import train
 
@@ -99,6 +101,18 @@ def test_refused_start_is_one_line_and_the_command_can_be_repeated(tiny, tmp_pat
     assert "\n" not in str(caught.value)
     monkeypatch.delenv("FAKE_WANDB_REFUSES")
     assert train(given) == 0
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(os.name == "nt", reason="Windows has no fork")
+def test_refused_start_ends_all_processes(tiny, tmp_path, calls, monkeypatch):
+    monkeypatch.setenv("FAKE_WANDB_REFUSES", "1")
+    log, given = tmp_path / "log", {**tiny, **SHORT, "batch_size": 2, "wandb": True}
+    processes = start_forked(given, processes=2, log=log)
+    for process in processes:
+        process.join(60)
+    assert [process.exitcode for process in processes] == [EXIT_CONFIG] * 2
+    assert log.read_text().count("WANDB_MODE=offline") == 1
 
 
 @pytest.mark.skipif(find_spec("wandb") is not None, reason="the package wandb is installed")

@@ -261,11 +261,12 @@ class _Run:
         return Logbook(self.prepared.output_dir, step, dist.is_main, dist.rank)
 
     def _start_wandb(self) -> Any:
-        """The run in Weights & Biases, for --wandb on the main process; else None."""
-        options = self.prepared.config.run
-        if not (options.wandb and self.dist.is_main):
-            return None
-        return start_wandb(self.prepared.output_dir, options.wandb_project, flatten(self.prepared.config))
+        """The run in Weights & Biases, for --wandb on the main process, whose refusal ends all; else None."""
+        run, options, started = self.prepared, self.prepared.config.run, list[Any]()
+        arguments = run.output_dir, options.wandb_project, flatten(run.config)
+        if options.wandb:
+            self.dist.on_main(lambda: started.append(start_wandb(*arguments)))
+        return started[0] if started else None
 
     def _saver(self) -> Saver:
         run = self.prepared
