@@ -15,9 +15,7 @@ from tests.harness.toy_networks import relative_difference
 from vae.config.flags import command_words, parse_flags
 from vae.config.resolve import PER_COMMAND
 from vae.interop.checkpoint_file import load_checkpoint
-from vae.training.checkpoints.saver import Saver
-from vae.training.checkpoints.store import list_checkpoints
-from vae.training.checkpoints.writer import CheckpointWriter
+from vae.training.checkpoints import list_checkpoints
 from vae.training.distributed import Distributed
 from vae.training.loop import TrainingLoop
 from vae.training.output.logbook import Logbook
@@ -25,6 +23,7 @@ from vae.training.parts import PreparedRun
 from vae.training.recovery.signals import StopSignals
 from vae.training.recovery.watchdog import Liveness, Watchdog
 from vae.training.run import train
+from vae.training.saver import CheckpointWriter, Saver
 from vae.training.setup import begin_stability
 
 ONE_PROCESS = Distributed(0, 1, torch.device("cpu"))

@@ -17,9 +17,9 @@ from vae.config.options import build
 from vae.interop.checkpoint_file import load_checkpoint
 from vae.memory.plan import checkpoint_bytes, reserve_bytes
 from vae.system.errors import EXIT_CONFIG
-from vae.training.checkpoints import writer as checkpoint_writer
-from vae.training.checkpoints.writer import CheckpointWriter, HostCopy
+from vae.training import saver as checkpoint_writer
 from vae.training.run import train
+from vae.training.saver import CheckpointWriter, HostCopy
 
 SECONDS = 60  # a busy machine is no failure
 WEIGHT = "decoder.conv_out.weight"

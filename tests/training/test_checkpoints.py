@@ -15,8 +15,8 @@ from vae.interop.checkpoint_file import load_checkpoint, record_path, save_check
 from vae.system.errors import UserError
 from vae.system.files import write_json
 from vae.system.folder_marker import claim_folder
-from vae.training.checkpoints import saver, store
-from vae.training.checkpoints.store import (
+from vae.training import checkpoints, saver
+from vae.training.checkpoints import (
     abandon_newer,
     list_checkpoints,
     load_named,
@@ -58,8 +58,10 @@ def test_newest_checkpoint_has_the_most_steps(three, tmp_path, capsys):
 def test_checkpoint_is_read_once_until_its_file_changes(tmp_path, monkeypatch):
     """Pruning asks for the step of every checkpoint, after every save."""
     path, reads = tmp_path / "checkpoint_step_7.pt", []
-    read = store.read_torch_file
-    monkeypatch.setattr(store, "read_torch_file", lambda *args, **kw: reads.append(1) or read(*args, **kw))
+    read = checkpoints.read_torch_file
+    monkeypatch.setattr(
+        checkpoints, "read_torch_file", lambda *args, **kw: reads.append(1) or read(*args, **kw)
+    )
     put(tmp_path, path.name, 7)
     assert (saved_step(path), saved_step(path), len(reads)) == (7, 7, 1)
     put(tmp_path, path.name, 8)

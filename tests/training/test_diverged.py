@@ -14,7 +14,7 @@ from tests.harness.steps import before_steps
 from tests.harness.training_runs import SHORT, assert_same, records
 from vae.interop.checkpoint_file import load_checkpoint
 from vae.system.errors import EXIT_NON_FINITE, EXIT_SAVED_RESUMABLE, NonFiniteError
-from vae.training.checkpoints.store import load_newest
+from vae.training.checkpoints import load_newest
 from vae.training.recovery.stability import NOT_FINITE
 from vae.training.run import train
 

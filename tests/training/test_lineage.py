@@ -8,7 +8,7 @@ from tests.harness.runs import TINY
 from tests.harness.steps import before_steps
 from tests.harness.training_runs import SHORT, records
 from vae.interop.run_files import RUN_NAME
-from vae.training.checkpoints.store import load_newest
+from vae.training.checkpoints import load_newest
 from vae.training.provenance import read_good_checkpoint
 from vae.training.run import train
 

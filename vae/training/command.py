@@ -21,8 +21,8 @@ from vae.images.folder import check_images
 from vae.interop.vae_path import check_checkpoint_path, locate_vae
 from vae.shards.dataset_json import dataset_paths, is_dataset, read_dataset
 from vae.system.errors import UserError
-from vae.training.output.run_folder import check_run_folder, checkpoint_paths, contains_run, resume_command
 from vae.training.output.wandb_run import check_wandb_installed
+from vae.training.run_folder import check_run_folder, checkpoint_paths, contains_run, resume_command
 
 
 @dataclass(frozen=True)

@@ -23,9 +23,9 @@ from vae.step import Networks, network_input, unwrapped
 from vae.system import console
 from vae.system.errors import NonFiniteError, UserError
 from vae.system.folder_marker import read_marker
-from vae.training.checkpoints.store import position_name
-from vae.training.output.run_folder import epoch_name, resume_command
+from vae.training.checkpoints import position_name
 from vae.training.provenance import note_exported
+from vae.training.run_folder import epoch_name, resume_command
 from vae.training.state import TrainingState
 
 EXPORT_NAME = "vae"  # folder in OUTPUT_DIR

@@ -24,7 +24,6 @@ from vae.data.loading import TrainLoader
 from vae.model.recompute import set_recompute
 from vae.system import console
 from vae.system.files import replace_bytes, write_json
-from vae.training.checkpoints.writer import HostCopy
 from vae.training.datasets import TrainingSet
 from vae.training.memory.oom_retry import OomRetry
 from vae.training.memory.stage_memory import StagePlan
@@ -32,6 +31,7 @@ from vae.training.parts import PreparedRun
 from vae.training.records.running_metrics import RunningMetrics, loss_record
 from vae.training.recovery.signals import MEASURING
 from vae.training.recovery.watchdog import Liveness
+from vae.training.saver import HostCopy
 from vae.training.schedule import StageSchedule
 from vae.training.state import restore, snapshot
 

@@ -13,14 +13,14 @@ from vae.data.loading import TrainLoader
 from vae.data.probing import accepted_bad_images
 from vae.system import console
 from vae.system.errors import DataError, UserError
-from vae.training.checkpoints.saver import Saver
 from vae.training.output.logbook import REJECTED_NAME, Logbook
-from vae.training.output.run_folder import epoch_name, step_name
 from vae.training.records.profiling import StepProfiler
 from vae.training.records.recorder import Means, Recorder
 from vae.training.recovery.signals import STEP, LoadingStoppedError
 from vae.training.recovery.stability import NOT_FINITE, Stability, raise_if_diverged
 from vae.training.recovery.watchdog import Liveness
+from vae.training.run_folder import epoch_name, step_name
+from vae.training.saver import Saver
 from vae.training.stages import is_started, shorten_stage
 from vae.training.state import TrainingState
 from vae.training.stepper import Stepper

@@ -10,7 +10,6 @@ from vae.config.options import Config
 from vae.data.loading import TrainLoader
 from vae.model.activation_scale import scale_activations
 from vae.step import Networks
-from vae.training.checkpoints.saver import Saver
 from vae.training.command import Command
 from vae.training.data_parallel import GradientWaits
 from vae.training.datasets import TrainingSet
@@ -19,11 +18,12 @@ from vae.training.loop import TrainingLoop
 from vae.training.memory.oom_retry import OomRetry, StepSettings
 from vae.training.memory.stage_memory import StagePlan, plan_stage
 from vae.training.output.logbook import Logbook
-from vae.training.output.run_folder import resume_command
 from vae.training.provenance import Provenance
 from vae.training.records.profiling import StepProfiler
 from vae.training.records.recorder import Recorder
 from vae.training.recovery.watchdog import Liveness
+from vae.training.run_folder import resume_command
+from vae.training.saver import Saver
 from vae.training.schedule import StageSchedule
 from vae.training.stages import Stage, StageSteps
 from vae.training.state import TrainingState

@@ -26,10 +26,10 @@ from vae.system.errors import UserError
 from vae.system.folder_marker import read_marker
 from vae.system.gpus import CPU_SETTINGS, match_card
 from vae.system.host import GIB
-from vae.training.checkpoints.store import load_named, load_newest, load_on_all
+from vae.training.checkpoints import load_named, load_newest, load_on_all
 from vae.training.command import Command
 from vae.training.distributed import Distributed
-from vae.training.output.run_folder import folders_of_runs, resume_command
+from vae.training.run_folder import folders_of_runs, resume_command
 from vae.training.schedule import RANDOM, TRAINED, WARM
 from vae.training.stages import Position, Stage, first_stages, resumed_stages
 

@@ -19,9 +19,7 @@ from vae.model.recompute import set_recompute
 from vae.system import console
 from vae.system.errors import EXIT_SAVED_RESUMABLE, LostProcessError, NonFiniteError, UserError
 from vae.system.folder_marker import claim_folder
-from vae.training.checkpoints.saver import Saver
-from vae.training.checkpoints.store import abandon_newer, position_name, set_aside_others
-from vae.training.checkpoints.writer import CheckpointWriter, copy_fits
+from vae.training.checkpoints import abandon_newer, position_name, set_aside_others
 from vae.training.command import Command, check_command
 from vae.training.distributed import Distributed
 from vae.training.export import LATENT_IMAGES, Export, is_exported, latent_constants
@@ -32,7 +30,6 @@ from vae.training.memory.stage_memory import StagePlan, memory_limit, record_mem
 from vae.training.output.appending import write_json
 from vae.training.output.folder_lock import FolderLock
 from vae.training.output.logbook import Logbook
-from vae.training.output.run_folder import contains_run, resume_command
 from vae.training.output.wandb_run import start_wandb
 from vae.training.parts import PreparedRun
 from vae.training.precision import activations_of, search_plans
@@ -42,6 +39,8 @@ from vae.training.recovery.diverged import end_diverged
 from vae.training.recovery.signals import EXPORT, LoadingStoppedError, StopSignals
 from vae.training.recovery.stability import raise_if_diverged
 from vae.training.recovery.watchdog import Liveness, Watchdog
+from vae.training.run_folder import contains_run, resume_command
+from vae.training.saver import CheckpointWriter, Saver, copy_fits
 from vae.training.schedule import StageSchedule
 from vae.training.setup import begin_stability, prepare_run
 from vae.training.stages import Stage, current_stage

@@ -32,7 +32,7 @@ from vae.step import Networks
 from vae.system import console
 from vae.system.addresses import public_text
 from vae.system.errors import DataError, UserError
-from vae.training.checkpoints.store import saved_step
+from vae.training.checkpoints import saved_step
 from vae.training.command import Command
 from vae.training.data_parallel import GradientWaits, data_parallel
 from vae.training.datasets import TrainingSet, cached_shards, check_cache, find_images

@@ -28,7 +28,7 @@ from vae.system.files import read_json, write_json
 from vae.system.folder_marker import read_marker
 from vae.training.distributed import Distributed
 from vae.training.memory.cuda_graph import StepGraph, Sums
-from vae.training.output.run_folder import resume_command
+from vae.training.run_folder import resume_command
 
 
 @dataclass

@@ -26,8 +26,8 @@ from vae.system.gpus import match_card
 from vae.system.host import GIB
 from vae.training.distributed import Distributed
 from vae.training.memory.stage_memory import StagePlan, plan_line
-from vae.training.output.run_folder import checkpoint_paths
 from vae.training.parts import PreparedRun
+from vae.training.run_folder import checkpoint_paths
 from vae.training.schedule import HARMFUL_FACTOR, StageSchedule, warmup_steps
 from vae.training.stages import Stage, StageSteps
 

@@ -7,7 +7,7 @@ from vae.images.psnr import OFF_BY_ONE_DB
 from vae.interop.latent_statistics import LatentConstants
 from vae.losses.perceptual import RANDOM_NOTE
 from vae.system.console import command_line, counted
-from vae.training.checkpoints.store import position_name
+from vae.training.checkpoints import position_name
 from vae.training.output.logbook import REJECTED_NAME
 from vae.training.output.results_image import RESULTS_NAME
 from vae.training.schedule import TRAINED, StageSchedule

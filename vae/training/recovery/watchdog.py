@@ -16,8 +16,8 @@ from pathlib import Path
 from vae.system import console
 from vae.system.errors import EXIT_FAILED, HangError, UserError
 from vae.system.files import open_appending
-from vae.training.output.run_folder import check_run_folder, resume_command
 from vae.training.recovery.signals import StopSignals
+from vae.training.run_folder import check_run_folder, resume_command
 
 CHECK_SECONDS = 1.0
 REACTION_SECONDS = 300.0  # a main thread that waits for images saves and ends the run itself

@@ -18,9 +18,9 @@ from vae.system.errors import DataError, UserError
 from vae.training.distributed import Distributed
 from vae.training.memory.oom_retry import OomRetry
 from vae.training.output.logbook import Logbook
-from vae.training.output.run_folder import resume_command
 from vae.training.recovery.signals import LAST_VALIDATION, VALIDATION, LoadingStoppedError
 from vae.training.recovery.watchdog import Liveness
+from vae.training.run_folder import resume_command
 from vae.training.schedule import StageSchedule
 from vae.training.state import TrainingState
 from vae.training.validation.measure import (

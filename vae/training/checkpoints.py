@@ -10,7 +10,7 @@ from vae.interop.torch_file import read_torch_file
 from vae.system import console
 from vae.system.errors import UserError
 from vae.training.distributed import Distributed
-from vae.training.output.run_folder import checkpoint_paths, epoch_name, step_name
+from vae.training.run_folder import checkpoint_paths, epoch_name, step_name
 from vae.training.stages import Position, Stage
 
 ABANDONED_NAME = "abandoned"  # folder of the checkpoints that a run has gone back behind
