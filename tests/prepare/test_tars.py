@@ -4,6 +4,7 @@ import json
 import os
 import shutil
 import tarfile
+from pathlib import Path
 
 import pytest
 
@@ -260,6 +261,8 @@ def test_folders_patterns_and_lists_name_the_same_tars(tmp_path):
     assert names_of(f"{folder.parent}/{{a,b}}/kodak-000000.tar")[1] == [names[0], names[3]]
     remote = names_of("https://host/x/{9..11}/{00..01}.tar")
     assert remote == ("https://host/x", [f"{n}/{m:02}.tar" for n in (9, 10, 11) for m in (0, 1)])
+    drive = [Path("c:/sets/a.tar"), Path("C:/sets/b.tar")]
+    assert common_folder(drive, "--input") == ("C:/sets", ["a.tar", "b.tar"])
 
 
 @posix  # links need rights on Windows

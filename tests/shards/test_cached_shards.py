@@ -1,12 +1,13 @@
 """Shards on a web server: cached, verified, shared, removed in order; every fault of a store has an end."""
 
+import hashlib
 import json
 import os
 import ssl
 import subprocess
 import sys
 import threading
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -15,6 +16,7 @@ import pytest
 from tests.harness.damaged_files import flip_bit
 from tests.harness.http_store import CUT, HANG, http_store, hurry
 from tests.harness.image_kinds import write_noise
+from tests.harness.open_files import open_elsewhere
 from tests.harness.runs import ROOT
 from tests.harness.shards import pack
 from vae.data.dataset import CropDataset
@@ -25,7 +27,7 @@ from vae.shards import store
 from vae.shards.dataset_json import read_dataset
 from vae.shards.shard_cache import FOLDER_NAME, ShardCache, open_cache
 from vae.shards.shard_images import ShardImages
-from vae.shards.store import StoreFile
+from vae.shards.store import StoreError, StoreFile
 from vae.system.errors import DataError, UserError
 from vae.system.host import GIB
 
@@ -374,6 +376,23 @@ def test_bad_index_rejects_the_images_of_its_shard(web, cache, damaged, bad):
 def test_connection_that_ends_within_a_shard_is_tried_again(web, cache, files):
     web.answers["images-000000.tar"] = [CUT, CUT, 200]
     assert remote(web, cache).read(0) == files[0]
+
+
+def test_failed_download_that_is_still_open_is_the_stores_error(cache):
+    """On Windows, what a thread of a store's package has open cannot be removed; the next try removes it."""
+    name, sha256 = "a.tar", hashlib.sha256(b"data").hexdigest()
+    opened = ExitStack()
+
+    def stall(part: Path) -> None:
+        opened.enter_context(open_elsewhere(part))
+        raise StoreError("no answer")
+
+    for _ in range(2):
+        with pytest.raises(StoreError, match="no answer"):
+            cache.obtain(name, sha256, 4, stall)
+    opened.close()
+    cache.obtain(name, sha256, 4, lambda part: part.write_bytes(b"data"))
+    assert [path.name for path in cache.folder.glob(f"{sha256}*")] == [f"{sha256}.tar"]
 
 
 # ---- stores that do not answer -----------------------------------------------------------------------------

@@ -10,6 +10,7 @@ import torch
 
 from tests.harness.checkpoints import checkpoint
 from tests.harness.faults import run_forked
+from tests.harness.open_files import open_elsewhere
 from tests.harness.training_runs import train_short
 from vae.interop.checkpoint_file import load_checkpoint, record_path, save_checkpoint
 from vae.system.errors import UserError
@@ -139,6 +140,16 @@ def test_prune_keeps_the_best_the_last_of_each_stage_and_the_newest(tmp_path):
         "checkpoint_step_65.pt",
         "checkpoint_epoch_7.pt",
     }
+
+
+def test_prune_goes_on_after_a_checkpoint_that_a_program_has_open(tmp_path):
+    """As a notebook on Windows has; the next save removes it."""
+    paths = [put(tmp_path, f"checkpoint_step_{step}.pt", step) for step in (10, 20, 30, 40)]
+    with open_elsewhere(paths[1]), pytest.raises(PermissionError):
+        prune(tmp_path, 1, apart=set(), needed=set())
+    assert remaining(tmp_path) == {paths[1].name, paths[3].name}
+    assert prune(tmp_path, 1, apart=set(), needed=set()) == [paths[1]]
+    assert remaining(tmp_path) == {paths[3].name}
 
 
 def test_newer_checkpoints_are_moved_out_of_the_way(tmp_path, capsys):

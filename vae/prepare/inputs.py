@@ -62,7 +62,8 @@ def local_file(file: File) -> Iterator[Path]:
     if isinstance(file, Path):
         yield file
         return
-    with TemporaryDirectory(prefix="vae-trainer-") as folder:
+    # After an error, a thread of a store's package may have the file open: Windows cannot remove it then.
+    with TemporaryDirectory(prefix="vae-trainer-", ignore_cleanup_errors=True) as folder:
         path = Path(folder, f"file{Path(file.name).suffix}")
         download(file, path)
         yield path
@@ -168,7 +169,7 @@ def _choices(inner: str, flag: str) -> Sequence[str]:
 
 def common_folder(files: Sequence[File], flag: str) -> tuple[str, list[str]]:
     """The folder or address that files have in common, and their names below it."""
-    paths = [one.url if isinstance(one, StoreFile) else str(one).replace(os.sep, "/") for one in files]
+    paths = [one.url if isinstance(one, StoreFile) else _with_slashes(one) for one in files]
     remote = [is_remote(path) for path in paths]
     protocols = {path.partition("://")[0] for path in paths if is_remote(path)}
     folders = [path.split("/")[:-1] for path in paths]
@@ -180,3 +181,9 @@ def common_folder(files: Sequence[File], flag: str) -> tuple[str, list[str]]:
             f"{flag}: {paths[0]} and {paths[-1]} have no folder in common: make a dataset of each store"
         )
     return "/".join(folders[0][:count]) or "/", ["/".join(path.split("/")[count:]) for path in paths]
+
+
+def _with_slashes(path: Path) -> str:
+    """A path with forward slashes, and a drive of Windows as an upper-case letter: c: is C:."""
+    text = str(path).replace(os.sep, "/")
+    return text[0].upper() + text[1:] if text[1:2] == ":" else text

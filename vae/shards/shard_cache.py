@@ -107,7 +107,7 @@ class ShardCache:
                     return path
                 for left in self.folder.glob(f"{sha256[:LOCK_DIGITS]}*.part"):
                     if _OWN_NAME.fullmatch(left.name):  # of a process that was killed
-                        left.unlink()
+                        _remove(left)
                 part = self._reserve(name, sha256, size)
                 try:
                     for _ in range(TRIES):
@@ -117,7 +117,7 @@ class ShardCache:
                                 os.replace(part, path)
                             return path
                 finally:
-                    part.unlink(missing_ok=True)
+                    _remove(part)
         except OSError as error:
             if error.errno not in DISK_ERRORS:
                 raise
@@ -195,3 +195,9 @@ class ShardCache:
                 return True
         except Timeout:
             return False
+
+
+def _remove(part: Path) -> None:
+    """Remove a download; what a thread of a store's package still has open on Windows stays for later."""
+    with suppress(OSError):
+        part.unlink()

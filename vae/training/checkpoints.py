@@ -151,12 +151,22 @@ def stage_ends(stages: list[Stage], position: Position) -> set[str]:
 def prune(folder: Path, keep: int, *, apart: set[str], needed: set[str]) -> list[Path]:
     """Remove all but the newest `keep` checkpoints and those with these names; returns the removed.
 
-    Those `apart` do not count.
+    Those `apart` do not count. OSError, after the others are removed, if one cannot be: on Windows, because a
+    program has it open.
     """
     counted = [path for path in list_checkpoints(folder) if path.name not in apart]
-    removed = [path for path in counted[keep:] if path.name not in needed]
-    for path in removed:
-        path.unlink(missing_ok=True)
+    removed, failure = [], None
+    for path in counted[keep:]:
+        if path.name in needed:
+            continue
+        try:
+            path.unlink(missing_ok=True)
+            record_path(path).unlink(missing_ok=True)
+        except OSError as error:
+            failure = error
+            continue
         _steps.pop(path, None)
-        record_path(path).unlink(missing_ok=True)
+        removed.append(path)
+    if failure:
+        raise failure
     return removed

@@ -138,7 +138,8 @@ class CheckpointWriter:
         try:
             prune()
         except OSError as error:
-            self._notify(console.warning, f"older checkpoints cannot be removed: {error}")
+            text = f"an older checkpoint cannot be removed: {error}; the next save tries again"
+            self._notify(console.warning, text)
 
     def _notify(self, print_line: Callable[[str], None], text: str) -> None:
         self._messages.append(partial(print_line, text))
