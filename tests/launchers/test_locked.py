@@ -13,7 +13,7 @@ from packaging.version import Version
 from tests.harness.launcher_projects import make_pair, make_wheel
 from tests.harness.runs import ROOT
 
-# The first versions with the fixes, from the advisories that docs/reliability.md names.
+# The first versions with the fixes of these advisories.
 FIXED = {
     "torch": "2.10",  # CVE-2025-32434, CVE-2026-24747
     "tqdm": "4.66.3",  # CVE-2024-34062

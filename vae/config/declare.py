@@ -69,8 +69,8 @@ def kernels_option() -> Any:
     """--kernels of every script that computes."""
     return option(
         "auto",
-        "our kernels on a GPU; auto: Triton, and PyTorch for each kernel that fails its test at the start; "
-        "triton: an error if one fails; torch: never Triton, slower",
+        "our kernels on a GPU; auto: Triton, or PyTorch for one that fails its test at the start; triton: an "
+        "error if one fails; torch: slower",
         choices=("auto", "triton", "torch"),
         scope="machine",
     )
@@ -96,10 +96,9 @@ def cache_dir_option() -> Any:
     """--cache_dir of every script that reads a dataset of shards."""
     return option(
         None,
-        "folder on this machine for shards of remote datasets (in vae-trainer-shards); if given, also for "
-        "those on a shared disk",
+        "folder on this machine for shards of remote datasets; if given, also for those on a shared disk",
         metavar="DIR",
-        unset="vae-trainer in the user's cache folder, for remote datasets only",
+        unset="vae-trainer in the user's cache folder",
         inherited=False,
         scope="machine",
         writes=True,
@@ -110,7 +109,7 @@ def cache_gib_option() -> Any:
     """--cache_gib of every script that reads a dataset of shards."""
     return option(
         50,
-        "maximum GiB of --cache_dir, less if the disk is smaller; too few are an error at the start",
+        "maximum GiB of --cache_dir",
         metavar="GIB",
         at_least=0,
         inherited=False,
@@ -122,7 +121,7 @@ def exclude_option() -> Any:
     """--exclude of every script that measures or trains with images."""
     return option(
         None,
-        "text file of images that are not used, one per line: the SHA-256 of a file or a name in the dataset",
+        "text file of images that are not used (docs/shards.md)",
         metavar="FILE",
     )
 

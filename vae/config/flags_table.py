@@ -14,7 +14,6 @@ def flags_markdown() -> str:
         f"`python train_vae.py --help` shows the {len(COMMON)} most used flags, this page the others, and",
         "`--help_all` both. Each is also a key of the JSON file of `--config`, except the actions. Every",
         "on/off flag also has a `--no-` form. Without a default, it is off.",
-        "`python -m vae.config.flags_table` writes this page.",
     ]
     for name, section in {"actions": ActionConfig, **sections()}.items():
         lines += ["", f"## {name}", "", section_title(section), ""]

@@ -38,8 +38,8 @@ class ModelConfig:
 
     family: str = option(
         "kl",
-        "layers of the network; kl: those of AutoencoderKL; wan: those of Wan 2.1 and Qwen-Image that act on "
-        "a single image, set by --init_from",
+        "layers of the network; kl: those of AutoencoderKL; wan: those of Wan 2.1 and Qwen-Image, set by "
+        "--init_from",
         choices=("kl", "wan"),
     )
     channels: tuple[int, ...] = option(
@@ -53,8 +53,8 @@ class ModelConfig:
     )
     decoder: str | None = option(
         None,
-        "another kind of decoder; tiny: that of taesd, 1.2 M parameters, for previews; it needs --init_from "
-        "and --train_part decoder (docs/export.md)",
+        "another kind of decoder; tiny: that of taesd, for previews; needs --init_from and --train_part decoder "
+        "(docs/export.md)",
         choices=("tiny",),
         unset="the layers of the encoder",
     )
@@ -75,8 +75,7 @@ class ModelConfig:
     mid_attention: bool = option(True, "attention in the middle of encoder and decoder")
     padding: str = option(
         "zeros",
-        "padding of the 3x3 convolutions that keep the size; reflect: as in EQ-VAE's releases, slower; no "
-        "file of others contains it, so give it with --init_from",
+        "padding of the 3x3 convolutions; reflect: as in EQ-VAE's releases, slower (docs/export.md)",
         choices=("zeros", "reflect"),
     )
     z_channels: int = option(16, "latent channels", at_least=1, at_most=MAX_CHANNELS)
@@ -86,13 +85,10 @@ class ModelConfig:
     use_quant_conv: bool = option(
         False, "add 1x1 convolutions before and after the latents, as in SD 1.x and SDXL"
     )
-    latent_norm: bool = option(
-        False, "store fixed means and variances of 2x2 latent patches, as FLUX.2 does; they are not trained"
-    )
+    latent_norm: bool = option(False, "store fixed means and variances of 2x2 latent patches, as FLUX.2 does")
     init: str = option(
         "warm",
-        "initial weights; warm: the network starts as a linear codec; default: PyTorch's initialization "
-        "with little noise of the posterior",
+        "initial weights; warm: the network starts as a linear codec; default: PyTorch's initialization",
         choices=("warm", "default"),
     )
     init_from: str | None = option(
@@ -137,9 +133,7 @@ class DataConfig:
         words=True,
         scope="machine",
     )
-    fold: int | None = option(
-        None, "fold of the manifest that validates, instead of its split; the others train", at_least=0
-    )
+    fold: int | None = option(None, "fold of the manifest that validates, instead of its split", at_least=0)
     val_path: str | None = option(
         None,
         "folder of validation images, or a dataset.json, instead of --val_split",
@@ -149,15 +143,15 @@ class DataConfig:
     exclude: str | None = exclude_option()
     data_streams: int | None = option(
         None,
-        "streams of a dataset of shards; shards are read once if the number of processes divides it",
-        unset="1 to 6720, by the numbers of images and shards and their size",
+        "streams of a dataset of shards (docs/shards.md)",
+        unset="by the size of the dataset",
         at_least=1,
         scope="machine",
     )
     shuffle_shards: int | None = option(
         None,
-        "shards of a dataset whose images are mixed at a time, in all streams; more need a larger cache",
-        unset="256, or as many as fit into --cache_gib, and at least 1 per stream",
+        "shards whose images are mixed at a time, in all streams; more need a larger cache",
+        unset="256, or as many as fit into --cache_gib",
         at_least=1,
         scope="machine",
     )
@@ -171,7 +165,7 @@ class DataConfig:
     )
     split_seed: int | None = option(
         None,
-        "seed of --val_split; set it to compare runs with several --seed",
+        "seed of --val_split",
         unset="--seed",
         at_least=0,
         at_most=2**63 - 1,
@@ -200,8 +194,7 @@ class DataConfig:
     )
     buckets: int = option(
         0,
-        "up to this many shapes of training crops, from 1:2 to 2:1, with about the pixels of --image_size "
-        "squared; 0: square crops",
+        "maximum number of shapes of training crops, from 1:2 to 2:1 (docs/training.md); 0: square crops",
         metavar="N",
         at_least=0,
         at_most=64,
@@ -215,7 +208,7 @@ class DataConfig:
     )
     color_jitter: tuple[float, ...] = option(
         NO_JITTER,
-        "largest random changes of brightness, contrast, saturation and hue, for example 0.2 0.2 0.2 0.02",
+        "largest random changes of brightness, contrast, saturation and hue",
         at_least=0,
         at_most=1,
         changes_samples=True,
@@ -277,27 +270,24 @@ class LossConfig:
     )
     variance_weight: float = term_weight(
         0.0,
-        "weight of variance expansion, which keeps the posterior's noise at --variance_target; use it with "
-        "--kl_weight 0",
+        "weight of variance expansion; use it with --kl_weight 0 (docs/training.md)",
         "latent",
         statistics=True,
     )
     variance_target: float = option(
         0.25,
-        "target of --variance_weight: the posterior's noise, in standard deviations of the latents",
+        "the posterior's noise that --variance_weight aims at, in standard deviations of the latents",
         at_least=0.001,
         at_most=1,
     )
     equivariance_weight: float = term_weight(
-        0.0, "weight of the losses of latents that are decoded at 1/2 and 1/4 of their size", "view"
+        0.0, "weight of scale equivariance of the latents (docs/training.md)", "view"
     )
     adversarial_weight: float = option(0.0, "weight of the adversarial loss; 0: no discriminator", at_least=0)
     disc_start: int = option(
         5000, "optimizer step at which the discriminator and the adversarial loss start", at_least=0
     )
-    disc_warmup: int = option(
-        0, "optimizer steps by which the adversarial loss starts later than its discriminator", at_least=0
-    )
+    disc_warmup: int = option(0, "optimizer steps for which the discriminator learns alone first", at_least=0)
     disc_ramp: int = option(
         1000, "optimizer steps over which the adversarial loss ramps up to its weight", at_least=0
     )
@@ -382,8 +372,7 @@ class SpeedConfig:
     cuda_graph: bool | None = option(
         None,
         "start a step's kernels with one call (docs/memory.md)",
-        unset="on below 1024 px, for one process without --profile_steps and --buckets; on Windows from "
-        "PyTorch 2.13 on",
+        unset="on below 1024 px, for one process",
         scope="machine",
     )
     micro_batch_size: str = option(
@@ -397,20 +386,19 @@ class SpeedConfig:
     )
     recompute: str = option(
         "auto",
-        "what backward recomputes instead of storing, from fastest to least memory; auto: the fastest that "
-        "fits (docs/memory.md)",
+        "what backward recomputes, from fastest to least memory; auto: the fastest that fits (docs/memory.md)",
         choices=("auto", *RECOMPUTE),
         inherited=False,
         scope="machine",
     )
     gradient_dtype: str = option(
         "fp32",
-        "what several processes sum gradients in; bf16: half the traffic, another rounding (docs/cluster.md)",
+        "what several processes sum gradients in (docs/cluster.md)",
         choices=("fp32", "bf16"),
     )
     vram_margin: float = option(
         0.98,
-        "fraction of the free device memory that a run may use, unless a fixed --micro_batch_size needs more",
+        "fraction of the free device memory that a run may use",
         at_least=0.1,
         at_most=1,
         inherited=False,
@@ -462,8 +450,7 @@ class RunConfig:
     batch_size: int = option(4, "images per device and optimizer step", at_least=1)
     global_batch_size: int | None = option(
         None,
-        "images of all devices per optimizer step, with accumulation, instead of --batch_size; a resumed run "
-        "keeps it with any number of devices",
+        "images of all devices per optimizer step, with accumulation, instead of --batch_size",
         at_least=1,
     )
     accumulation_steps: int = option(
@@ -476,9 +463,7 @@ class RunConfig:
         inherited=False,
     )
     find_lr_steps: int = option(200, "optimizer steps of --find_lr per seed", at_least=50, inherited=False)
-    find_lr_seeds: int = option(
-        3, "how often --find_lr is repeated with other images, crops and noise", at_least=1, inherited=False
-    )
+    find_lr_seeds: int = option(3, "how often --find_lr is repeated", at_least=1, inherited=False)
     max_steps: int | None = option(
         None, "stop when the whole run reaches this many optimizer steps", at_least=1, inherited=False
     )
@@ -523,14 +508,14 @@ class RunConfig:
     quick_val_steps: int = option(500, "optimizer steps between quick validations; 0: none", at_least=0)
     regression_psnr: float = option(
         1.0,
-        "dB below its best PSNR at which a quick validation causes a warning and a validation",
+        "dB below its best at which the PSNR of a quick validation causes a warning and a validation",
         metavar="DB",
         at_least=0,
     )
     log_freq: int = option(10, "optimizer steps between log records", at_least=1, scope="machine")
     wandb: bool = option(
         False,
-        "also log to Weights & Biases (package wandb); WANDB_MODE=offline needs no account",
+        "also log to Weights & Biases",
         scope="machine",
     )
     wandb_project: str = option("vae-trainer", "project of --wandb", metavar="NAME", scope="machine")
