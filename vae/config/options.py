@@ -53,8 +53,8 @@ class ModelConfig:
     )
     decoder: str | None = option(
         None,
-        "another kind of decoder; tiny: that of taesd, for previews; needs --init_from and --train_part decoder "
-        "(docs/export.md)",
+        "another kind of decoder; tiny: that of taesd, for previews; needs --init_from and --train_part "
+        "decoder (docs/export.md)",
         choices=("tiny",),
         unset="the layers of the encoder",
     )
@@ -386,7 +386,7 @@ class SpeedConfig:
     )
     recompute: str = option(
         "auto",
-        "what backward recomputes, from fastest to least memory; auto: the fastest that fits (docs/memory.md)",
+        "what backward recomputes, fastest first; auto: the fastest that fits (docs/memory.md)",
         choices=("auto", *RECOMPUTE),
         inherited=False,
         scope="machine",

@@ -92,7 +92,7 @@ class SelectConfig:
     )
     exclude: str | None = option(
         None,
-        "text file with an image on each line to leave out: the SHA-256 or key of its file, its name or url",
+        "text file with an image on each line to leave out: the SHA-256 or key of its file, or its name",
         metavar="FILE",
     )
 
@@ -202,7 +202,7 @@ class IndexConfig(SelectConfig, RulesConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class AnalyzeConfig(ReadingConfig):
-    """Measure a set of images; write the statistics as JSON and as an HTML page."""
+    """Measure a set of images; write the statistics as JSON, histograms and a list of near duplicates."""
 
     output_dir: str = option(
         "./dataset_stats",
