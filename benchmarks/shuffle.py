@@ -21,8 +21,7 @@ import numpy as np
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
-from vae.sampling.order import permutation  # noqa: E402
-from vae.sampling.streams import StreamOrder  # noqa: E402
+from vae.sampling.order import StreamOrder, permutation  # noqa: E402
 
 Order = Callable[[int, int], np.ndarray]  # first position, count -> images
 

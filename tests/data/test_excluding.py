@@ -17,12 +17,11 @@ from vae.config.evaluate_flags import EvaluateConfig
 from vae.config.options import DataConfig
 from vae.data.dataset import CropDataset, FolderImages
 from vae.data.exclude_list import Excluded, read_exclude_list, refuse_unmatched
-from vae.data.excluding import find_excluded
+from vae.data.image_sets import find_excluded
 from vae.data.loading import TrainLoader
 from vae.evaluation.image_set import find_images
 from vae.interop.run_files import OTHER_DATA
-from vae.shards.dataset_json import read_dataset, write_dataset
-from vae.shards.index import Shard, index_path, index_type
+from vae.shards.dataset_json import Shard, index_path, index_type, read_dataset, write_dataset
 from vae.shards.shard_images import ShardImages
 from vae.system.errors import DataError, UserError
 from vae.training.provenance import EXACT

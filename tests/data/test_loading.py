@@ -23,10 +23,10 @@ from tests.harness.runs import ROOT, run_script
 from tests.harness.waiting import wait_until
 from tests.harness.workers import notice_deaths_at_once
 from vae.config.options import DataConfig
-from vae.data import decoding_processes, loading, probing
+from vae.data import image_sets, loading
 from vae.data.dataset import CropDataset, FolderImages, Rejection, collate
+from vae.data.image_sets import accepted_bad_images, probe
 from vae.data.loading import TrainLoader, load_validation
-from vae.data.probing import accepted_bad_images, probe
 from vae.data.workers import resolve_num_workers
 from vae.images.folder import list_images
 from vae.system.errors import DataError, UserError
@@ -408,7 +408,7 @@ def test_waiting_for_images_can_be_ended(image_folder, fast_poll, workers, monke
                 os.kill(process.pid, getattr(signal, "SIGSTOP", signal.SIGTERM))
             raise InterruptedError
 
-    monkeypatch.setattr(decoding_processes, "END_SECONDS", 60.0)
+    monkeypatch.setattr(loading, "END_SECONDS", 60.0)
     started = time.monotonic()
     with (
         TrainLoader(crops, local_batch=2, num_workers=workers, while_waiting=while_waiting) as loader,
@@ -430,7 +430,7 @@ def test_waiting_ends_after_a_signal_that_is_handled_too_long(image_folder, fast
         signals.append(1)
         if len(signals) > 40:
             raise RuntimeError("the wait did not end")
-        time.sleep(2 * decoding_processes.POLL_SECONDS)
+        time.sleep(2 * loading.POLL_SECONDS)
 
     def while_waiting():
         raise InterruptedError
@@ -438,7 +438,7 @@ def test_waiting_ends_after_a_signal_that_is_handled_too_long(image_folder, fast
     before = signal.signal(signal.SIGALRM, handle)
     try:
         with TrainLoader(crops, local_batch=2, num_workers=0, while_waiting=while_waiting) as loader:
-            signal.setitimer(signal.ITIMER_REAL, decoding_processes.POLL_SECONDS / 2, 0.25)
+            signal.setitimer(signal.ITIMER_REAL, loading.POLL_SECONDS / 2, 0.25)
             with pytest.raises(InterruptedError):
                 list(loader.batches(0))
     finally:
@@ -529,14 +529,14 @@ def test_probe_of_a_small_set_compares_all_images_with_the_accepted_fraction(ima
 def test_probe_says_if_decoding_is_slow(image_folder, monkeypatch, capsys):
     probe(dataset(image_folder), 1.0)
     assert "decoding takes" not in capsys.readouterr().out
-    monkeypatch.setattr(probing, "SLOW_SECONDS", 0.0)
+    monkeypatch.setattr(image_sets, "SLOW_SECONDS", 0.0)
     probe(dataset(image_folder), 1.0)
     assert "--mode preprocess --target_size 32" in capsys.readouterr().out
 
 
 def test_probe_of_a_large_set_decodes_a_sample(image_folder, monkeypatch):
-    monkeypatch.setattr(probing, "COMPLETE", 11)
-    monkeypatch.setattr(probing, "SAMPLE", 4)  # images 0, 4, 7 and 11 of 12
+    monkeypatch.setattr(image_sets, "COMPLETE", 11)
+    monkeypatch.setattr(image_sets, "SAMPLE", 4)  # images 0, 4, 7 and 11 of 12
     assert [rejection.name for rejection in probe(dataset(image_folder), 0.0)] == ["07.png"]
 
 

@@ -8,10 +8,10 @@ import pytest
 
 from tests.harness.shards import pack
 from vae.config.options import build
-from vae.data import shared_images
+from vae.data import image_sets
 from vae.data.dataset import FolderImages
 from vae.data.exclude_list import read_exclude_list
-from vae.data.shared_images import NotComparedError, find_shared_images
+from vae.data.image_sets import NotComparedError, find_shared_images
 from vae.images.folder import list_images
 from vae.shards.dataset_json import read_dataset
 from vae.shards.shard_images import ShardImages
@@ -73,12 +73,12 @@ def test_folders_and_shards(data, tmp_path):
 
 
 def test_sets_that_take_minutes_are_not_compared_and_the_same_folder_is(data, other_images, monkeypatch):
-    monkeypatch.setattr(shared_images, "MAX_FILES", 15)
+    monkeypatch.setattr(image_sets, "MAX_FILES", 15)
     with pytest.raises(NotComparedError, match="has 16 images"):
         shared(data, other_images)
     assert len(shared(data, data / "inner")) == 8
     monkeypatch.undo()
-    monkeypatch.setattr(shared_images, "MAX_BYTES", 100)
+    monkeypatch.setattr(image_sets, "MAX_BYTES", 100)
     with pytest.raises(NotComparedError, match="GiB of files have equal sizes"):
         shared(data, shutil.copytree(data, data.with_name("copy")))
 

@@ -14,8 +14,8 @@ from tests.harness.preparing import prepare
 from tests.harness.runs import run_here
 from vae.images.decoding import read_image
 from vae.prepare.analyze import HEIGHT, WIDTH, bin_edges
-from vae.prepare.draw import draw_image
-from vae.prepare.measures import estimate_jpeg_quality, measure_image, sharpness
+from vae.prepare.check import estimate_jpeg_quality, measure_image, sharpness
+from vae.prepare.demo import draw_image
 
 EVIL = "<img src=x onerror=alert(1)> & \"quoted\" 'too'"
 

@@ -12,7 +12,7 @@ from tests.harness.runs import run_here, run_script
 from tests.prepare.test_preprocess import kill_when, posix
 from vae.images.decoding import decode_image
 from vae.images.folder import list_images
-from vae.prepare.draw import draw_image
+from vae.prepare.demo import draw_image
 
 GOLDEN = "7bff85a308dedce52fc156229a1ed3cef01b63a28f22f415c9a2dd2892f2815f"
 

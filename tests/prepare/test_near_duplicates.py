@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from PIL import Image, ImageEnhance, ImageFilter, ImageOps
 
-from vae.prepare.draw import draw_image
+from vae.prepare.demo import draw_image
 from vae.prepare.near_duplicates import MIRROR, are_near, find_clusters, hash_pixels, near_between
 
 

@@ -13,7 +13,7 @@ from tests.harness.runs import ROOT
 from tests.harness.tars import write_webdataset
 from vae.prepare import blocks, shard
 from vae.prepare.blocks import file_blocks
-from vae.prepare.draw import draw_image
+from vae.prepare.demo import draw_image
 
 PARTS = (1, 4, 13)
 

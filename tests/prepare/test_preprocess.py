@@ -25,9 +25,8 @@ from vae.config.prepare_flags import PreprocessConfig
 from vae.data.manifest import read_rows
 from vae.images.decoding import decode_image
 from vae.images.formats import BadImageError
-from vae.prepare.draw import draw_image
-from vae.prepare.naming import output_name
-from vae.prepare.resize import plan_shape, resize, resize_to_shape
+from vae.prepare.demo import draw_image
+from vae.prepare.preprocess import output_name, plan_shape, resize, resize_to_shape
 from vae.prepare.source import open_source
 
 posix = pytest.mark.skipif(sys.platform == "win32", reason="needs signals, links and file names of Unix")

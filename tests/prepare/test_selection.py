@@ -14,11 +14,10 @@ from tests.harness.runs import TINY
 from tests.harness.shards import pack
 from tests.harness.tars import write_img2dataset
 from vae.prepare.blocks import FileBlock
-from vae.prepare.draw import draw_image
+from vae.prepare.demo import draw_image
 from vae.prepare.near_duplicates import find_shared
 from vae.prepare.rows import BlockRows, RowFolder
-from vae.prepare.selection import choose_validation
-from vae.prepare.table import Table
+from vae.prepare.table import Table, choose_validation
 from vae.shards.dataset_json import read_dataset
 from vae.shards.shard_images import ShardImages
 from vae.system.errors import DataError

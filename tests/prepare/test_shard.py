@@ -15,11 +15,9 @@ from tests.harness.runs import run_script
 from tests.harness.shards import pack
 from vae.data.dataset import CropDataset
 from vae.prepare import shard as shard_module
-from vae.prepare import shard_writer
 from vae.prepare.blocks import FileBlock
-from vae.prepare.shard_writer import save_index
-from vae.shards.dataset_json import read_dataset, write_dataset
-from vae.shards.index import Shard, index_path, index_type
+from vae.prepare.shard import save_index
+from vae.shards.dataset_json import Shard, index_path, index_type, read_dataset, write_dataset
 from vae.shards.shard_images import ShardImages
 from vae.system.errors import DataError
 from vae.system.files import sha256_of_file
@@ -183,10 +181,10 @@ def test_manifest_that_is_split_decides(source, tmp_path):
 
 def test_image_that_changed_after_its_check_is_an_error(source, tmp_path):
     block = FileBlock(id="", file=source, names=("00.png",))
-    member = shard_writer.Member(0, 0, 0, 64 * "0", "png", 1, (1, 1), 32 * "0", "{}")
-    plan = shard_writer.Plan("dataset.json", "images-000000.tar", [member], {0: block})
+    member = shard_module.Member(0, 0, 0, 64 * "0", "png", 1, (1, 1), 32 * "0", "{}")
+    plan = shard_module.Plan("dataset.json", "images-000000.tar", [member], {0: block})
     with pytest.raises(DataError, match="has changed"):
-        shard_writer.write_shard(tmp_path, plan)
+        shard_module.write_shard(tmp_path, plan)
     assert not list(tmp_path.glob("*.tar"))
 
 

@@ -11,7 +11,7 @@ from PIL import Image
 from tests.harness.preparing import prepare, write_manifest
 from vae.config.prepare_flags import SplitConfig
 from vae.data.manifest import read_rows
-from vae.prepare.draw import draw_image
+from vae.prepare.demo import draw_image
 from vae.prepare.split import run_split
 from vae.prepare.subsets import choose_val_groups, gather
 from vae.system.errors import DataError, UserError

@@ -20,7 +20,7 @@ from tests.harness.tars import (
 )
 from tests.prepare.test_preprocess import posix
 from vae.prepare import tar_source
-from vae.prepare.inputs import common_folder, find_files
+from vae.prepare.blocks import common_folder, find_files
 from vae.shards.dataset_json import read_dataset
 from vae.shards.shard_images import ShardImages
 from vae.system.errors import DataError, UserError

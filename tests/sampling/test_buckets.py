@@ -9,12 +9,11 @@ from PIL import Image
 
 from vae.config.options import DataConfig
 from vae.data.dataset import CropDataset, FolderImages
-from vae.data.image_sizes import image_sizes
+from vae.data.image_sets import image_sizes
 from vae.data.loading import TrainLoader
 from vae.images.decoding import decode_image
 from vae.sampling.buckets import BucketOrder, aspects, bucket_shapes, nearest
-from vae.sampling.order import ShuffledOrder, StepSampler
-from vae.sampling.streams import StreamOrder
+from vae.sampling.order import ShuffledOrder, StepSampler, StreamOrder
 
 COUNT, BATCH = 5000, 16
 SHAPES = bucket_shapes(256, 8, 5)

@@ -5,10 +5,10 @@ import math
 import numpy as np
 import pytest
 
-from vae.sampling.order import StepSampler
-from vae.sampling.streams import (
+from vae.sampling.order import (
     MIN_SAMPLES,
     SHUFFLE_SHARDS,
+    StepSampler,
     StreamOrder,
     count_streams,
     default_streams,

@@ -6,8 +6,7 @@ import tracemalloc
 import numpy as np
 import pytest
 
-from vae.shards.dataset_json import FORMAT, is_dataset, read_dataset, write_dataset
-from vae.shards.index import Shard
+from vae.shards.dataset_json import FORMAT, Shard, is_dataset, read_dataset, write_dataset
 from vae.system.errors import DataError, UserError
 from vae.system.files import MAX_JSON_BYTES
 

@@ -18,9 +18,8 @@ from vae.data.dataset import CropDataset
 from vae.data.loading import TrainLoader
 from vae.images.decoding import INTEGRITY_CHECKS, decode_image
 from vae.images.formats import BadImageError
-from vae.shards import local_shards, shard_images
-from vae.shards.dataset_json import read_dataset
-from vae.shards.index import index_path, read_index
+from vae.shards import shard_images
+from vae.shards.dataset_json import index_path, read_dataset, read_index
 from vae.shards.shard_images import ShardImages
 
 
@@ -78,7 +77,7 @@ def test_threads_read_while_another_one_waits_for_its_disk(dataset, monkeypatch)
     sharded = images(dataset)
     expected = [sharded.read(n) for n in range(12)]
     waiting, release = threading.Event(), threading.Event()
-    read, slow = local_shards._TarFile.read, []
+    read, slow = shard_images._TarFile.read, []
 
     def read_slowly(file, offset, size):
         if not slow:
@@ -87,7 +86,7 @@ def test_threads_read_while_another_one_waits_for_its_disk(dataset, monkeypatch)
             assert release.wait(30)
         return read(file, offset, size)
 
-    monkeypatch.setattr(local_shards._TarFile, "read", read_slowly)
+    monkeypatch.setattr(shard_images._TarFile, "read", read_slowly)
     with ThreadPoolExecutor(2) as pool:
         first = pool.submit(sharded.read, 0)
         assert waiting.wait(30)
@@ -170,9 +169,8 @@ def test_indexes_of_open_windows_are_read_once(tmp_path, monkeypatch):
     """More shards than files that are kept open: 64 streams of one process have 320 shards open."""
     dataset = write_shards(tmp_path, count=12, shard_bytes=30_000)
     read, calls = read_index, []
-    monkeypatch.setattr(local_shards, "read_index", lambda *args: calls.append(args) or read(*args))
-    for module in (local_shards, shard_images):
-        monkeypatch.setattr(module, "OPEN_SHARDS", 1)
+    monkeypatch.setattr(shard_images, "read_index", lambda *args: calls.append(args) or read(*args))
+    monkeypatch.setattr(shard_images, "OPEN_SHARDS", 1)
     sharded = images(dataset)
     for _ in range(3):
         for number in range(12):

@@ -78,8 +78,8 @@ def test_step_without_any_valid_image_changes_nothing(options, tmp_path):
 
 
 def test_training_on_a_large_set_stops_above_max_bad_fraction(options, tmp_path, monkeypatch):
-    monkeypatch.setattr("vae.data.probing.COMPLETE", 8)  # the 16 images count as a large set
-    monkeypatch.setattr("vae.data.probing.SAMPLE", 4)
+    monkeypatch.setattr("vae.data.image_sets.COMPLETE", 8)  # the 16 images count as a large set
+    monkeypatch.setattr("vae.data.image_sets.SAMPLE", 4)
     damage(options, 4)
     options["num_epochs"] = 1
     with pytest.raises(DataError, match=r" of 16 training images .* --max_bad_fraction 0\.05") as caught:

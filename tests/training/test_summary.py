@@ -12,7 +12,7 @@ import torch
 from tests.harness.training_runs import records
 from vae.config.options import LossConfig, ModelConfig, SpeedConfig
 from vae.config.recipes import RECIPES
-from vae.sampling.streams import StreamOrder
+from vae.sampling.order import StreamOrder
 from vae.shards.shard_cache import SPARE_BYTES, ShardCache
 from vae.shards.shard_images import ShardImages
 from vae.system.errors import UserError

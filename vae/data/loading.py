@@ -1,10 +1,19 @@
 """Batches from decoding processes: any epoch from any step for training, every image once for validation."""
 
+import errno
+import multiprocessing
+import os
+import queue
+import shutil
+import signal
+import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+import traceback
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import replace
 from functools import partial
+from multiprocessing.connection import wait
 from typing import Any
 
 import torch
@@ -12,10 +21,11 @@ from torch.utils.data import DataLoader, Dataset, get_worker_info
 
 from vae.config.options import NO_JITTER, DataConfig
 from vae.data.dataset import DEFAULTS, Batch, CropDataset, Images, Sample, collate
-from vae.data.decoding_processes import DecodingProcesses
-from vae.data.workers import start_worker
+from vae.data.workers import blocked_signals, start_worker
+from vae.device import is_out_of_memory
 from vae.sampling.buckets import BucketOrder
 from vae.sampling.order import Key, Order, StepSampler
+from vae.system import console
 from vae.system.errors import DataError
 
 
@@ -183,3 +193,217 @@ def _open_loader(
         persistent_workers=dataset.data.persistent_workers and has_workers,
         multiprocessing_context=start_method if has_workers else None,
     )
+
+
+# ---- Decoding processes ------------------------------------------------------------------------------------
+
+POLL_SECONDS = 1.0  # a wait for a batch notices this often that the run has to stop
+END_SECONDS = 5.0  # a process in a read that no signal interrupts is left behind
+MAX_FAILURES = 3  # of the decoding processes of one loader: at this one, training stops
+SHARED_MEMORY = "/dev/shm"
+NO_FILES = ("Too many open files", "ancdata")  # of the system, and of Python if a file could not be passed on
+FILES_PER_PROCESS, OTHER_FILES = 6, 16  # that are open here: pipes to it and its end; everything else
+NO_PAGING_FILE = 1455  # Windows' ERROR_COMMITMENT_LIMIT
+
+
+class WorkerError(Exception):
+    """A decoding process has died, or lacks memory or files: the cause and its remedy."""
+
+
+class DecodingProcesses:
+    """Makes batches in processes, or in a thread of this one. If a process dies, fewer are started again."""
+
+    def __init__(
+        self,
+        make_loader: Callable[[int], DataLoader[Sample]],
+        num_workers: int,
+        while_waiting: Callable[[], None],
+        persistent: bool,
+    ) -> None:
+        """`make_loader` gets a number of processes; `while_waiting` is called every POLL_SECONDS."""
+        self._make_loader = make_loader
+        self._num_workers = num_workers
+        self._while_waiting = while_waiting
+        self._persistent = persistent
+        self._failures = 0
+        self._batches: _Batches | None = None
+
+    def batches(self, start_at: Callable[[int], None]) -> Generator[Batch, None, None]:
+        """All batches; `start_at(n)` is called before they are made from the nth on.
+
+        Raises DataError with cause and remedy if processes fail repeatedly.
+        """
+        done, finished = 0, False
+        try:
+            while not finished:
+                start_at(done)
+                try:
+                    if self._batches is None:
+                        self._batches = _Batches(self._make_loader(self._num_workers))
+                    else:
+                        self._batches.begin_again()
+                    while (batch := self._next()) is not None:
+                        done += 1
+                        yield batch
+                    finished = True
+                except WorkerError as error:
+                    self._restart(error)
+        except GeneratorExit:  # the caller stops within the epoch, and may start another one
+            finished = True
+            raise
+        finally:
+            if not finished:
+                self.end(kill=True)
+            elif not self._persistent:
+                self.end()
+
+    def end(self, kill: bool = False) -> None:
+        """End the processes and wait for them; with `kill`, they do not finish their batches."""
+        if self._batches is not None:
+            self._batches.end(kill)
+        self._batches = None
+
+    def _next(self) -> Batch | None:
+        """The next batch, or None at the end."""
+        assert self._batches is not None
+        while True:
+            try:
+                return self._batches.next()
+            except TimeoutError:
+                self._while_waiting()
+
+    def _restart(self, why: WorkerError) -> None:
+        self._failures += 1
+        self.end(kill=True)
+        if self._failures == MAX_FAILURES:
+            raise DataError(f"decoding processes failed {MAX_FAILURES} times: {why}")
+        self._num_workers = max(1, self._num_workers // 2)
+        workers = console.counted(self._num_workers, "worker")
+        line = f"a decoding process failed: {why}. Continuing with {workers}; the batches are the same"
+        console.error_from_signal_handler(line)
+
+
+class _Batches:
+    """The batches of a DataLoader. A thread waits for them, so that this one can do something else meanwhile.
+
+    A process that is stopped, or a disk that hangs, may block the thread for ever. Only the thread keeps the
+    DataLoader's iterator, so the processes are ended there when it drops the iterator.
+    """
+
+    def __init__(self, loader: DataLoader[Sample]) -> None:
+        self._wanted: queue.SimpleQueue[bool] = queue.SimpleQueue()
+        # No SimpleQueue: its timed `get` may wait for ever if a signal's handler runs past the deadline.
+        self._made: queue.Queue[Batch | Exception | None] = queue.Queue()
+        self._again = self._is_waiting = False
+        context = loader.multiprocessing_context
+        before = multiprocessing.active_children()
+        failure, iterator = None, None
+        try:
+            _check_open_files(loader.num_workers)
+            with blocked_signals(context.get_start_method() if context else None):
+                iterator = iter(loader)
+        except OSError as error:
+            failure = error
+        self._processes = [child for child in multiprocessing.active_children() if child not in before]
+        if failure is not None:
+            self._kill()
+            raise WorkerError(_cause(failure, []))
+        # DataLoader of torch before 2.14 asks at exit whether the processes of such a loader are alive.
+        self._closes = not (loader.pin_memory and loader.persistent_workers)
+        self._thread = threading.Thread(target=self._run, args=(loader, iterator), daemon=True)
+        self._thread.start()
+
+    def begin_again(self) -> None:
+        """Begin with the batches that the loader makes now, in the same processes."""
+        self._again = True
+
+    def next(self) -> Batch | None:
+        """The next batch, None at the end; TimeoutError after POLL_SECONDS, then call it again."""
+        if not self._is_waiting:
+            self._wanted.put(True)
+        self._is_waiting = True
+        try:
+            made = self._made.get(timeout=POLL_SECONDS)
+        except queue.Empty:
+            raise TimeoutError from None
+        self._is_waiting = False
+        if isinstance(made, Exception):
+            raise made
+        return made
+
+    def end(self, kill: bool) -> None:
+        """End the processes and the thread; with `kill`, they do not finish their batches."""
+        self._wanted.put(False)
+        if kill:
+            self._kill()
+        if not self._is_waiting:  # otherwise, the thread soon notices that the processes were killed
+            self._thread.join(END_SECONDS)
+        self._kill()  # what hangs
+        for process in self._processes:
+            if self._closes and process.exitcode is not None and not self._thread.is_alive():
+                process.close()  # its pipes: Python collects them as garbage only much later
+
+    def _kill(self) -> None:
+        for process in self._processes:
+            process.kill()
+        for process in self._processes:
+            process.join(END_SECONDS)
+
+    def _run(self, loader: DataLoader[Sample], iterator: Any) -> None:
+        while self._wanted.get():
+            try:
+                if self._again:
+                    iterator = iter(loader)
+                    self._again = False
+                self._made.put(next(iterator, None))
+            except Exception as error:  # `next` raises it
+                traceback.clear_frames(error.__traceback__)  # they keep the iterator
+                self._made.put(self._meaning(error))
+        del iterator  # an error that somebody keeps also keeps this frame
+
+    def _meaning(self, error: Exception) -> Exception:
+        """WorkerError if a process has died, also while it passed on a batch, or has no memory or files."""
+        if not self._processes:
+            return error
+        is_lost = isinstance(error, ConnectionError | EOFError | FileNotFoundError)
+        # The system may take a moment to end the process.
+        wait([process.sentinel for process in self._processes], timeout=1.0 if is_lost else 0.0)
+        codes = [process.exitcode for process in self._processes if process.exitcode is not None]
+        is_dead = isinstance(error, RuntimeError) and codes
+        lacks = is_out_of_memory(error) or any(text in str(error) for text in NO_FILES)
+        return WorkerError(_cause(error, codes)) if is_lost or is_dead or lacks else error
+
+
+def _check_open_files(num_workers: int) -> None:
+    """Raises OSError if too few files can be opened: DataLoader would stop with half of its processes."""
+    count = FILES_PER_PROCESS * num_workers + OTHER_FILES if num_workers else 0
+    opened: list[int] = []
+    try:
+        opened.extend(os.open(os.devnull, os.O_RDONLY) for _ in range(count))
+    finally:
+        for number in opened:
+            os.close(number)
+
+
+def _cause(error: Exception, exit_codes: list[int]) -> str:
+    """Why processes failed, by an error and the exit codes of those that ended, and the remedy."""
+    text = (str(error).strip().splitlines() or ["no message"])[-1]  # the others are a process's traceback
+    signals = {signal.Signals(-code).name for code in exit_codes if -code in set(signal.Signals)}
+    if errno.ENOSPC in exit_codes or "SIGBUS" in signals or os.strerror(errno.ENOSPC) in text:
+        return f"{_shared_memory()} is full: give a container more with --shm-size 8g, or use --num_workers 0"
+    if errno.EMFILE in exit_codes or any(part in text for part in NO_FILES):
+        return "too many files are open: raise the limit with ulimit -n 4096, or use --num_workers 0"
+    if NO_PAGING_FILE in exit_codes or f"WinError {NO_PAGING_FILE}" in text:
+        return "the paging file of Windows is too small (error 1455): enlarge it, or use --num_workers 0"
+    if errno.ENOMEM in exit_codes or is_out_of_memory(error):
+        return "memory ran out: lower --num_workers"
+    if "SIGKILL" in signals:
+        return "it was killed (SIGKILL), usually by the system because memory ran out: lower --num_workers"
+    how = ", ".join(sorted(signals)) or ", ".join(f"code {code}" for code in exit_codes) or text
+    return f"it ended ({how}): prepare_data.py --mode validate finds images that crash a decoder"
+
+
+def _shared_memory() -> str:
+    if not os.path.isdir(SHARED_MEMORY):
+        return "shared memory"
+    return f"{SHARED_MEMORY} ({shutil.disk_usage(SHARED_MEMORY).total / 2**20:,.1f} MiB)"

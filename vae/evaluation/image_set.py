@@ -17,7 +17,7 @@ from PIL import Image
 from vae.config.evaluate_flags import MIN_SIZE, WHOLE, EvaluateConfig
 from vae.data.dataset import FolderImages, Images
 from vae.data.exclude_list import read_exclude_list, refuse_unmatched
-from vae.data.excluding import find_excluded
+from vae.data.image_sets import find_excluded
 from vae.images.folder import list_images
 from vae.images.formats import BadImageError
 from vae.progress import track

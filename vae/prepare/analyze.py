@@ -3,23 +3,187 @@
 import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from vae.charts import BLUE, new_figure, png
 from vae.config.prepare_flags import AnalyzeConfig
+from vae.config.recipes import RECIPES
 from vae.prepare.check import Check
-from vae.prepare.dataset_stats import COLUMNS, Column, Groups, exact_groups, examples, near_groups, summarize
 from vae.prepare.folders import check_apart, inside
 from vae.prepare.reasons import broken_lines, count_rejected, group_lines
 from vae.prepare.rows import open_rows, rules_of
-from vae.prepare.selection import drop_exact, name_near_groups
 from vae.prepare.source import open_source
-from vae.prepare.table import Table
+from vae.prepare.table import EXACT, READABLE, Table, drop_exact, flags, name_near_groups
 from vae.system import console
+from vae.system.console import printable
 from vae.system.errors import DataError
 from vae.system.files import replace_bytes, write_csv_rows, write_json
+
+# Image sizes of the profiles, in px, without the 128 px of the demo.
+RESOLUTIONS = sorted({recipe.values["image_size"] for name, recipe in RECIPES.items() if name != "demo"})
+QUANTILES = {"min": 0, "p1": 1, "p5": 5, "p25": 25, "p50": 50, "p75": 75, "p95": 95, "p99": 99, "max": 100}
+LARGEST_FIRST = "width::BIGINT * height DESC, bytes DESC, name"  # of a group, as in near_duplicates.sql
+EXAMPLES = 12  # images of each kind
+MAX_GROUPS, MAX_NAMES = 1000, 100  # listed in the JSON file; the counts include all
+
+
+class Column(NamedTuple):
+    """A value of each image that has a histogram."""
+
+    title: str
+    unit: str
+    is_log: bool  # whether its axis is logarithmic
+
+
+COLUMNS = {
+    "short_side": Column("Short side", "px", True),
+    "aspect": Column("Aspect", "width / height", True),
+    "megapixels": Column("Size", "megapixels", True),
+    "bits_per_pixel": Column("File size", "bits per pixel", True),
+    "brightness": Column("Brightness", "mean level, 0 to 255", False),
+    "contrast": Column("Contrast", "standard deviation of levels", False),
+    "sharpness": Column("Sharpness", "fine detail over contrast", True),
+    "jpeg_quality": Column("JPEG quality", "estimated, 1 to 100", False),
+}
+_VIEW = f"""
+    CREATE OR REPLACE VIEW readable AS SELECT n, name, format, flags, bytes, width, height, stats.*,
+        least(width, height) AS short_side, greatest(width, height) AS long_side, width / height AS aspect,
+        width / 1e6 * height AS megapixels, bytes * 8 / (width::BIGINT * height) AS bits_per_pixel,
+        list_has_any(flags, ['constant', 'near_blank']) AS is_blank
+    FROM images WHERE {READABLE}
+"""
+# Example images in the JSON file by kind: which ones, and their order, in SQL.
+KINDS = {
+    "largest": ("true", "megapixels DESC"),
+    "smallest": ("true", "short_side"),
+    "most_elongated": ("long_side > 2 * short_side", "long_side / short_side DESC"),
+    "most_blurred": ("NOT is_blank", "sharpness"),  # least fine detail for their contrast
+    "blank": ("is_blank", "contrast"),  # a standard deviation below 2 levels
+    "most_compressed": ("jpeg_quality < 75", "jpeg_quality"),
+}
+
+
+class Image(NamedTuple):
+    """An image of a group."""
+
+    n: int  # its number in the table
+    name: str
+    width: int
+    height: int
+
+
+Groups = dict[str, list[Image]]  # by the name of the group, the largest image first; largest group first
+
+
+def near_groups(table: Table) -> Groups:
+    """The groups of images that look alike, exact copies included."""
+    return _groups(
+        table,
+        "SELECT f.grp AS g, i.* FROM images i JOIN images f ON f.sha256 = i.sha256 AND f.reason = '' "
+        f"WHERE i.{READABLE} AND f.grp IS NOT NULL",
+    )
+
+
+def exact_groups(table: Table) -> Groups:
+    """Images with the same bytes."""
+    twins = f"SELECT sha256 FROM images WHERE reason = '{EXACT}'"
+    return _groups(table, f"SELECT sha256 AS g, * FROM images WHERE sha256 IN ({twins})")
+
+
+def _groups(table: Table, query: str) -> Groups:
+    groups: Groups = {}
+    order = f"ORDER BY count(*) OVER (PARTITION BY g) DESC, g, {LARGEST_FIRST}"
+    for group, *image in table.all(f"SELECT g, n, name, width, height FROM ({query}) {order}"):
+        groups.setdefault(group, []).append(Image(*image))
+    return groups
+
+
+def summarize(
+    table: Table, near: Groups, exact: Groups, input_dir: str
+) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+    """The contents of the JSON file, and the value of each image for each of COLUMNS: NaN if it has none."""
+    table.run(_VIEW)
+    columns = {name: table.columns(f"SELECT {name}::DOUBLE AS v FROM readable")["v"] for name in COLUMNS}
+    values = {name: np.ma.filled(column, np.nan) for name, column in columns.items()}
+    rejected = {
+        reason: {"count": count, "examples": [printable(name) for name, _ in table.examples(reason, 6)]}
+        for reason, count in sorted(table.counts())
+        if reason != EXACT
+    }
+    stats = {
+        "input_dir": printable(input_dir),
+        "images": len(values["aspect"]),
+        "rejected": rejected,
+        "formats": dict(
+            table.all("SELECT format, count(*) AS c FROM readable GROUP BY format ORDER BY c DESC, format")
+        ),
+        "flags": {flag: count for flag, count, _ in flags(table)},
+        "resolutions": [
+            # Images that can be cropped at an image size without enlarging them.
+            {"image_size": size, "images": images, "share": round(images / len(values["aspect"]), 6)}
+            for size in RESOLUTIONS
+            for images in [int((values["short_side"] >= size).sum())]
+        ],
+        "space": _numbers(
+            table, bytes="sum(bytes)::BIGINT", bits_per_pixel="sum(bytes) * 8 / sum(width::BIGINT * height)"
+        ),
+        "channels": _numbers(  # with equal weight for each image; levels
+            table,
+            mean=_of_channels("avg(channel_means[c])"),
+            std=_of_channels("sqrt(greatest(0, avg(channel_squares[c]) - avg(channel_means[c]) ** 2))"),
+        ),
+        "shapes": _numbers(  # square: one side is at most 5 % longer
+            table,
+            portrait="count(*) FILTER (aspect < 1 / 1.05)",
+            square="count(*) FILTER (aspect BETWEEN 1 / 1.05 AND 1.05)",
+            landscape="count(*) FILTER (aspect > 1.05)",
+        ),
+        "quantiles": {name: _quantiles(column) for name, column in values.items()},
+        "exact_duplicates": _describe(exact),
+        "near_duplicates": {**_describe(near), "groups": list(near)[:MAX_GROUPS]},
+    }
+    return stats, values
+
+
+def examples(table: Table) -> dict[str, list[str]]:
+    """The names of example images by kind, after `summarize`."""
+    found = {}
+    for kind, (where, order) in KINDS.items():
+        names = table.all(f"SELECT name FROM readable WHERE {where} ORDER BY {order}, n LIMIT {EXAMPLES}")
+        found[kind] = [printable(name) for (name,) in names]
+    return found
+
+
+def _numbers(table: Table, **expressions: str) -> dict[str, Any]:
+    """The values of some aggregates over all readable images."""
+    row = table.all(f"SELECT {', '.join(expressions.values())} FROM readable")[0]
+    return dict(zip(expressions, row, strict=True))
+
+
+def _of_channels(aggregate: str) -> str:
+    return "[" + ", ".join(f"round({aggregate.replace('[c]', f'[{c}]')}, 3)" for c in (1, 2, 3)) + "]"
+
+
+def _quantiles(values: np.ndarray) -> dict[str, float | None]:
+    """Mean and percentiles; None if no image has the value."""
+    values = values[np.isfinite(values)]
+    if not len(values):
+        return dict.fromkeys(["mean", *QUANTILES])
+    numbers = [values.mean(), *np.percentile(values, list(QUANTILES.values()))]
+    return {name: float(f"{value:.6g}") for name, value in zip(["mean", *QUANTILES], numbers, strict=True)}
+
+
+def _describe(groups: Groups) -> dict[str, Any]:
+    some = list(groups.values())[:MAX_GROUPS]
+    return {
+        "clusters": len(groups),
+        "images": sum(map(len, groups.values())),
+        "superfluous": sum(map(len, groups.values())) - len(groups),
+        "names": [[printable(image.name) for image in images[:MAX_NAMES]] for images in some],
+    }
+
 
 STATS, HISTOGRAMS, NEAR = "stats.json", "histograms.png", "near_duplicates.csv"
 MAX_BINS = 40

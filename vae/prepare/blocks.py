@@ -1,23 +1,213 @@
-"""Blocks of images: a slice of a list of files here; tar files and row groups of Parquet files beside.
+"""Files that a flag names, and blocks of images: a slice of a list of files, a tar file, a row group.
 
 A block has an id and gives its images one by one, in an order that never changes. The same block has the same
 id in every part of a job, and another id if its files are other ones.
 """
 
+import glob
 import hashlib
+import itertools
 import json
+import math
 import os
+import re
 import zlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
 
 from vae.images.decoding import read_content
 from vae.images.formats import MAX_IMAGE_BYTES, BadImageError
-from vae.prepare.inputs import File, as_file
-from vae.shards.store import MissingError, StoreError, StoreFile, TooLargeError, read_file, stamp
+from vae.images.other_programs import code_of
+from vae.shards.store import (
+    MissingError,
+    StoreError,
+    StoreFile,
+    TooLargeError,
+    download,
+    list_files,
+    read_file,
+    stamp,
+)
+from vae.system import console
+from vae.system.addresses import is_remote, public_text
+from vae.system.errors import DataError, UserError
+from vae.system.files import decode_text, read_regular, unquoted
+
+MAX_LIST_BYTES = 2**30
+MAX_EXPANDED = 10_000_000  # files that one pattern may name
+COMPRESSED = re.compile(r"\.(?:tgz|tbz2?|txz|tar\.(?!idx$)\w+)$", re.IGNORECASE)
+_BRACES = re.compile(r"\{([^{}]*)\}")
+_RANGE = re.compile(r"(\d{1,18})\.\.(\d{1,18})")
+
+File = Path | StoreFile
+
+
+def find_files(text: str, flag: str, extensions: tuple[str, ...]) -> list[File]:
+    """The files with these extensions that a text names, each once; one-line errors if there are none."""
+    refuse_secrets(text, flag)
+    first: dict[str, str] = {}  # of the paths to one file
+    for path in _paths(text, flag, extensions):
+        refuse_secrets(path, flag)
+        if COMPRESSED.search(path):
+            raise DataError(
+                f"{flag} {path} is compressed, and images are read by their offset: unpack it to a .tar"
+            )
+        if not path.lower().endswith(extensions):
+            raise DataError(
+                f"{flag} {path} is no {' or '.join(extensions)} file: give a folder, files of this kind, a "
+                "pattern or a .txt list of them"
+            )
+        first.setdefault(path if is_remote(path) else os.path.realpath(path), path)
+    if not first:
+        raise DataError(
+            f"{flag} {text} has no {' or '.join(extensions)} files: give a folder, a pattern or a list of "
+            "them"
+        )
+    return [as_file(path, flag) for path in first.values()]
+
+
+def as_file(path: str, flag: str) -> File:
+    """A path of this machine or an address."""
+    return StoreFile(path, flag) if is_remote(path) else Path(path)
+
+
+@contextmanager
+def local_file(file: File) -> Iterator[Path]:
+    """The path of a file on this machine; of one on a store, of a copy for as long as this context lasts."""
+    if isinstance(file, Path):
+        yield file
+        return
+    # After an error, a thread of a store's package may have the file open: Windows cannot remove it then.
+    with TemporaryDirectory(prefix="vae-trainer-", ignore_cleanup_errors=True) as folder:
+        path = Path(folder, f"file{Path(file.name).suffix}")
+        download(file, path)
+        yield path
+
+
+def refuse_secrets(path: str, flag: str) -> None:
+    """UserError for an address with a password or a signature: it would be written into files."""
+    if is_remote(path) and public_text(path) != path:
+        raise UserError(
+            f"{flag} {path}: files that are written name the address, which must have no password or "
+            "signature: use credentials that fsspec finds, such as ~/.aws/credentials or .netrc"
+        )
+
+
+def _paths(text: str, flag: str, extensions: tuple[str, ...]) -> Iterator[str]:
+    """Addresses, or absolute paths."""
+    for path in expand(text, flag):
+        if not is_remote(path) and os.path.isdir(path):
+            for root, folders, names in os.walk(os.path.abspath(path), onerror=partial(_warn, flag)):
+                folders[:] = sorted(name for name in folders if not code_of(name))
+                yield from (
+                    os.path.join(root, name) for name in sorted(names) if _is_wanted(name, extensions)
+                )
+        elif path.lower().endswith(".txt"):
+            yield from read_list(path, flag)
+        elif is_remote(path):
+            names = list_files(StoreFile(path, flag)) if path.endswith("/") else [path]
+            yield from (name for name in names if name == path or _is_wanted(name, extensions))
+        elif glob.has_magic(path) and not os.path.exists(path):
+            yield from map(os.path.abspath, sorted(glob.glob(path)))
+        elif not path.lower().endswith(extensions) and not os.path.lexists(path):
+            raise DataError(f"{flag} {path} does not exist: give a folder, a file, a pattern or a .txt list")
+        else:
+            yield os.path.abspath(path)
+
+
+def read_list(path: str, flag: str) -> Iterator[str]:
+    """The addresses and absolute paths in a text file; others are relative to its folder."""
+    try:
+        if is_remote(path):
+            data = read_file(StoreFile(path, flag), max_bytes=MAX_LIST_BYTES)
+            folder = path.rpartition("/")[0]
+        else:
+            data = read_regular(path, MAX_LIST_BYTES)
+            folder = str(Path(path).absolute().parent)
+        text = decode_text(data)
+    except (OSError, ValueError) as error:
+        raise DataError(f"{flag} {path} cannot be read: {getattr(error, 'strerror', error)}") from error
+    for line in map(unquoted, text.split("\n")):
+        if line and not line.startswith("#"):
+            for name in expand(line, flag):
+                if is_remote(name):
+                    yield name
+                elif is_remote(path):
+                    yield f"{folder}/{name}"
+                else:
+                    yield os.path.normpath(_listed(folder, name))
+
+
+def _listed(folder: str, name: str) -> str:
+    """The path that a line of a list means: with the separators of Windows, or in its old encoding, too."""
+    data = name.encode("utf-8", "surrogateescape")
+    is_utf8 = data.decode("utf-8", "ignore") == name
+    others = [name] if is_utf8 else [name, data.decode("cp1252", "replace")]
+    if os.sep == "/" and "\\" in name:
+        others += [other.replace("\\", "/") for other in others]
+    paths = [os.path.join(folder, other) for other in others]
+    return paths[0] if len(paths) == 1 else next(filter(os.path.lexists, paths), paths[0])
+
+
+def _warn(flag: str, error: OSError) -> None:
+    console.warning(f"{flag}: skips {error.filename}, which cannot be read ({error.strerror})")
+
+
+def _is_wanted(name: str, extensions: tuple[str, ...]) -> bool:
+    """Whether a file that was not named itself is read, or is one for an error: a compressed tar file."""
+    if code_of(name.rpartition("/")[2]):
+        return False
+    is_tar = ".tar" in extensions and COMPRESSED.search(name) is not None
+    return is_tar or name.lower().endswith(extensions)
+
+
+def expand(text: str, flag: str) -> Iterator[str]:
+    """The texts of a pattern with {00..12} and {a,b}, as a shell makes them; UserError for too many."""
+    parts = _BRACES.split(text)
+    choices = [_choices(part, flag) if number % 2 else [part] for number, part in enumerate(parts)]
+    if (count := math.prod(map(len, choices))) > MAX_EXPANDED:
+        raise UserError(f"{flag} {text[:200]} names {count} files, more than {MAX_EXPANDED}: correct it")
+    return map("".join, itertools.product(*choices))
+
+
+def _choices(inner: str, flag: str) -> Sequence[str]:
+    found = _RANGE.fullmatch(inner)
+    if found is None:
+        return inner.split(",") if "," in inner else [f"{{{inner}}}"]
+    first, last = int(found[1]), int(found[2])
+    step = 1 if first <= last else -1
+    if abs(last - first) >= MAX_EXPANDED:
+        raise UserError(f"{flag} {{{inner}}} names more than {MAX_EXPANDED} files: correct it")
+    width = max(map(len, found.groups())) if any(one.startswith("0") for one in found.groups()) else 0
+    return [f"{number:0{width}}" for number in range(first, last + step, step)]
+
+
+def common_folder(files: Sequence[File], flag: str) -> tuple[str, list[str]]:
+    """The folder or address that files have in common, and their names below it."""
+    paths = [one.url if isinstance(one, StoreFile) else _with_slashes(one) for one in files]
+    remote = [is_remote(path) for path in paths]
+    protocols = {path.partition("://")[0] for path in paths if is_remote(path)}
+    folders = [path.split("/")[:-1] for path in paths]
+    pairs = zip(min(folders), max(folders), strict=False)  # all others are between these two
+    count = sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs))
+    # Of an address, protocol, nothing, and host or bucket are needed.
+    if any(remote) != all(remote) or len(protocols) > 1 or count < (3 if remote[0] else 1):
+        raise UserError(
+            f"{flag}: {paths[0]} and {paths[-1]} have no folder in common: make a dataset of each store"
+        )
+    return "/".join(folders[0][:count]) or "/", ["/".join(path.split("/")[count:]) for path in paths]
+
+
+def _with_slashes(path: Path) -> str:
+    """A path with forward slashes, and a drive of Windows as an upper-case letter: c: is C:."""
+    text = str(path).replace(os.sep, "/")
+    return text[0].upper() + text[1:] if text[1:2] == ":" else text
+
 
 FLAG = "--input_dir"
 SLICE = 64  # files of a block, on average: what a killed run repeats

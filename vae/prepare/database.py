@@ -1,10 +1,18 @@
-"""DuckDB: connections, texts in its queries, and the queries in the .sql files of this folder."""
+"""DuckDB: connections, texts in its queries, the .sql files of this folder, and the tables of --join."""
 
 import glob
 import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
+from vae.config.values import nearest
+from vae.prepare.blocks import find_files, local_file
+from vae.system.errors import DataError, UserError
+from vae.system.files import encoding_of, open_new_text, open_regular, open_text
 from vae.system.host import GIB, free_memory
 
 OFFLINE = {"autoinstall_known_extensions": False, "autoload_known_extensions": False}
@@ -49,3 +57,79 @@ def quoted(name: str) -> str:
 def short(error: Exception) -> str:
     """The message of DuckDB in one line."""
     return " ".join(str(error).split())[:300]
+
+
+# ---- Joined files ------------------------------------------------------------------------------------------
+
+
+def read_joined(db: Any, text: str, key: str) -> None:
+    """Make a table `joined` of all files: the key of each row, and the row as JSON `more`."""
+    import duckdb
+
+    db.execute("CREATE TABLE joined (key VARCHAR, more JSON)")
+    for file in find_files(text, "--join", (".parquet", ".csv", ".tsv", ".jsonl")):
+        try:
+            with local_file(file) as path, _as_utf8(path) as text_path:
+                _append(db, text_path, key, str(file))
+        except OSError as error:
+            raise DataError(f"--join {file} cannot be read: {error.strerror}") from error
+        except UnicodeError as error:
+            raise DataError(f"--join {file} cannot be read ({error}): save it as UTF-8") from error
+        except duckdb.Error as error:
+            hint = ": save it as UTF-8" if "unicode" in str(error).lower() else ""
+            raise DataError(f"--join {file} cannot be read ({short(error)}){hint}") from error
+
+
+@contextmanager
+def _as_utf8(path: Path) -> Iterator[Path]:
+    """The file, or a copy of a text that is UTF-16, as Excel and PowerShell save tables."""
+    with open_regular(path) as file:
+        encoding = encoding_of(file.read(4))
+    if path.suffix.lower() == ".parquet" or encoding == "utf-8-sig":
+        yield path
+        return
+    with TemporaryDirectory(prefix="vae-trainer-") as scratch, open_text(path) as file:
+        copy = Path(scratch, path.name)
+        with open_new_text(copy) as new:
+            shutil.copyfileobj(file, new)
+        yield copy
+
+
+def _append(db: Any, path: Path, key: str, shown: str) -> None:
+    reader = {".parquet": "read_parquet", ".jsonl": "read_json"}.get(path.suffix.lower(), "read_csv")
+    kinds = db.execute(f"DESCRIBE SELECT * FROM {reader}(?)", [literal(path)]).fetchall()
+    names = [name for name, kind, *_ in kinds if kind != "BLOB" and not kind.startswith("STRUCT(bytes")]
+    if key not in names:
+        raise UserError(f"--join_on {key}: {shown} has no such column (columns: {', '.join(names)[:500]})")
+    fields = ", ".join(f"{quoted(name)} := {quoted(name)}" for name in names)
+    db.execute(
+        f"INSERT INTO joined SELECT {quoted(key)}::VARCHAR, to_json(struct_pack({fields})) FROM {reader}(?)",
+        [literal(path)],
+    )
+
+
+def json_path(name: str) -> str:
+    """The path of a key in SQL's JSON functions, within single quotes."""
+    return '$."' + name.replace("\\", "\\\\").replace('"', '\\"').replace("'", "''") + '"'
+
+
+def read_column(text: str, key: str, column: str, flag: str) -> dict[str, str | None]:
+    """The value of a column for each key, which is the path of an image; UserError if there is none."""
+    with TemporaryDirectory(prefix="vae-trainer-") as scratch:
+        db = connect(scratch)
+        read_joined(db, text, key)
+        known = [
+            name for (name,) in db.execute("SELECT DISTINCT unnest(json_keys(more)) FROM joined").fetchall()
+        ]
+        if column not in known:
+            raise UserError(
+                f"{flag} {column}: --join {text} has no such column{nearest(column, known)} (columns: "
+                f"{', '.join(sorted(known))[:500]})"
+            )
+        rows = db.execute(f"SELECT key, more ->> '{json_path(column)}' FROM joined").fetchall()
+    values: dict[str, str | None] = {}
+    for name, value in rows:
+        path = (name or "").replace("\\", "/").removeprefix("./")
+        if values.setdefault(path, value) != value:
+            raise DataError(f"--join {text} has two values of {column} for {path}: remove one row")
+    return values

@@ -13,29 +13,27 @@ from typing import Any
 import numpy as np
 
 from vae.config.prepare_flags import IndexConfig
-from vae.prepare.blocks import Block
+from vae.prepare.blocks import Block, common_folder, find_files
 from vae.prepare.check import HeaderCheck
 from vae.prepare.folders import HIDDEN, claim_content, inside
-from vae.prepare.inputs import common_folder, find_files
 from vae.prepare.reasons import remedy
 from vae.prepare.rows import open_rows
-from vae.prepare.selection import (
+from vae.prepare.shard import save_index
+from vae.prepare.source import Source
+from vae.prepare.table import (
     EXACT,
     KEY_DIGITS,
     SUBSETS,
     TRAINING,
     VALIDATION,
+    Table,
     apply_rules,
     check_where,
     choose_validation,
     drop_exact,
 )
-from vae.prepare.shard_writer import save_index
-from vae.prepare.source import Source
-from vae.prepare.table import Table
 from vae.prepare.tar_source import tar_blocks
-from vae.shards.dataset_json import read_dataset, write_dataset
-from vae.shards.index import Shard, index_path, index_type
+from vae.shards.dataset_json import Shard, index_path, index_type, read_dataset, write_dataset
 from vae.system import console
 from vae.system.console import counted, printable
 from vae.system.errors import EXIT_DATA, DataError, UserError

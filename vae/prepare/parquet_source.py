@@ -10,9 +10,8 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from vae.images.formats import EXTENSIONS_OF, BadImageError, sniff_format
-from vae.prepare.blocks import FLAG, Block, Item, block_id, given, stamp_of
+from vae.prepare.blocks import FLAG, Block, File, Item, block_id, common_folder, given, local_file, stamp_of
 from vae.prepare.database import connect, literal, quoted, short
-from vae.prepare.inputs import File, common_folder, local_file
 from vae.shards.store import StoreFile
 from vae.system.console import printable
 from vae.system.errors import DataError, UserError

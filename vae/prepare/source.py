@@ -14,9 +14,17 @@ from vae.images.decoding import parse_background
 from vae.images.folder import Skips, no_images, readable_extensions, walk_images
 from vae.images.other_programs import OTHER_IMAGES, code_of
 from vae.images.strict_jpeg import has_simplejpeg
-from vae.prepare.blocks import FLAG, Block, file_blocks
+from vae.prepare.blocks import (
+    FLAG,
+    Block,
+    as_file,
+    common_folder,
+    file_blocks,
+    find_files,
+    read_list,
+    refuse_secrets,
+)
 from vae.prepare.folders import inside
-from vae.prepare.inputs import as_file, common_folder, find_files, read_list, refuse_secrets
 from vae.prepare.parquet_source import parquet_blocks
 from vae.prepare.tar_source import tar_blocks
 from vae.shards.store import StoreFile, list_files

@@ -13,7 +13,7 @@ import numpy as np
 
 from vae.config.prepare_flags import SplitConfig
 from vae.data.manifest import GROUP_KEYS, IMAGE_KEYS, MANIFEST_NAME, SPLIT_KEYS, group_key, read_rows
-from vae.prepare.join import read_column
+from vae.prepare.database import read_column
 from vae.prepare.near_duplicates import GROUP_PREFIX, group_names, words_of
 from vae.prepare.reasons import group_lines
 from vae.prepare.subsets import (

@@ -15,11 +15,17 @@ from typing import Any, BinaryIO, NamedTuple
 
 from vae.images.formats import EXTENSIONS_OF, MAX_IMAGE_BYTES, BadImageError
 from vae.images.other_programs import code_of
-from vae.prepare.blocks import Block, Item, block_id, given, stamp_of
-from vae.prepare.inputs import File, common_folder, local_file
-from vae.shards.index import MAX_NAME_BYTES
-from vae.shards.members import TAR_ERRORS, TEXTS, is_plain, metadata_of, split_last, split_name
-from vae.shards.shard_images import TEXT_BYTES
+from vae.prepare.blocks import Block, File, Item, block_id, common_folder, given, local_file, stamp_of
+from vae.shards.dataset_json import MAX_NAME_BYTES
+from vae.shards.shard_images import (
+    TAR_ERRORS,
+    TEXT_BYTES,
+    TEXTS,
+    is_plain,
+    metadata_of,
+    split_last,
+    split_name,
+)
 from vae.shards.store import StoreFile
 from vae.system.files import open_regular
 

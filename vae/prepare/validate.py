@@ -1,10 +1,12 @@
 """`--mode validate`: decode every image as the trainer does, and report those that cannot be used."""
 
+import csv
 import json
 import os
+import shutil
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -16,18 +18,15 @@ from vae.data.manifest import MANIFEST_NAME
 from vae.prepare.blocks import FileBlock
 from vae.prepare.check import Check
 from vae.prepare.folders import check_apart, check_output_file, output_folder, write_error
-from vae.prepare.quarantine import RECORD_NAME, move_rejected
-from vae.prepare.quarantine import VERB as QUARANTINE
 from vae.prepare.reasons import NOT_REJECTED, count_rejected, duplicates_text, print_summary, remedy
 from vae.prepare.rows import RowFolder, parse_part, rules_of
-from vae.prepare.selection import EXACT, READABLE, drop_exact, flags
 from vae.prepare.source import Source, open_source
-from vae.prepare.table import Table
+from vae.prepare.table import EXACT, READABLE, Table, drop_exact, flags
 from vae.system import console
 from vae.system.console import printable
 from vae.system.errors import EXIT_DATA, UserError
-from vae.system.files import replace_text, utf8_text
-from vae.system.folder_marker import check_folder
+from vae.system.files import csv_cell, replace_text, utf8_text
+from vae.system.folder_marker import check_folder, claim_folder
 
 EXAMPLES = 6  # files named per reason in the report
 LISTS = {
@@ -54,7 +53,7 @@ def run_validate(config: ValidateConfig) -> int:
                 "leave it out"
             )
         check_apart(config.input_dir, config.quarantine_dir, "--quarantine_dir")
-        check_folder(Path(config.quarantine_dir), QUARANTINE, "--quarantine_dir")
+        check_folder(Path(config.quarantine_dir), QUARANTINE, QUARANTINE_FLAG)
     list(source.manifest())  # a damaged manifest is an error now, not after hours
     with ExitStack() as stack:
         if config.rows_dir:
@@ -172,3 +171,49 @@ def _json_parts(table: Table, summary: dict[str, Any]) -> Iterator[str]:
             yield (",\n  " if number else "\n  ") + row
         yield "\n ]"
     yield "\n}\n"
+
+
+# ---- Quarantine --------------------------------------------------------------------------------------------
+
+RECORD_NAME = "quarantine.csv"
+QUARANTINE, QUARANTINE_FLAG = "quarantine", "--quarantine_dir"
+
+
+def move_rejected(files: Iterable[tuple[str, str, str]], input_dir: str, quarantine_dir: str) -> int:
+    """Move files, as (name, reason, detail), to the same relative path; returns their number.
+
+    Each move is listed before it happens. A file stays, with a printed line, if its path in the quarantine is
+    taken or if moving is not permitted.
+    """
+    root = Path(quarantine_dir)
+    moved = 0
+    try:
+        claim_folder(root, QUARANTINE, QUARANTINE_FLAG)
+        is_new = not (root / RECORD_NAME).exists()
+        with open(root / RECORD_NAME, "a", encoding="utf-8", errors="backslashreplace", newline="") as file:
+            record = csv.writer(file)
+            if is_new:
+                record.writerow(("path", "reason", "detail"))
+            for row in files:
+                source = Path(input_dir, row[0])
+                target = root / row[0]
+                if not os.path.lexists(source):
+                    continue
+                if os.path.lexists(target):
+                    _print_not_moved(source, f"{target} exists")
+                    continue
+                record.writerow(map(csv_cell, row))
+                file.flush()
+                try:
+                    target.parent.mkdir(parents=True, exist_ok=True)
+                    shutil.move(source, target)
+                    moved += 1
+                except PermissionError as error:
+                    _print_not_moved(source, str(error.strerror))
+    except OSError as error:
+        raise write_error(error, quarantine_dir, QUARANTINE_FLAG) from error
+    return moved
+
+
+def _print_not_moved(source: Path, why: str) -> None:
+    console.info(f"cannot be moved: {printable(str(source))}: {printable(why)}")

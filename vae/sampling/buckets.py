@@ -9,8 +9,7 @@ from functools import lru_cache
 
 import numpy as np
 
-from vae.sampling.order import ShuffledOrder
-from vae.sampling.streams import StreamOrder
+from vae.sampling.order import ShuffledOrder, StreamOrder
 
 MAX_ASPECT = 2.0  # 1:2 to 2:1; images beyond it are cropped
 MIN_BATCHES = 32  # of a block, if an epoch has so many: the last ones have images of several shapes

@@ -13,6 +13,7 @@ import hashlib
 import io
 import os
 import re
+import zlib
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path, PurePosixPath
@@ -20,16 +21,105 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from vae.shards.index import Shard, index_path
+from vae.images.formats import BadImageError
 from vae.shards.store import StoreFile, TooLargeError, read_file
 from vae.system.addresses import address_problem, is_remote
 from vae.system.errors import DataError, UserError
 from vae.system.files import MAX_JSON_BYTES, decode_text, parse_json, read_regular, replace_bytes, write_json
 
+MAX_NAME_BYTES = 256  # of an image's name in a tar file
+# key: the first 32 digits of the SHA-256 of the image file; offset: of its first byte within the tar file;
+# phash_low, phash_high: of vae/prepare/near_duplicates.py, to find images that look alike, or 0;
+# text_start, text_end: the part of the tar file with the TEXTS of an image, which may be around it, or 0.
+_COLUMNS = [
+    ("key", "S32"),
+    ("offset", "<i8"),
+    ("size", "<i8"),
+    ("crc32", "<u4"),
+    ("width", "<u4"),
+    ("height", "<u4"),
+    ("phash_low", "<u8"),
+    ("phash_high", "<u8"),
+    ("text_start", "<i8"),
+    ("text_end", "<i8"),
+]
+
+
+class Shard(NamedTuple):
+    """One shard of a dataset."""
+
+    name: str  # file name, below the folder of the tar files
+    samples: int  # that the index has
+    bytes: int
+    sha256: str
+    index_sha256: str
+
+
+def index_type(name_bytes: int) -> np.dtype:
+    """A row of an index with names of images of at most so many bytes.
+
+    A name is that of the member if others wrote the tar file, else the key.
+    """
+    return np.dtype([*_COLUMNS, ("name", f"S{name_bytes}")])
+
+
+def index_path(folder: Path, name: str) -> Path:
+    """The index of the shard with this name."""
+    return folder / f"{name.removesuffix('.tar')}.npy"
+
+
+def max_index_bytes(shard: Shard) -> int:
+    """The largest index of a shard with so many images."""
+    return 4096 + shard.samples * index_type(MAX_NAME_BYTES).itemsize
+
+
+def read_index(path: Path, shard: Shard) -> np.ndarray:
+    """The index of a shard: index_type (n,). BadImageError if it is another one."""
+    try:
+        return parse_index(read_regular(path, max_index_bytes(shard)), shard)
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise BadImageError("bad_index", f"{path.name} cannot be read ({reason})") from error
+
+
+def parse_index(data: bytes, shard: Shard) -> np.ndarray:
+    """The index of a shard from the content of its file; errors as `read_index`."""
+    if hashlib.sha256(data).hexdigest() != shard.index_sha256:
+        name = index_path(Path(), shard.name).name
+        raise BadImageError("bad_index", f"{name} is not the index that the dataset lists")
+    return np.load(io.BytesIO(data))
+
+
+class Row(NamedTuple):
+    """A row of an index: where an image file is."""
+
+    key: bytes
+    offset: int
+    size: int
+    crc32: int
+    width: int
+    height: int
+
+
+def row_name(row: np.void) -> str:
+    """The name of an image within its tar file."""
+    name: bytes = row["name"]
+    return name.decode("utf-8", "replace")
+
+
+def check_bytes(data: bytes, row: Row) -> bytes:
+    """The bytes of an image file; BadImageError if they are not those that its row describes."""
+    if len(data) < row.size:
+        raise BadImageError("truncated", "the shard ends within it")
+    if zlib.crc32(data) != row.crc32:
+        raise BadImageError("checksum", "its bytes are not those that were written")
+    return data
+
+
 FORMAT = 4
 _PATH = re.compile(r"(\S.*?\.json(?:\?\S*?)?)(?:\s+|$)", re.IGNORECASE)  # of several
 MAX_TABLE_BYTES = 2**31
-_COLUMNS = [("samples", "<i8"), ("bytes", "<i8"), ("sha256", "u1", 32), ("index_sha256", "u1", 32)]
+_TABLE_COLUMNS = [("samples", "<i8"), ("bytes", "<i8"), ("sha256", "u1", 32), ("index_sha256", "u1", 32)]
 
 
 class Shards(Sequence[Shard]):
@@ -53,7 +143,7 @@ class Shards(Sequence[Shard]):
 def table_of(shards: Sequence[Shard]) -> np.ndarray:
     """The table of a dataset; the same shards have the same table everywhere."""
     names = [shard.name.encode("utf-8", "surrogateescape") for shard in shards]
-    table = np.empty(len(shards), [("name", f"S{max(map(len, names))}"), *_COLUMNS])
+    table = np.empty(len(shards), [("name", f"S{max(map(len, names))}"), *_TABLE_COLUMNS])
     table["name"] = names
     for column in ("samples", "bytes"):
         table[column] = [getattr(shard, column) for shard in shards]

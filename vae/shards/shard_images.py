@@ -1,25 +1,175 @@
 """The images of a dataset of shards, read by number, from a folder or from elsewhere."""
 
 import hashlib
+import io
+import os
+import posixpath
+import re
 import tarfile
+import threading
 from collections import Counter, OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import cached_property
-from typing import Any
+from pathlib import Path
+from typing import Any, BinaryIO
 
 import numpy as np
 
 from vae.images.decoding import decode_bytes
 from vae.images.formats import BadImageError
-from vae.sampling.order import Order
-from vae.sampling.streams import StreamOrder, count_streams, default_streams
-from vae.shards.cached_shards import CachedShards
-from vae.shards.dataset_json import ShardedDataset
-from vae.shards.index import Row, Shard, row_name
-from vae.shards.local_shards import OPEN_SHARDS, LocalShards
-from vae.shards.members import metadata_of, split_last, split_name, texts_in
-from vae.shards.shard_cache import ShardCache
+from vae.sampling.order import Order, StreamOrder, count_streams, default_streams
+from vae.shards.dataset_json import Row, Shard, ShardedDataset, check_bytes, index_path, read_index, row_name
+from vae.shards.shard_cache import CachedShards, ShardCache
+from vae.system.files import open_regular, parse_json
+
+# ---- Shards in a folder ------------------------------------------------------------------------------------
+
+OPEN_SHARDS = 64  # files that one process keeps open; opening one again takes microseconds
+
+
+class LocalShards:
+    """Shards in a folder. Keeps the last OPEN_SHARDS open."""
+
+    def __init__(self, folder: Path, indexes: Path) -> None:
+        self._folder, self._indexes = folder, indexes
+        self._begin()
+
+    def _begin(self) -> None:
+        self._open: OrderedDict[str, _TarFile] = OrderedDict()
+        self._guard = threading.Lock()
+        self._counts: Counter[str] = Counter()
+        self._process = os.getpid()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"_folder": self._folder, "_indexes": self._indexes}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._begin()
+
+    def index(self, shard: Shard) -> np.ndarray:
+        """The index of a shard: index_type (samples,)."""
+        return read_index(index_path(self._indexes, shard.name), shard)
+
+    def read(self, shard: Shard, row: Row) -> bytes:
+        """The bytes of an image file."""
+        return check_bytes(self.read_unchecked(shard, row.offset, row.size), row)
+
+    def read_unchecked(self, shard: Shard, offset: int, size: int) -> bytes:
+        """Any bytes of a shard."""
+        if self._process != os.getpid():  # a forked process drops the files of its parent
+            self._begin()
+        with self._guard:
+            file = self._file(shard)
+        try:
+            data = file.read(offset, size)
+        except OSError as error:
+            raise BadImageError("unreadable", error.strerror or str(error)) from error
+        self._counts["disk_bytes"] += len(data)
+        return data
+
+    def _file(self, shard: Shard) -> "_TarFile":
+        if shard.name in self._open:
+            self._open.move_to_end(shard.name)
+            return self._open[shard.name]
+        path = self._folder / shard.name
+        try:
+            file = _TarFile(open_regular(path))
+        except OSError as error:
+            raise BadImageError("missing_shard", f"{shard.name}: {error.strerror}") from error
+        self._open[shard.name] = file
+        if len(self._open) > OPEN_SHARDS:
+            self._open.popitem(last=False)
+        return file
+
+    def expect(self, _shards: Sequence[Shard]) -> None:
+        """Nothing to do."""
+
+    def counts(self) -> dict[str, int]:
+        """Bytes read, and files that are open."""
+        counts, self._counts = self._counts, Counter()
+        return {**counts, "open_shards": len(self._open)}
+
+
+class _TarFile:
+    """A file that threads read at the same time; it is closed when nothing refers to it."""
+
+    def __init__(self, file: BinaryIO):
+        self._file = file
+        self._descriptor = file.fileno()
+        self._lock = threading.Lock()
+
+    def read(self, offset: int, size: int) -> bytes:
+        """The bytes from `offset` on; fewer at the end of the file."""
+        if hasattr(os, "pread"):
+            return os.pread(self._descriptor, size, offset)
+        with self._lock:  # Windows has a single position
+            os.lseek(self._descriptor, offset, os.SEEK_SET)
+            return os.read(self._descriptor, size)
+
+
+# ---- Members of tar files ----------------------------------------------------------------------------------
+
+TEXTS = ("json", "txt", "cls")  # extensions of members that describe an image
+# As in webdataset's base_plus_ext: the extension is what follows the first point behind the last slash.
+_NAME = re.compile(r"((?:.*/|)[^.]+)[.]([^/]*)", re.DOTALL)
+# Bytes of a stranger can make tarfile raise all of these.
+TAR_ERRORS = (tarfile.TarError, ValueError, ArithmeticError, IndexError)
+
+
+def split_name(name: str) -> tuple[str, str] | None:
+    """Key, with its folders, and extension of a member; None if it is no part of a sample."""
+    name = posixpath.normpath(name)  # ./a.jpg
+    found = _NAME.fullmatch(name)
+    if found is None or name.startswith(("/", "../", "__")):  # __x__ is WebDataset's own
+        return None
+    return found[1], found[2].lower()
+
+
+def split_last(name: str) -> tuple[str, str]:
+    """Key and extension of a member as file names have them: the extension follows the last point."""
+    stem, extension = posixpath.splitext(posixpath.normpath(name))
+    return stem, extension[1:].lower()
+
+
+def is_plain(member: tarfile.TarInfo) -> bool:
+    """Whether a member is a file whose bytes follow each other in the tar file."""
+    return member.isreg() and not member.issparse()
+
+
+def texts_in(part: bytes, *keys: str) -> dict[str, bytes]:
+    """The TEXTS of the sample with one of these keys, in a part of a tar file that begins with a header.
+
+    Ends at another sample, and where the part is cut.
+    """
+    texts: dict[str, bytes] = {}
+    with suppress(*TAR_ERRORS), tarfile.open(fileobj=io.BytesIO(part), mode="r:") as tar:
+        for member in tar:
+            names = [split_name(member.name) or ("", ""), split_last(member.name)]
+            if not any(key in keys for key, _ in names):
+                break
+            data = part[member.offset_data : member.offset_data + member.size]
+            extension = next((end for key, end in names if key in keys and end in TEXTS), None)
+            if extension and is_plain(member) and len(data) == member.size:
+                texts.setdefault(extension, data)
+    return texts
+
+
+def metadata_of(texts: Mapping[str, bytes]) -> dict[str, Any]:
+    """The content of a JSON text, with the other texts as `caption` and `label` if it lacks these."""
+    content: Any = {}
+    with suppress(ValueError):
+        content = parse_json(texts.get("json", b"{}").decode("utf-8"))
+    if not isinstance(content, dict):
+        content = {}
+    for name, extension in (("caption", "txt"), ("label", "cls")):
+        if extension in texts and content.get(name) is None:
+            content[name] = texts[extension].decode("utf-8", "replace").strip()
+    return content
+
+
+# ---- Images by their number --------------------------------------------------------------------------------
 
 INDEX_BYTES = 256 * 2**20  # of indexes that one process keeps; reading one again takes milliseconds
 TEXT_BYTES = 2**20  # at most, of the texts before and after an image, with their headers

@@ -12,16 +12,22 @@ import numpy as np
 from vae.config.options import Config, DataConfig
 from vae.data.dataset import CropDataset, FolderImages, Images
 from vae.data.exclude_list import Excluded, read_exclude_list
+from vae.data.image_sets import NotComparedError, find_shared_images
 from vae.data.manifest import MANIFEST_NAME, check_files, image_root, is_manifest, read_rows, train_and_val
-from vae.data.shared_images import NotComparedError, find_shared_images
 from vae.images.folder import list_images, split_names
 from vae.images.formats import BadImageError
 from vae.interop.checkpoint_content import Position
 from vae.model.autoencoder import downsampling
 from vae.prepare.near_duplicates import find_shared
 from vae.sampling.buckets import BucketOrder, Shape, aspects, bucket_shapes
-from vae.sampling.order import Order, ShuffledOrder
-from vae.sampling.streams import StreamOrder, fitting_shuffle, shards_at_once, streams_of_process
+from vae.sampling.order import (
+    Order,
+    ShuffledOrder,
+    StreamOrder,
+    fitting_shuffle,
+    shards_at_once,
+    streams_of_process,
+)
 from vae.shards.dataset_json import dataset_paths, is_dataset, read_dataset
 from vae.shards.shard_cache import ShardCache, open_cache
 from vae.shards.shard_images import ShardImages

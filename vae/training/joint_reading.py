@@ -8,8 +8,7 @@ import numpy as np
 from vae.config.options import Config, DataConfig
 from vae.data.dataset import FolderImages
 from vae.data.exclude_list import Excluded, ExcludeList, read_exclude_list, refuse_unmatched
-from vae.data.excluding import find_excluded
-from vae.data.image_sizes import image_sizes, manifest_sizes
+from vae.data.image_sets import find_excluded, image_sizes, manifest_sizes
 from vae.data.manifest import is_manifest
 from vae.sampling.buckets import aspects
 from vae.system import console

@@ -9,8 +9,8 @@ import torch
 
 from vae.config.options import RunConfig
 from vae.data.dataset import Batch
+from vae.data.image_sets import accepted_bad_images
 from vae.data.loading import TrainLoader
-from vae.data.probing import accepted_bad_images
 from vae.system import console
 from vae.system.errors import DataError, UserError
 from vae.training.output.logbook import REJECTED_NAME, Logbook

@@ -15,7 +15,7 @@ import torch
 from vae.config.options import Config, DataConfig, names_where
 from vae.interop.checkpoint_content import Identity
 from vae.interop.run_files import OTHER_DATA, RUN_NAME
-from vae.sampling.streams import StreamOrder
+from vae.sampling.order import StreamOrder
 from vae.shards.shard_images import ShardImages
 from vae.system import console
 from vae.system.addresses import public_text

@@ -15,7 +15,7 @@ from vae.config.resolve import (
     check_views,
     with_local_batch,
 )
-from vae.data.probing import SAMPLE, probe
+from vae.data.image_sets import SAMPLE, probe
 from vae.data.workers import resolve_num_workers
 from vae.device import is_out_of_memory
 from vae.interop.averaging import hash_of_weights
@@ -27,7 +27,7 @@ from vae.model.activation_scale import scale_for
 from vae.model.autoencoder import downsampling
 from vae.ops.kernel_check import DTYPE_NAMES, Shape, choose_kernels
 from vae.sampling.buckets import bucket_shapes
-from vae.sampling.streams import streams_of_process
+from vae.sampling.order import streams_of_process
 from vae.step import Networks
 from vae.system import console
 from vae.system.addresses import public_text
