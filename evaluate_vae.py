@@ -4,7 +4,7 @@
 
 def main(argv: list[str]) -> int:
     """Parse the flags and run the comparison; returns the exit code."""
-    from vae.config.evaluate_flags import parse_evaluate_flags
+    from vae.config.trained_vae_flags import parse_evaluate_flags
 
     config = parse_evaluate_flags(argv)
     from vae.evaluation.command import check_command
@@ -14,7 +14,7 @@ def main(argv: list[str]) -> int:
         from vae.evaluation.watch import watch
 
         return watch(config)
-    from vae.evaluation.datasets import compare_all
+    from vae.evaluation.compare import compare_all
 
     compare_all(config)
     return 0

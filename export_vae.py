@@ -4,7 +4,7 @@
 
 def main(argv: list[str]) -> int:
     """Export as the flags in `argv` specify; returns the exit code."""
-    from vae.config.export_flags import parse_export_flags
+    from vae.config.trained_vae_flags import parse_export_flags
 
     config = parse_export_flags(argv)
     from vae.interop.precheck import check_command

@@ -4,7 +4,7 @@
 
 def main(argv: list[str]) -> int:
     """Parse the flags and run the command; returns the exit code."""
-    from vae.config.infer_flags import parse_infer_flags
+    from vae.config.trained_vae_flags import parse_infer_flags
 
     config = parse_infer_flags(argv)
     from vae.inference.tasks import plan_tasks

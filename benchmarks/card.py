@@ -34,9 +34,12 @@ from benchmarks.on_card import verdicts  # noqa: E402
 from benchmarks.on_card.verdicts import Found  # noqa: E402
 from vae.images.folder import list_images  # noqa: E402
 from vae.system.errors import UserError  # noqa: E402
-from vae.system.files import replace_text, write_json  # noqa: E402
-from vae.system.folder_marker import claim_folder  # noqa: E402
-from vae.system.gpu_memory import set_gpu_memory_variables  # noqa: E402
+from vae.system.files import (  # noqa: E402
+    claim_folder,
+    replace_text,
+    write_json,
+)
+from vae.system.gpus import set_gpu_memory_variables  # noqa: E402
 
 PYTHON = sys.executable
 FILES = ("results.json", "summary.txt", "logs.txt", "samples.jpg", "trace.json.gz")

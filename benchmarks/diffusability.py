@@ -43,7 +43,7 @@ from examples.diffusion_probe import (  # noqa: E402
 )
 from examples.diffusion_probe import train as train_velocity  # noqa: E402
 from vae.config.options import LossConfig, ModelConfig  # noqa: E402
-from vae.evaluation.diffusability import diffusability  # noqa: E402
+from vae.evaluation.latents import diffusability  # noqa: E402
 from vae.images.pixels import to_float  # noqa: E402
 from vae.inference.codec import decode_latents, encode_images  # noqa: E402
 from vae.model.autoencoder import AutoencoderKL  # noqa: E402

@@ -27,7 +27,7 @@ from vae.memory.plan import StepMemory, reserve_bytes, stage_spec, step_memory  
 from vae.model.autoencoder import downsampling  # noqa: E402
 from vae.model.recompute import set_recompute  # noqa: E402
 from vae.step import Networks, StepInputs, compute_gradients  # noqa: E402
-from vae.system.gpu_memory import set_gpu_memory_variables  # noqa: E402
+from vae.system.gpus import set_gpu_memory_variables  # noqa: E402
 from vae.system.host import GIB  # noqa: E402
 from vae.system.script import end_process  # noqa: E402
 from vae.training.precision import compile_in_place, set_backends  # noqa: E402

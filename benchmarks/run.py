@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 from vae.system.files import write_json  # noqa: E402
-from vae.system.gpu_memory import set_gpu_memory_variables  # noqa: E402
+from vae.system.gpus import set_gpu_memory_variables  # noqa: E402
 from vae.system.script import end_process  # noqa: E402
 
 CASE_COUNT = 11

@@ -26,8 +26,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from vae.config.options import LossConfig, ModelConfig, OptimConfig
 from vae.evaluation.latents import NoiseMeter, noise_facts
-from vae.images.pixels import to_float
-from vae.images.psnr import psnr
+from vae.images.pixels import psnr, to_float
 from vae.losses.adversarial import update_running
 from vae.losses.latent_statistics import needs_statistics
 from vae.losses.terms import build_terms

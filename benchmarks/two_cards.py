@@ -22,7 +22,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from vae.system.gpu_memory import set_gpu_memory_variables  # noqa: E402
+from vae.system.gpus import set_gpu_memory_variables  # noqa: E402
 from vae.system.script import end_process  # noqa: E402
 
 WARM_UP = 10  # steps: compilation, and DistributedDataParallel times the first ones, which synchronizes

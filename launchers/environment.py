@@ -14,8 +14,8 @@ from launchers.stamp import ROOT, build_of, read_stamp
 from launchers.torch_builds import ENDED, Machine, build_for, ended, misfit, nearest, title
 from launchers.torch_index import PYTORCH_INDEX
 from launchers.virtual_environment import install, is_complete, python_of, runs
-from vae.checks import nvidia_smi
 from vae.checks.cuda_builds import BUILDS
+from vae.checks.machine import query_nvidia_smi
 from vae.system import console
 from vae.system.host import usable_cores
 from vae.system.script import SETUP
@@ -85,7 +85,7 @@ def parse(arguments: list[str]) -> tuple[argparse.Namespace, list[str]]:
 
 def read_machine() -> Machine | None:
     """Driver and cards; None if nvidia-smi is missing, fails or hangs."""
-    smi = nvidia_smi.query()
+    smi = query_nvidia_smi()
     if smi.status == "hanging":
         console.info(f"nvidia-smi: {smi.message}. Continuing as on a machine without an NVIDIA card.")
     return Machine.of(smi)

@@ -6,11 +6,11 @@ Needs only the standard library. Contains no settings: recipes are in vae/config
 import os
 import subprocess
 
-from vae.checks import nvidia_smi
+from vae.checks.machine import query_nvidia_smi
+from vae.config.declare import check
 from vae.config.options import ModelConfig, all_options
 from vae.config.recipes import suggested_profile
 from vae.config.resolve import check_image_size
-from vae.config.values import check
 from vae.system import console
 from vae.system.errors import UserError
 
@@ -84,7 +84,7 @@ def ask_path(question: str, default: str = "") -> str:
 
 def suggestion() -> tuple[str, str]:
     """The profile that suits the NVIDIA card with the least memory, and the reason in words."""
-    smi = nvidia_smi.query()
+    smi = query_nvidia_smi()
     cards = [(card.memory_mib / MIB_PER_GIB, card.name) for card in smi.cards if card.memory_mib]
     if not cards:
         return suggested_profile(None), "no NVIDIA card was found"

@@ -7,7 +7,7 @@ milliseconds.
 import hashlib
 from pathlib import Path
 
-from vae.checks.packages import read_requirements
+from vae.checks.machine import read_requirements
 from vae.system.files import read_json
 
 ROOT = Path(__file__).resolve().parent.parent

@@ -28,8 +28,7 @@ from launchers.stamp import (
 from launchers.torch_index import torch_source
 from vae.checks.cuda_builds import BUILDS, triton_for_windows
 from vae.system import console
-from vae.system.files import read_text, replace_text, write_json
-from vae.system.folder_marker import claim_folder
+from vae.system.files import claim_folder, read_text, replace_text, write_json
 from vae.system.script import SETUP, missing_runtime
 
 WINDOWS = os.name == "nt"

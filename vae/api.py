@@ -16,11 +16,15 @@ import numpy as np
 import torch
 from PIL import Image, ImageOps
 
-from vae.config.evaluate_flags import EvaluateConfig, parse_evaluate_flags
-from vae.config.export_flags import ExportConfig, parse_export_flags
+from vae.config.declare import nearest
 from vae.config.flags import parse_flags
 from vae.config.options import Config, all_options
-from vae.config.values import nearest
+from vae.config.trained_vae_flags import (
+    EvaluateConfig,
+    ExportConfig,
+    parse_evaluate_flags,
+    parse_export_flags,
+)
 from vae.device import DTYPES, pick_device
 from vae.images.color import to_srgb
 from vae.images.decoding import decode_image, parse_background

@@ -9,8 +9,7 @@ import torch
 from vae.config.precision import PrecisionSupport, slow_bf16
 from vae.system import console
 from vae.system.errors import UserError
-from vae.system.gpu_memory import FREED_BLOCKS, GROWING_SEGMENTS, allocator_setting
-from vae.system.gpus import BF16_CAPABILITY
+from vae.system.gpus import BF16_CAPABILITY, FREED_BLOCKS, GROWING_SEGMENTS, allocator_setting
 
 # Values of oneDNN's variable ONEDNN_MAX_CPU_ISA that exclude the instructions for bf16.
 ISAS_WITHOUT_BF16 = ("SSE41", "AVX", "AVX2", "AVX2_VNNI", "AVX512_CORE", "AVX512_CORE_VNNI")

@@ -12,7 +12,7 @@ import torch
 from benchmarks.comparison.cases import CASES, Bench
 from benchmarks.comparison.goals import judge
 from benchmarks.comparison.tables import markdown
-from vae.checks.packages import installed
+from vae.checks.machine import installed
 from vae.system.gpus import match_card
 from vae.system.host import GIB
 

@@ -18,8 +18,8 @@ from benchmarks.on_card.result import first_line
 from tests.harness.runs import ROOT
 from tests.null_gpu.child import NEEDS_NULL_GPU, run_on_null_gpu
 from vae.config.options import ActionConfig, all_options
-from vae.system.folder_marker import MARKER_NAME, claim_folder
-from vae.system.gpu_memory import ALLOCATOR_VARIABLES
+from vae.system.files import MARKER_NAME, claim_folder
+from vae.system.gpus import ALLOCATOR_VARIABLES
 
 OK = {"line": "figures", "verdict": "ok"}
 PLAN = "plan    1024 px, batch 16 as 8 x 2: predicted peak 25.80 GiB of 30.10\n"

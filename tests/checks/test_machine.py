@@ -1,14 +1,34 @@
-"""Facts about this machine, folders, mounts and the cache of weights."""
+"""Facts about this machine: folders, mounts, the cache of weights, nvidia-smi and packages."""
 
+import itertools
 import os
+import re
+import sys
+import time
+from pathlib import Path
 
 import pytest
+import torch
+import torchvision
+from packaging.specifiers import SpecifierSet
+from packaging.version import Version
 
 from tests.harness.machines import DESKTOP, changed, verdict
+from tests.harness.runs import ROOT
+from vae.checks.facts import Card
 from vae.checks.machine import (
+    SMI_FIELDS,
+    build,
     gather_folder,
     gather_host,
+    gather_torch_files,
+    installed,
+    parse_nvidia_smi,
     project_python,
+    query_nvidia_smi,
+    read_requirements,
+    release,
+    satisfies,
     vgg_path,
 )
 from vae.checks.table import SKIP
@@ -104,3 +124,164 @@ def test_weights_are_in_the_folder_of_torch_hub(tmp_path, monkeypatch):
     for name in ("XDG_CACHE_HOME", "TORCH_HOME"):
         monkeypatch.setenv(name, str(tmp_path / name))
         assert str(vgg_path().parent) == os.path.join(torch.hub.get_dir(), "checkpoints")
+
+
+ANSWER = "0, NVIDIA GeForce RTX 5090, 580.95.05, 32607, 12.0\n"
+
+
+def test_parse_cards_after_a_warning():
+    second = "1, NVIDIA GeForce RTX 4090 Laptop GPU, 580.95.05, [N/A], [Unknown Error]\n"
+    smi = parse_nvidia_smi(0, f"Warning: infoROM is corrupted at gpu 0\n{ANSWER}{second}", "")
+    assert (smi.status, smi.driver) == ("answered", "580.95.05")
+    assert smi.cards == (
+        Card("NVIDIA GeForce RTX 5090", (12, 0), 32607),
+        Card("NVIDIA GeForce RTX 4090 Laptop GPU"),
+    )
+    assert (
+        parse_nvidia_smi(0, ANSWER.replace("RTX", "RTX, 4000", 1), "").status == "failed"
+    )  # too many fields
+
+
+@pytest.mark.parametrize(
+    ("code", "out", "status"),
+    [
+        (0, "No devices were found\n", "answered"),
+        (6, "No devices were found\n", "answered"),
+        (0, "", "answered"),
+        (18, "Failed to initialize NVML: Driver/library version mismatch\n", "failed"),
+        (9, "NVIDIA-SMI has failed because it couldn't communicate with the NVIDIA driver.\n", "failed"),
+        (255, "Failed to initialize NVML: Unknown Error\n", "failed"),  # a container that lost its card
+        (139, "", "failed"),
+    ],
+)
+def test_output_without_cards(code, out, status):
+    smi = parse_nvidia_smi(code, out, "")
+    assert (smi.status, smi.cards) == (status, ())
+    if out:
+        assert out.strip() == smi.message
+    elif status == "failed":
+        assert "139" in smi.message
+
+
+# --- the program itself, on PATH ------------------------------------------------------------------------
+
+
+@pytest.fixture
+def program(tmp_path, monkeypatch):
+    """Write a Python program as nvidia-smi into the only folder on PATH."""
+    folder = tmp_path / "a b'ü"
+    folder.mkdir()
+
+    def write(code: str) -> None:
+        file = folder / "nvidia-smi"
+        file.write_text(f"#!{sys.executable} -S\n{code}\n", encoding="utf-8")
+        file.chmod(0o755)
+
+    monkeypatch.setenv("PATH", str(folder))
+    return write
+
+
+def test_missing_program(program):
+    assert query_nvidia_smi(60).status == "missing"
+
+
+def test_query_requests_every_field(program):
+    program(f"import sys\nassert sys.argv[1] == '--query-gpu={','.join(SMI_FIELDS)}'\nprint({ANSWER!r})")
+    assert query_nvidia_smi(60).cards[0].memory_mib == 32607
+
+
+def test_time_limit_with_a_child_that_keeps_the_output_open(program):
+    program(
+        "import subprocess, sys, time\n"
+        "subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(60)'])"
+        "\ntime.sleep(60)"
+    )
+    begun = time.monotonic()
+    smi = query_nvidia_smi(0.3)
+    assert (smi.status, smi.message) == ("hanging", "no answer in 0.3 s")
+    assert time.monotonic() - begun < 30  # far below the minute it would sleep
+
+
+def test_program_that_cannot_be_executed(program, monkeypatch):
+    program("")
+    Path(os.environ["PATH"], "nvidia-smi").write_bytes(b"\x7fELF broken")
+    smi = query_nvidia_smi(60)
+    assert smi.status == "failed"
+    assert "nvidia-smi" in smi.message
+
+
+def test_output_that_is_not_utf8(program):
+    program("import os\nos.write(1, b'Failed to initialize NVML: G\\xe9r\\xe4t\\n')\nos._exit(1)")
+    assert query_nvidia_smi(60).message.startswith("Failed to initialize NVML: G")
+
+
+VERSIONS = (
+    "2.9.1",
+    "2.10",
+    "2.10.0",
+    "2.13.0+cpu",
+    "2.13.0+cu130",
+    "2.13.1",
+    "3.0.0",
+    "13.0.0",
+    "3.8.1.post2",
+)
+SPECIFIERS = (
+    ">=2.10",
+    ">=2.10,!=2.13.0+cpu",
+    "==2.13.*",
+    "!=2.13.*",
+    "==2.10",
+    "<3,>=2.9",
+    ">=13",
+    "<=2.13.0",
+    ">2.13.0,<=3",
+    "~=2.10",
+    "~=2.13.0",
+    "",
+)
+
+
+def test_read_requirements():
+    found = dict(read_requirements(ROOT))
+    assert found["torch"].startswith(">=2.10")
+    assert "!=2.13.0+cpu" in found["torch"]
+    assert found["Pillow"] == (">=13.0" if sys.version_info >= (3, 11) else ">=12.3")  # markers are read
+    clause = r"(~=|[=!<>]=|[<>])[^,<>=!~]+"
+    assert all(re.fullmatch(f"{clause}(,{clause})*", specifier) for specifier in found.values())
+    assert set(found) >= {"torchvision", "lpips", "numpy", "tqdm", "tensorboard", "safetensors"}
+
+
+def test_torch_files_match_the_modules():
+    files = gather_torch_files()
+    assert files.version == torch.__version__
+    assert files.cuda == torch.version.cuda
+    assert files.hip == torch.version.hip
+    assert files.vision_version == torchvision.__version__
+
+
+def test_missing_package():
+    assert installed("no-such-package-of-ours") is None
+
+
+def test_version_file_is_read_without_executing_it(tmp_path, monkeypatch):
+    (tmp_path / "torch").mkdir()
+    (tmp_path / "torch" / "version.py").write_text(
+        "from typing import Optional\n__version__ = '2.11.0+cu128'\ncuda: Optional[str] = '12.8'\n"
+        "hip: Optional[str] = None\nraise SystemExit\n"
+    )
+    monkeypatch.setattr(sys, "path", [str(tmp_path)])
+    files = gather_torch_files()
+    assert (files.version, files.cuda, files.hip) == ("2.11.0+cu128", "12.8", None)
+
+
+@pytest.mark.parametrize(("version", "specifier"), list(itertools.product(VERSIONS, SPECIFIERS)))
+def test_satisfies_matches_packaging(version, specifier):
+    assert satisfies(version, specifier) == SpecifierSet(specifier).contains(Version(version))
+
+
+def test_parts_of_a_version():
+    assert release("2.15.0a1+cu132") == (2, 15, 0)
+    assert release("unknown") == ()
+    assert build("2.15.0+cu132") == "cu132"
+    assert build("2.15.0") == ""

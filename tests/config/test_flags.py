@@ -8,10 +8,9 @@ from dataclasses import fields
 import pytest
 
 from tests.harness.runs import ROOT
-from vae.config.flags import COMMON, build_parser, parse_flags
-from vae.config.flags_table import flags_markdown
-from vae.config.infer_flags import parse_infer_flags
+from vae.config.flags import COMMON, build_parser, flags_markdown, parse_flags
 from vae.config.options import ActionConfig, Config, all_options, build, flatten
+from vae.config.trained_vae_flags import parse_infer_flags
 from vae.system.errors import UsageError, UserError
 
 INFER = ["--vae", "a", "--mode", "variations", "--input", "b", "--output_dir", "c"]
@@ -20,7 +19,7 @@ SWITCHES = sorted(name for name, (_, item) in all_options().items() if isinstanc
 
 def test_flags_page_is_up_to_date():
     written = (ROOT / "docs" / "flags.md").read_text(encoding="utf-8")
-    assert written == flags_markdown(), "run: python -m vae.config.flags_table > docs/flags.md"
+    assert written == flags_markdown(), "run: python -m vae.config.flags > docs/flags.md"
 
 
 @pytest.mark.parametrize("name", SWITCHES)

@@ -13,8 +13,8 @@ from tests.harness.image_kinds import detailed, encoded
 from tests.harness.runs import TINY
 from tests.harness.tars import images_of, write_img2dataset
 from tests.harness.training_runs import SHORT, assert_same, last_checkpoint, records
-from vae.config.evaluate_flags import EvaluateConfig
 from vae.config.options import DataConfig
+from vae.config.trained_vae_flags import EvaluateConfig
 from vae.data.dataset import CropDataset, FolderImages
 from vae.data.exclude_list import Excluded, read_exclude_list, refuse_unmatched
 from vae.data.image_sets import find_excluded

@@ -9,7 +9,7 @@ from PIL import Image
 
 from tests.harness.http_store import http_store, hurry
 from tests.harness.shards import pack, write_shards
-from vae.config.evaluate_flags import WHOLE, EvaluateConfig
+from vae.config.trained_vae_flags import WHOLE, EvaluateConfig
 from vae.evaluation.compare import _environment, _protocol
 from vae.evaluation.image_set import find_images, square
 from vae.shards.dataset_json import read_dataset

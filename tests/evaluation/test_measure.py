@@ -8,8 +8,7 @@ import torch
 from torchvision.transforms.functional import to_pil_image
 
 from tests.harness.small_vae import SMALL, write_vae
-from vae.config.evaluate_flags import parse_evaluate_flags
-from vae.evaluation.baselines import bicubic_baseline
+from vae.config.trained_vae_flags import parse_evaluate_flags
 from vae.evaluation.measure import (
     CODECS,
     Metrics,
@@ -20,9 +19,9 @@ from vae.evaluation.measure import (
     latent_bytes,
     through_codec,
 )
+from vae.evaluation.metrics import bicubic_baseline
 from vae.evaluation.results import PER_IMAGE
-from vae.images.pixels import to_float, to_uint8
-from vae.images.psnr import psnr
+from vae.images.pixels import psnr, to_float, to_uint8
 from vae.interop.vae_files import load_vae
 from vae.system.errors import UserError
 

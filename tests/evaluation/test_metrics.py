@@ -1,14 +1,31 @@
-"""PSNR, SSIM and MS-SSIM equal independent computations with NumPy, SciPy and pytorch-msssim."""
+"""Metrics equal independent computations with NumPy, SciPy and pytorch-msssim; sums, baselines, LPIPS."""
 
+import importlib.util
 import math
 
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 from scipy import ndimage
 
-from vae.evaluation.metrics import ms_ssim, ssim
-from vae.images.psnr import psnr
+from vae.config.trained_vae_flags import EvaluateConfig
+from vae.evaluation import metrics
+from vae.evaluation.command import check_rfid_packages
+from vae.evaluation.metrics import (
+    ReconstructionFid,
+    baseline_sums,
+    bicubic_baseline,
+    find_perceptual,
+    find_rfid,
+    mean_colour,
+    means,
+    ms_ssim,
+    reconstruction_sums,
+    ssim,
+)
+from vae.images.pixels import OFF_BY_ONE_DB, psnr
+from vae.system.errors import UserError
 
 
 def image_pair(*shape: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -106,3 +123,229 @@ def test_equal_images_give_one_and_worse_ones_give_less():
     assert torch.allclose(ms_ssim(images, images), torch.ones(2, dtype=torch.float64), rtol=1e-12)
     assert (ms_ssim(2 * recon - images, images) < ms_ssim(recon, images)).all()
     assert (ms_ssim(-images, images) == 0).all()  # negative factors give 0, not NaN
+
+
+def images(*shape: int) -> torch.Tensor:
+    return torch.rand(shape, generator=torch.Generator().manual_seed(0)) * 2 - 1
+
+
+def test_mean_colour_equals_numpy():
+    batch = images(2, 3, 6, 10)
+    found = mean_colour(batch)
+    assert found.shape == batch.shape
+    assert torch.allclose(found[1, 2], torch.tensor(batch[1, 2].numpy().mean()), atol=1e-6)
+    assert found.std((2, 3)).max() == 0
+
+
+@pytest.mark.parametrize(("size", "factor"), [((64, 48), 8), ((64, 32), 16), ((8, 8), 8)])
+def test_bicubic_equals_pillow(size, factor):
+    batch = images(2, 3, *size)
+    found = bicubic_baseline(batch, factor)
+    height, width = size
+    for channel, expected in zip(found.flatten(0, 1), batch.flatten(0, 1).numpy(), strict=True):
+        blocks = expected.reshape(height // factor, factor, width // factor, factor).mean((1, 3))
+        large = Image.fromarray(blocks).resize((width, height), Image.Resampling.BICUBIC)
+        assert np.abs(channel.numpy() - np.clip(np.asarray(large), -1, 1)).max() < 1e-5
+
+
+def test_bicubic_stays_in_range_and_keeps_constant_images():
+    edges = torch.ones(1, 3, 32, 32)
+    edges[..., :16] = -1
+    found = bicubic_baseline(edges)
+    assert found.min() == -1
+    assert found.max() == 1
+    flat = torch.full((1, 3, 32, 32), 0.3)
+    assert torch.allclose(bicubic_baseline(flat), flat, atol=1e-6)
+
+
+def random_images(count: int) -> torch.Tensor:
+    return torch.rand(count, 3, 16, 24, generator=torch.Generator().manual_seed(0)) * 2 - 1
+
+
+def darker(batch: torch.Tensor) -> torch.Tensor:
+    return batch * 0.8
+
+
+def distance(recon: torch.Tensor, batch: torch.Tensor) -> torch.Tensor:
+    return (recon - batch).abs().mean((1, 2, 3))
+
+
+def test_mean_is_over_images_not_batches():
+    whole = random_images(5)
+    found = means(reconstruction_sums(darker, whole.split([1, 4]), distance))
+    assert set(found) == {"psnr", "ssim", "lpips", "images"}
+    assert found["images"] == 5
+    assert math.isclose(found["psnr"], psnr(darker(whole), whole).mean().item(), rel_tol=1e-12)
+    assert math.isclose(found["ssim"], ssim(darker(whole), whole).mean().item(), rel_tol=1e-12)
+    assert math.isclose(found["lpips"], distance(darker(whole), whole).mean().item(), rel_tol=1e-6)
+
+
+def test_sums_of_ranks_add_up_even_if_one_has_no_images():
+    whole = random_images(5)
+    parts = [reconstruction_sums(darker, [part], distance) for part in whole.split([2, 3])] + [
+        reconstruction_sums(darker, [], distance)
+    ]
+    added = {name: tuple(map(sum, zip(*(part[name] for part in parts), strict=True))) for name in parts[0]}
+    together, alone = means(added), means(reconstruction_sums(darker, [whole], distance))
+    assert together.keys() == alone.keys()
+    assert all(math.isclose(together[name], alone[name], rel_tol=1e-6) for name in alone)
+    assert all(type(total) is float and type(count) is int for total, count in parts[0].values())
+
+
+def test_without_lpips_there_is_no_lpips():
+    sums = reconstruction_sums(darker, [random_images(2)], None)
+    assert "lpips" not in sums
+    assert set(means(sums)) == {"psnr", "ssim", "images"}
+    assert means(reconstruction_sums(darker, [], None)) == {"images": 0}
+
+
+def test_exact_copies_leave_the_mean_finite():
+    found = means(reconstruction_sums(lambda batch: batch, [random_images(2)], None))
+    assert found["psnr"] == OFF_BY_ONE_DB
+    assert math.isclose(found["ssim"], 1.0, rel_tol=1e-12)
+
+
+def test_crops_of_one_colour_do_not_decide_the_mean_of_the_baseline():
+    """Bicubic copies them exactly; a VAE that is better on every other crop is better in the mean."""
+    noisy, plain = random_images(3), torch.full_like(random_images(1), 0.25)
+    batch = torch.cat([noisy, plain])
+    bicubic = means(baseline_sums([batch], None)["bicubic"])["psnr"]
+    alone = means(baseline_sums([noisy], None)["bicubic"])["psnr"]
+    assert bicubic == pytest.approx((3 * alone + 20 * math.log10(255)) / 4)
+    vae = means(reconstruction_sums(lambda x: x * 0.9 + 0.01, [batch], None))["psnr"]
+    assert vae > bicubic
+
+
+def test_reconstruction_with_nan_gives_nan():
+    assert math.isnan(
+        means(reconstruction_sums(lambda batch: batch * math.nan, [random_images(2)], None))["psnr"]
+    )
+
+
+def test_bf16_reconstructions_are_measured_in_fp32_without_a_graph():
+    weight = torch.tensor(0.9, requires_grad=True)
+    graphs = []
+
+    def reconstruct(batch: torch.Tensor) -> torch.Tensor:
+        recon = (batch * weight).bfloat16()
+        graphs.append(recon.requires_grad)
+        return recon
+
+    found = means(reconstruction_sums(reconstruct, [random_images(2)], distance))
+    assert graphs == [False]
+    rounded = (random_images(2) * 0.9).bfloat16().float()
+    assert math.isclose(found["psnr"], psnr(rounded, random_images(2)).mean().item(), rel_tol=1e-12)
+
+
+@pytest.mark.parametrize("perceptual", [None, distance])
+def test_baselines_are_measured_like_reconstructions(perceptual):
+    batches = random_images(3).split(2)
+    found = baseline_sums(iter(batches), perceptual, factor=8)
+    assert found == {
+        "mean_colour": reconstruction_sums(mean_colour, batches, perceptual),
+        "bicubic": reconstruction_sums(lambda batch: bicubic_baseline(batch, 8), batches, perceptual),
+    }
+
+
+CPU = torch.device("cpu")
+
+
+def config(**given) -> EvaluateConfig:
+    return EvaluateConfig(vae=("x",), data_path=("y",), output_dir="z", **given)
+
+
+@pytest.fixture
+def no_weights(tmp_path, monkeypatch):
+    """An empty cache, and URLs without a server."""
+    monkeypatch.setattr("torch.hub.get_dir", lambda: str(tmp_path))
+    monkeypatch.setattr("vae.losses.trunk_weights.URLS", {"vgg": "http://127.0.0.1:9/vgg16-397923af.pth"})
+    monkeypatch.setattr(metrics, "INCEPTION_URL", "http://127.0.0.1:9/weights-6726825d.pth")
+    return tmp_path
+
+
+def test_unavailable_lpips_is_reported_as_missing(no_weights):
+    missing: dict[str, str] = {}
+    assert find_perceptual(config(), CPU, missing) == (None, None)
+    assert "vgg16-397923af.pth" in missing["lpips"]
+    assert "--perceptual_net none" in missing["lpips"]
+    assert "train" not in missing["lpips"].replace("trained", "")
+
+
+def test_unavailable_lpips_is_an_error_if_requested(no_weights):
+    with pytest.raises(UserError, match=r"--perceptual_net vgg: .*--perceptual_weights FILE"):
+        find_perceptual(config(perceptual_net="vgg"), CPU, {})
+    with pytest.raises(UserError, match=r"--perceptual_weights gone\.pth is not a file"):
+        find_perceptual(config(perceptual_weights="gone.pth"), CPU, {})
+
+
+def test_lpips_can_be_disabled_or_use_random_weights():
+    missing: dict[str, str] = {}
+    assert find_perceptual(config(perceptual_net="none"), CPU, missing) == (None, None)
+    assert "--perceptual_net none" in missing["lpips"]
+    loss, net = find_perceptual(config(perceptual_net="random"), CPU, {})
+    assert net == "random"
+    images = torch.rand(1, 3, 32, 32)
+    assert loss(images, images).item() == 0
+
+
+def test_rfid_is_reported_as_missing_or_names_its_packages(monkeypatch):
+    missing: dict[str, str] = {}
+    assert find_rfid(config(), CPU, missing) is None
+    assert "--rfid" in missing["rfid"]
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(UserError, match="pip install torchmetrics torch-fidelity"):
+        check_rfid_packages()
+
+
+def test_inception_weights_are_found_and_verified(no_weights):
+    with pytest.raises(UserError, match=r"--rfid: .* --inception_weights FILE"):
+        find_rfid(config(rfid=True), CPU, {})
+    with pytest.raises(UserError, match=r"--inception_weights gone\.pth is not a file"):
+        find_rfid(config(rfid=True, inception_weights="gone.pth"), CPU, {})
+    path = no_weights / "other.pth"
+    torch.save({"fc.weight": torch.zeros(3, 3)}, path)
+    with pytest.raises(UserError, match="another network"):
+        find_rfid(config(rfid=True, inception_weights=str(path)), CPU, {})
+    torch.save({"fc.weight": print}, path)  # a pickle that names a function
+    with pytest.raises(UserError, match="not contain readable Inception weights"):
+        find_rfid(config(rfid=True, inception_weights=str(path)), CPU, {})
+    path = no_weights / "weights-6726825d.pth"
+    path.write_bytes(b"torn")
+    with pytest.raises(UserError, match="SHA-256"):
+        find_rfid(config(rfid=True, inception_weights=str(path)), CPU, {})
+
+
+@pytest.mark.slow
+def test_rfid_equals_numpy(tmp_path):
+    pytest.importorskip("torchmetrics")
+    inception = pytest.importorskip("torch_fidelity.feature_extractor_inceptionv3")
+    real_load = inception.load_state_dict_from_url
+    extractor = inception.FeatureExtractorInceptionV3
+    try:  # random weights of the right shapes, saved as a file
+        inception.load_state_dict_from_url = lambda *_, **__: None
+        loader, extractor.load_state_dict = extractor.load_state_dict, lambda *_: None
+        torch.manual_seed(0)
+        network = extractor("inception", ["2048"])
+    finally:
+        inception.load_state_dict_from_url = real_load
+        extractor.load_state_dict = loader
+    path = tmp_path / "inception.pth"
+    torch.save(network.state_dict(), path)
+    images = torch.randint(0, 256, (6, 3, 40, 40), dtype=torch.uint8)
+    recon = (images.float() * 0.5).to(torch.uint8)
+    rfid = ReconstructionFid(path, CPU)
+    for _ in range(2):  # `take` resets the sums
+        for one, other in zip(images, recon, strict=True):
+            rfid.add(one[None], other[None])
+        found = rfid.take()
+    assert rfid.take() is None
+    torch.testing.assert_close(rfid.features(images).float(), network(images)[0], rtol=1e-3, atol=1e-4)
+    real, fake = (network(values)[0].double().numpy() for values in (images, recon))
+    covariances = np.cov(real, rowvar=False), np.cov(fake, rowvar=False)
+    traces = sum(np.trace(one) for one in covariances)
+    # The covariances have rank 5, so the trace of the root of their product is the sum of the singular values
+    # of the product of the centred sets.
+    centred = [(one - one.mean(0)) / np.sqrt(len(one) - 1) for one in (real, fake)]
+    root = np.linalg.svd(centred[0] @ centred[1].T, compute_uv=False).sum()
+    expected = np.square(real.mean(0) - fake.mean(0)).sum() + traces - 2 * root
+    assert np.isclose(found, expected, rtol=1e-3)

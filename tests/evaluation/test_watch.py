@@ -20,8 +20,7 @@ from vae.interop.checkpoint_file import save_checkpoint
 from vae.interop.diffusers_folder import save_diffusers_folder
 from vae.interop.vae_files import CHECKPOINT_KEY
 from vae.system.errors import UserError
-from vae.system.files import sha256_of_file, write_json
-from vae.system.folder_marker import MARKER_NAME, claim_folder
+from vae.system.files import MARKER_NAME, claim_folder, sha256_of_file, write_json
 
 
 @pytest.fixture

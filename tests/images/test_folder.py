@@ -8,9 +8,8 @@ import pytest
 
 from vae.data.manifest import read_lines
 from vae.images.decoding import decode_image
-from vae.images.folder import Skips, check_images, list_images, print_skips, split_names, walk_images
+from vae.images.folder import Skips, check_images, code_of, list_images, print_skips, split_names, walk_images
 from vae.images.formats import BadImageError
-from vae.images.other_programs import code_of
 from vae.prepare.split import find_manifest
 from vae.system.errors import DataError, UserError
 from vae.system.files import sha256_of_file

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from tests.harness.small_vae import write_vae
-from vae.config.infer_flags import parse_infer_flags
+from vae.config.trained_vae_flags import parse_infer_flags
 from vae.inference.infer import infer
 from vae.inference.tasks import plan_tasks
 

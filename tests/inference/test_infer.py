@@ -16,7 +16,7 @@ from vae.config.precision import PrecisionSupport
 from vae.inference import infer
 from vae.interop.vae_files import load_vae
 from vae.system.errors import DataError, UserError
-from vae.system.folder_marker import claim_folder
+from vae.system.files import claim_folder
 
 
 def pixels(path) -> np.ndarray:

@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file
 
 from tests.harness.small_vae import SMALL, write_vae
-from vae.config.export_flags import parse_export_flags
+from vae.config.trained_vae_flags import parse_export_flags
 from vae.interop.averaging import ENCODER, average, combine, hash_of_weights
 from vae.interop.exporting import export
 from vae.interop.safetensors_file import write_safetensors

@@ -11,8 +11,8 @@ from safetensors.torch import load_file, save_file
 from tests.harness.runs import TINY, run_here
 from tests.harness.small_vae import write_vae
 from tests.harness.vae_families import image, randomize_norms
-from vae.config.export_flags import ExportConfig
 from vae.config.options import ModelConfig
+from vae.config.trained_vae_flags import ExportConfig
 from vae.interop.diffusers_folder import diffusers_config, save_diffusers_folder
 from vae.interop.exporting import export
 from vae.interop.vae_files import load_vae

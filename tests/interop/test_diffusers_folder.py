@@ -14,8 +14,8 @@ from safetensors.torch import load_file, save_file
 from tests.harness.runs import TINY
 from tests.harness.small_vae import SMALL as SMALL_VAE
 from tests.harness.small_vae import write_vae
-from vae.config.export_flags import ExportConfig
 from vae.config.options import ModelConfig
+from vae.config.trained_vae_flags import ExportConfig
 from vae.interop.diffusers_folder import diffusers_config, save_diffusers_folder
 from vae.interop.exporting import export
 from vae.interop.safetensors_file import stored_weights

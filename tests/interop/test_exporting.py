@@ -18,8 +18,8 @@ from tests.harness.vae_families import (
     research_model,
     save_research,
 )
-from vae.config.export_flags import ExportConfig
 from vae.config.options import ModelConfig
+from vae.config.trained_vae_flags import ExportConfig
 from vae.interop.exporting import export
 from vae.interop.families import comfyui_problem
 from vae.interop.modelspec import COMPVIS

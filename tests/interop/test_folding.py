@@ -11,7 +11,7 @@ from safetensors import safe_open
 
 from tests.harness.vae_families import FAMILIES, SMALL, diffusers_model, image
 from vae.config.declare import PUBLISHED_SCALING
-from vae.config.export_flags import ExportConfig
+from vae.config.trained_vae_flags import ExportConfig
 from vae.interop.diffusers_folder import WEIGHTS_NAME
 from vae.interop.exporting import export
 from vae.interop.latent_statistics import LatentSums

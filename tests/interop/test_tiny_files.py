@@ -13,8 +13,8 @@ from tests.harness.runs import TINY
 from tests.harness.training_runs import last_checkpoint, records
 from tests.harness.vae_families import diffusers_model, image
 from tests.harness.wan_models import wan_model
-from vae.config.export_flags import ExportConfig
 from vae.config.options import ModelConfig
+from vae.config.trained_vae_flags import ExportConfig
 from vae.interop.diffusers_folder import diffusers_config, save_diffusers_folder
 from vae.interop.exporting import export
 from vae.interop.vae_files import load_vae

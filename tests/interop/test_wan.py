@@ -9,7 +9,7 @@ from safetensors.torch import load_file, save_file
 from tests.harness.runs import TINY
 from tests.harness.vae_families import image
 from tests.harness.wan_models import CLASSES, official_weights, one_frame, wan_model
-from vae.config.export_flags import ExportConfig
+from vae.config.trained_vae_flags import ExportConfig
 from vae.interop.exporting import export
 from vae.interop.families import WAN_MEAN, WAN_STD
 from vae.interop.vae_files import load_vae

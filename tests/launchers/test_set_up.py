@@ -80,7 +80,7 @@ def test_set_up_in_a_terminal_asks_before_it_creates_anything(project):
 
 
 def test_hanging_nvidia_smi_prints_one_line(monkeypatch, capsys):
-    monkeypatch.setattr(environment.nvidia_smi, "query", lambda: Smi("hanging", "no answer in 15 s"))
+    monkeypatch.setattr(environment, "query_nvidia_smi", lambda: Smi("hanging", "no answer in 15 s"))
     assert environment.read_machine() is None
     (line,) = capsys.readouterr().out.splitlines()
     assert "nvidia-smi: no answer in 15 s" in line

@@ -13,7 +13,7 @@ import pytest
 from launchers import command
 from tests.harness.waiting import is_running, wait_until
 from vae.system import child_process
-from vae.system.folder_marker import claim_folder
+from vae.system.files import claim_folder
 
 if sys.platform != "linux":
     pytest.skip("these tests read /proc", allow_module_level=True)

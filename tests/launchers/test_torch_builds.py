@@ -5,10 +5,10 @@ import pytest
 from launchers.torch_builds import ENDED, Machine, build_for, ended, misfit, nearest
 from tests.harness.machines import DESKTOP, changed
 from tests.harness.runs import ROOT
-from vae.checks import remedies
 from vae.checks.cuda_builds import AUTO_ORDER, BUILDS, has_code_for
 from vae.checks.facts import Card, LoadedTorch, Smi
-from vae.checks.packages import read_requirements, satisfies
+from vae.checks.machine import read_requirements, satisfies
+from vae.checks.table import suggested_here
 
 BLACKWELL, HOPPER, ADA, VOLTA, PASCAL, KEPLER = (12, 0), (9, 0), (8, 9), (7, 0), (6, 1), (3, 7)
 
@@ -48,7 +48,7 @@ def test_check_compatibility_suggests_the_build_of_auto(driver, cards, system, p
         "answered", "", f"{driver}.10", tuple(Card(str(capability), capability) for capability in cards)
     )
     missing = LoadedTorch(installed=False)
-    suggested = remedies.suggested(changed(DESKTOP, loaded=missing, smi=smi, host={"system": system}))
+    suggested = suggested_here(changed(DESKTOP, loaded=missing, smi=smi, host={"system": system}))
     build, reason = build_for(Machine.of(smi), platform)
     assert suggested == build or (suggested is None and "update to 580" in reason)
 

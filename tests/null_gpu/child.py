@@ -8,7 +8,7 @@ import pytest
 
 from tests.harness.runs import ROOT
 from tests.null_gpu.build import environment, why_not
-from vae.system.gpu_memory import ALLOCATOR_VARIABLES
+from vae.system.gpus import ALLOCATOR_VARIABLES
 
 _REASON = why_not()
 NEEDS_NULL_GPU = [pytest.mark.slow, pytest.mark.skipif(_REASON is not None, reason=str(_REASON))]

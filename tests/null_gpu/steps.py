@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from vae.system.gpu_memory import set_gpu_memory_variables
+from vae.system.gpus import set_gpu_memory_variables
 
 set_gpu_memory_variables()  # before PyTorch is imported, as every script does
 

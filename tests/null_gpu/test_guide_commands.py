@@ -17,7 +17,7 @@ pytestmark = NEEDS_NULL_GPU
 PROGRAM = """
 import json, os, sys
 from train_vae import main
-from vae.system.gpu_memory import set_gpu_memory_variables
+from vae.system.gpus import set_gpu_memory_variables
 set_gpu_memory_variables()
 os.chdir(sys.argv[1])
 for words in json.loads(sys.argv[2]):

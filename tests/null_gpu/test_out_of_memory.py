@@ -8,7 +8,7 @@ pytestmark = NEEDS_NULL_GPU
 
 PROGRAM = """
 import json, os
-from vae.system.gpu_memory import set_gpu_memory_variables
+from vae.system.gpus import set_gpu_memory_variables
 set_gpu_memory_variables()
 import torch
 from tests.null_gpu.counters import set_limit, used_bytes

@@ -14,7 +14,7 @@ pytestmark = NEEDS_NULL_GPU
 
 PROGRAM = """
 import json, sys
-from vae.system.gpu_memory import set_gpu_memory_variables
+from vae.system.gpus import set_gpu_memory_variables
 set_gpu_memory_variables()
 from vae.training.run import train
 for given in json.loads(sys.argv[1]):
@@ -25,7 +25,7 @@ assert all(segment["is_expandable"] for segment in torch.cuda.memory_snapshot())
 LOSSES = {"adversarial_weight": 0.5, "disc_start": 5, "disc_channels": 8, "disc_layers": 2}
 TWO_STAGES = """
 import contextlib, gc, json, sys
-from vae.system.gpu_memory import set_gpu_memory_variables
+from vae.system.gpus import set_gpu_memory_variables
 set_gpu_memory_variables()
 from vae.system.errors import NonFiniteError
 from vae.training.run import train
@@ -35,7 +35,7 @@ with contextlib.suppress(NonFiniteError):  # nothing is computed, so the export 
 """
 WITH_AND_WITHOUT_GRAPH = """
 import json, sys
-from vae.system.gpu_memory import set_gpu_memory_variables
+from vae.system.gpus import set_gpu_memory_variables
 set_gpu_memory_variables()
 from vae.training.memory import cuda_graph
 from vae.training.run import train

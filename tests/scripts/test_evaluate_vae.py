@@ -16,15 +16,12 @@ from tests.harness.runs import run_here
 from tests.harness.shards import write_shards
 from tests.harness.small_vae import SMALL, write_vae
 from vae.evaluation import compare
-from vae.evaluation.baselines import bicubic_baseline
 from vae.evaluation.compare import short_names
-from vae.evaluation.metrics import ssim
-from vae.evaluation.report.charts import read_curves
-from vae.images.pixels import to_float, to_uint8
-from vae.images.psnr import psnr
+from vae.evaluation.metrics import bicubic_baseline, ssim
+from vae.evaluation.page import read_curves
+from vae.images.pixels import psnr, to_float, to_uint8
 from vae.interop.vae_files import load_vae
-from vae.system.files import replace_text, write_json
-from vae.system.folder_marker import claim_folder
+from vae.system.files import claim_folder, replace_text, write_json
 
 OUTPUTS = {"report.html", "results.json", "results.csv", "per_image.csv", "samples"}
 EVIL = "<script>alert(1)</script>.png".replace("/", "\u2215")  # a file name cannot contain a slash

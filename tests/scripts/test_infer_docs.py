@@ -9,7 +9,7 @@ from PIL import Image
 import infer_vae
 from tests.harness.pages import code_blocks, commands, page_text
 from tests.harness.small_vae import write_vae
-from vae.config.infer_flags import MODES
+from vae.config.trained_vae_flags import MODES
 
 TEXT = page_text("infer.md")
 

@@ -10,7 +10,7 @@ from PIL import Image
 from tests.harness.runs import ROOT, run_here
 from tests.harness.small_vae import write_vae
 from tests.harness.waiting import wait_until
-from vae.system.folder_marker import MARKER_NAME
+from vae.system.files import MARKER_NAME
 
 
 def run_command(*words: object) -> tuple[int, str, str]:

@@ -9,8 +9,8 @@ import pytest
 
 from tests.harness.preparing import shard, write_manifest
 from tests.harness.runs import TINY
-from vae.config.evaluate_flags import EvaluateConfig
 from vae.config.flags import read_json
+from vae.config.trained_vae_flags import EvaluateConfig
 from vae.data.exclude_list import read_exclude_list
 from vae.data.manifest import read_rows
 from vae.evaluation.image_set import find_images

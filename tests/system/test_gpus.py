@@ -1,13 +1,29 @@
-"""Cards are matched by name and memory, so that no card gets the settings of a similar one."""
+"""Cards are matched by name and memory, and the allocator gets its settings."""
 
+import os
+import platform
+import re
+import subprocess
+import sys
 from dataclasses import fields
 
 import pytest
 
+from tests.harness.runs import ROOT
 from vae.config.options import SpeedConfig, all_options
 from vae.config.recipes import RECIPES
 from vae.system.errors import UserError
-from vae.system.gpus import CARDS, CPU_SETTINGS, find_cards, match_card
+from vae.system.gpus import (
+    ALLOCATOR_VARIABLES,
+    CARDS,
+    CPU_SETTINGS,
+    FREED_BLOCKS,
+    GROWING_SEGMENTS,
+    allocator_setting,
+    find_cards,
+    match_card,
+    set_gpu_memory_variables,
+)
 
 # Device name and MiB as NVML reports them, and the expected card, or None if it is unknown.
 REPORTED = [
@@ -166,3 +182,58 @@ def test_recipes_do_not_depend_on_cards():
     for recipe in RECIPES.values():
         assert recipe.values.keys() <= all_options().keys()
         assert not cards & {str(value) for value in recipe.values.values()}
+
+
+@pytest.mark.parametrize(
+    ("system", "release", "expected"),
+    [
+        ("Linux", "6.8.0-49-generic", GROWING_SEGMENTS),
+        ("Linux", "5.15.153.1-microsoft-standard-WSL2", FREED_BLOCKS),
+        ("Windows", "11", FREED_BLOCKS),
+    ],
+)
+def test_allocator_of_a_system(monkeypatch, system, release, expected):
+    monkeypatch.setattr(platform, "system", lambda: system)
+    monkeypatch.setattr(platform, "release", lambda: release)
+    for name in ALLOCATOR_VARIABLES:
+        monkeypatch.delenv(name, raising=False)
+    set_gpu_memory_variables()
+    assert {os.environ[name] for name in ALLOCATOR_VARIABLES} == {expected}
+    assert allocator_setting() == expected
+
+
+@pytest.mark.parametrize("name", ALLOCATOR_VARIABLES)
+def test_own_settings_win(monkeypatch, name):
+    for other in ALLOCATOR_VARIABLES:
+        monkeypatch.delenv(other, raising=False)
+    monkeypatch.setenv(name, "max_split_size_mb:64")
+    set_gpu_memory_variables()
+    assert {other for other in ALLOCATOR_VARIABLES if other in os.environ} == {name}
+    assert allocator_setting() == "max_split_size_mb:64"
+
+
+def test_scripts_set_them_before_pytorch_is_imported():
+    program = """
+import sys
+from vae.system.script import run_script
+from vae.system.gpus import allocator_setting
+
+def main(argv):
+    assert "torch" not in sys.modules
+    print(allocator_setting())
+    return 0
+
+run_script("test", main)
+"""
+    environ = {name: value for name, value in os.environ.items() if name not in ALLOCATOR_VARIABLES}
+    command = [sys.executable, "-c", program]
+    done = subprocess.run(command, cwd=ROOT, env=environ, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip() in (GROWING_SEGMENTS, FREED_BLOCKS)
+
+
+@pytest.mark.parametrize("script", sorted(ROOT.glob("*.py")), ids=lambda path: path.name)
+def test_every_script_begins_with_the_function_that_sets_them(script):
+    source = script.read_text(encoding="utf-8")
+    assert "    run_script(" in source
+    assert not re.search("^(import|from) torch", source, re.M)

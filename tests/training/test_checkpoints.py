@@ -14,8 +14,7 @@ from tests.harness.open_files import open_elsewhere
 from tests.harness.training_runs import train_short
 from vae.interop.checkpoint_file import load_checkpoint, record_path, save_checkpoint
 from vae.system.errors import UserError
-from vae.system.files import write_json
-from vae.system.folder_marker import claim_folder
+from vae.system.files import claim_folder, write_json
 from vae.training import checkpoints, saver
 from vae.training.checkpoints import (
     abandon_newer,

@@ -5,7 +5,7 @@ import torch
 
 from tests.harness.training_runs import train_short
 from vae.config.options import LossConfig, ModelConfig, OptimConfig
-from vae.images.psnr import psnr
+from vae.images.pixels import psnr
 from vae.losses.terms import build_terms
 from vae.model.autoencoder import AutoencoderKL
 from vae.model.initialization import initialize, natural_images

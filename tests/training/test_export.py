@@ -15,8 +15,7 @@ from vae.interop.diffusers_folder import save_diffusers_folder
 from vae.interop.latent_statistics import LatentConstants
 from vae.interop.vae_files import RUN_KEY
 from vae.system.errors import NonFiniteError, UserError
-from vae.system.files import write_json
-from vae.system.folder_marker import MARKER_NAME
+from vae.system.files import MARKER_NAME, write_json
 from vae.training.command import Command
 from vae.training.export import Export
 from vae.training.run import train

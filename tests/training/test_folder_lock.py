@@ -12,8 +12,7 @@ from tests.harness.steps import before_steps
 from tests.harness.training_runs import train_on_two_processes
 from vae.config.flags import command_words
 from vae.system.errors import EXIT_CONFIG, UserError
-from vae.system.files import scratch_folder
-from vae.system.folder_marker import claim_folder
+from vae.system.files import claim_folder, scratch_folder
 from vae.training.output import folder_lock
 from vae.training.output.folder_lock import LOCK_NAME, FolderLock
 from vae.training.run import train

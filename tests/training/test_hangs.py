@@ -18,7 +18,7 @@ from tests.harness.training_runs import assert_same_result, last_checkpoint, rec
 from tests.harness.waiting import wait_until
 from tests.harness.workers import notice_deaths_at_once
 from vae.system.errors import EXIT_DATA, EXIT_FAILED, EXIT_SAVED_RESUMABLE, HangError
-from vae.system.folder_marker import claim_folder
+from vae.system.files import claim_folder
 from vae.training.recovery import signals, watchdog
 from vae.training.recovery.signals import LoadingStoppedError
 from vae.training.run import train

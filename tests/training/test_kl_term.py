@@ -9,7 +9,7 @@ from tests.harness.toy_networks import gradients, toy_inputs, toy_networks
 from tests.harness.training_runs import records
 from tests.training.test_fine_tuning import crops
 from vae.config.options import LossConfig
-from vae.images.psnr import psnr
+from vae.images.pixels import psnr
 from vae.interop.vae_files import load_vae
 from vae.losses.kl import kl_per_pixel
 from vae.ops.noise import keyed_normal

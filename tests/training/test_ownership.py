@@ -14,8 +14,7 @@ from vae.interop.diffusers_folder import WEIGHTS_NAME
 from vae.interop.safetensors_file import stored_metadata
 from vae.interop.vae_files import CHECKPOINT_KEY, RUN_KEY
 from vae.system.errors import UserError
-from vae.system.files import sha256_of_file
-from vae.system.folder_marker import claim_folder, read_marker
+from vae.system.files import claim_folder, read_marker, sha256_of_file
 from vae.training import export
 from vae.training.run import train
 

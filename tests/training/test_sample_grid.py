@@ -9,8 +9,7 @@ from PIL import Image
 
 from tests.harness.toy_networks import MODEL, NO_LPIPS, toy_networks
 from tests.harness.training_runs import train_short
-from vae.images.pixels import to_float
-from vae.images.psnr import psnr
+from vae.images.pixels import psnr, to_float
 from vae.model.autoencoder import AutoencoderKL
 from vae.system.errors import DataError
 from vae.training.validation import sample_grid as module

@@ -8,7 +8,7 @@ uses this file too, before any package is installed.
 import re
 from dataclasses import dataclass
 
-from vae.checks.packages import release
+from vae.checks.machine import release
 
 # CUDA's major version -> first driver branch that runs all of its minor versions: NVIDIA's "CUDA
 # Compatibility", table of minor version compatibility

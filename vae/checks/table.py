@@ -5,22 +5,95 @@ missing. The first case that applies is the result, so the last condition of a f
 failure needs a remedy.
 """
 
+import json
+import platform
 import re
+import shlex
+import textwrap
 from collections.abc import Callable, Iterator
+from dataclasses import asdict
 from functools import partial
 from pathlib import PurePosixPath, PureWindowsPath
 from typing import Any, NamedTuple
 
-from vae.checks import cuda_builds, remedies
+from vae.checks import cuda_builds
 from vae.checks.facts import Facts
-from vae.checks.machine import VGG_FILE
-from vae.checks.packages import build, satisfies
+from vae.checks.machine import VGG_FILE, build, satisfies
 from vae.config.options import Config
 from vae.config.recipes import RECIPES
 from vae.system.addresses import is_remote
-from vae.system.console import fetch_command
+from vae.system.console import fetch_command, public_line
 from vae.system.host import GIB, MIB, decoding_processes
 from vae.system.script import missing_runtime
+
+
+def setup_command(facts: Facts, build: str | None = None) -> str:
+    """The set-up script, with `--torch` if another build is needed."""
+    script = "setup_windows.bat" if facts.on_windows else "./setup.sh"
+    return f"{script} --torch {build}" if build else script
+
+
+def pip_command(facts: Facts, *words: str) -> str:
+    """A pip command of the Python that runs now, quoted for the shell."""
+    command = (facts.python or "python", "-m", "pip", *words)
+    if facts.on_windows:
+        return " ".join(f'"{word}"' if set(word) & set(" <>=&") else word for word in command)
+    return shlex.join(command)
+
+
+def reinstall_pair(facts: Facts) -> str:
+    """Reinstall torch and torchvision, both from the index of one build."""
+    tag = (facts.torch_files.version or "").partition("+")[2] or suggested_here(facts) or "cpu"
+    index = f"https://download.pytorch.org/whl/{tag}"
+    return pip_command(facts, "install", "--force-reinstall", "torch", "torchvision", "--index-url", index)
+
+
+def suggested_here(facts: Facts) -> str | None:
+    """The build that the set-up installs here by default; None if the driver must be updated first."""
+    branch = cuda_builds.driver_branch(facts.smi.driver) if facts.smi.driver else None
+    newest = max((card.capability for card in facts.cards if card.capability), default=None)
+    if branch is None and facts.loaded.devices:
+        # No nvidia-smi, as in some containers: the driver is at least what the installed build needs.
+        branch = cuda_builds.needed_branch(facts.torch_files.cuda, newest)
+    return cuda_builds.suggested_build(branch, newest)
+
+
+def install_suitable_build(facts: Facts) -> str:
+    """Install the build that suits card and driver, or update the driver if that must come first."""
+    build = suggested_here(facts)
+    return setup_command(facts, build) if build else update_driver(facts)
+
+
+def update_driver(facts: Facts, branch: int = cuda_builds.NEWEST_DRIVER) -> str:
+    """How to install a driver of at least `branch`."""
+    if facts.on_windows or facts.host.wsl:
+        where = "in Windows, " if facts.host.wsl else ""
+        return f"{where}install driver {branch} or newer from https://www.nvidia.com/drivers, then restart"
+    return f"install driver {branch} or newer, then restart (Ubuntu: sudo ubuntu-drivers install)"
+
+
+def compiler_command(facts: Facts) -> str:
+    """The command that installs a C and C++ compiler."""
+    if facts.on_windows:
+        return "winget install Microsoft.VisualStudio.2022.BuildTools"
+    return "xcode-select --install" if facts.host.system == "Darwin" else "sudo apt install gcc g++"
+
+
+def remedy_of_error(facts: Facts, error: str) -> str:
+    """The remedy for an error message of CUDA or the compiler."""
+    if "no kernel image" in error or "not compatible with the current PyTorch" in error:
+        return install_suitable_build(facts)
+    if "out of memory" in error.lower():
+        return "end the processes that use the card's memory and that you do not need: nvidia-smi lists them"
+    return compiler_command(facts) if "compiler" in error.lower() else reinstall_pair(facts)
+
+
+def show_cards(facts: Facts, numbers: str = "") -> str:
+    """The command that makes PyTorch use the cards with these numbers, or every card."""
+    if facts.on_windows:
+        return f"set CUDA_VISIBLE_DEVICES={numbers}"
+    return f"export CUDA_VISIBLE_DEVICES={numbers}" if numbers else "unset CUDA_VISIBLE_DEVICES"
+
 
 PASS = "pass"
 WARN = "warn"
@@ -99,19 +172,19 @@ def _packages(facts: Facts) -> Cases:
     names = ", ".join(f"{r.name} {r.installed or 'is missing'}" for r in wrong)
     expected = ", ".join(f"{r.name} {r.specifier}" for r in wrong)
     slower = all(r.name in SPEED_ONLY for r in wrong)
-    yield slower, WARN, f"{names} (only slower without it)", remedies.setup(facts), expected
-    yield True, FAIL, names, remedies.setup(facts), expected
+    yield slower, WARN, f"{names} (only slower without it)", setup_command(facts), expected
+    yield True, FAIL, names, setup_command(facts), expected
 
 
 def _loads(facts: Facts) -> Cases:
     loaded, own = facts.loaded, facts.project_python
     hint = f"; to use the project's environment: {own} check_compatibility.py" if own else ""
-    yield not loaded.installed, FAIL, f"not installed in this Python{hint}", remedies.setup(facts)
+    yield not loaded.installed, FAIL, f"not installed in this Python{hint}", setup_command(facts)
     missing = missing_runtime(loaded.error or "")
-    yield missing, FAIL, missing, remedies.setup(facts)
-    yield loaded.error, FAIL, loaded.error, remedies.same_pair(facts)
+    yield missing, FAIL, missing, setup_command(facts)
+    yield loaded.error, FAIL, loaded.error, reinstall_pair(facts)
     crashed = loaded.unfinished in ("starting Python", "loading torch")
-    yield crashed, FAIL, f"{loaded.unfinished}: {loaded.ended}", remedies.same_pair(facts)
+    yield crashed, FAIL, f"{loaded.unfinished}: {loaded.ended}", reinstall_pair(facts)
     yield True, PASS, facts.torch_files.version or "yes"
 
 
@@ -120,7 +193,7 @@ def _pair(facts: Facts) -> Cases:
     files, loaded = facts.torch_files, facts.loaded
     torch, vision = files.version or "", files.vision_version or ""
     required = next(r.specifier for r in facts.requirements if r.name == "torch")
-    reinstall = remedies.same_pair(facts)
+    reinstall = reinstall_pair(facts)
     expected = f"torch {required} and torchvision of one build"
     text = f"torch {torch}, torchvision {vision or 'not installed'}"
     yield not torch, SKIP, NO_TORCH
@@ -141,15 +214,15 @@ def _build(facts: Facts) -> Cases:
     yield files.version is None, SKIP, NO_TORCH
     yield files.hip or not facts.cards, PASS, text
     expected = f"a CUDA build for the {facts.card_names}"
-    yield not files.cuda, FAIL, text, remedies.suitable_build(facts), expected
+    yield not files.cuda, FAIL, text, install_suitable_build(facts), expected
     runs = [not card.capability or cuda_builds.runs_on(card.capability, arch_list) for card in facts.cards]
     yield not arch_list or all(runs), PASS, text
     others = [card for card, fine in zip(facts.cards, runs, strict=True) if not fine]
     names = [f"{card.name} (sm_{''.join(map(str, card.capability or ()))})" for card in others]
     text += f" has no code for {', '.join(names)}: only {' '.join(arch_list)}"
     numbers = ",".join(str(index) for index, supported in enumerate(runs) if supported)
-    yield runs[0], WARN, text, remedies.show_cards(facts, numbers), expected  # training uses the first card
-    yield True, FAIL, text, remedies.suitable_build(facts), expected
+    yield runs[0], WARN, text, show_cards(facts, numbers), expected  # training uses the first card
+    yield True, FAIL, text, install_suitable_build(facts), expected
 
 
 def _triton(facts: Facts) -> Cases:
@@ -160,11 +233,11 @@ def _triton(facts: Facts) -> Cases:
     yield not torch or not (files.cuda or files.hip), SKIP, "only builds for cards use it"
     minor = cuda_builds.triton_for_windows(torch) if facts.on_windows else None
     none = f"there is none for torch {torch} on Windows: training runs without torch.compile"
-    other_torch = remedies.setup(facts, remedies.suggested(facts))
+    other_torch = setup_command(facts, suggested_here(facts))
     yield facts.on_windows and not minor, WARN, none, other_torch, "a torch between 2.10 and 2.14"
     wanted = f"triton-windows=={minor}.*" if facts.on_windows else "triton"
     yield ours and (not minor or satisfies(ours, f"=={minor}.*")), PASS, ours
-    install = remedies.pip(facts, "install", wanted)
+    install = pip_command(facts, "install", wanted)
     yield True, WARN, f"{ours or 'not installed'}: {SLOWER}", install, wanted
 
 
@@ -173,7 +246,7 @@ def _compiler(facts: Facts) -> Cases:
     yield facts.host.c_compiler, PASS, facts.host.c_compiler
     # TinyCC: github.com/triton-lang/triton-windows
     yield facts.on_windows, SKIP, "none on PATH; triton-windows includes its own"
-    yield True, WARN, f"none: {SLOWER}", remedies.compiler(facts)
+    yield True, WARN, f"none: {SLOWER}", compiler_command(facts)
 
 
 # --- cards and their driver
@@ -182,7 +255,7 @@ def _compiler(facts: Facts) -> Cases:
 def _present(facts: Facts) -> Cases:
     smi = facts.smi
     devices = facts.loaded.devices
-    update = remedies.update_driver(facts)
+    update = update_driver(facts)
     message = f"nvidia-smi: {smi.message}"
     yield smi.status == "answered" and smi.cards, PASS, facts.card_names
     restart = f"restart the machine; if that does not help: {update}"
@@ -209,10 +282,10 @@ def _driver(facts: Facts) -> Cases:
     reasons = [f"CUDA {cuda} needs {cuda_builds.needed_branch(cuda, None)}"] if cuda else []
     if capability and capability >= cuda_builds.BLACKWELL:
         reasons.append(f"RTX 50 and B200 need {cuda_builds.BLACKWELL_DRIVER}")
-    remedy = remedies.update_driver(facts, needed)
-    older = remedies.suggested(facts)
+    remedy = update_driver(facts, needed)
+    older = suggested_here(facts)
     if older:
-        remedy += f"; or install the build for this driver: {remedies.setup(facts, older)}"
+        remedy += f"; or install the build for this driver: {setup_command(facts, older)}"
     yield True, FAIL, f"{driver}: too old", remedy, f"{needed} or newer: {', '.join(reasons)}"
 
 
@@ -225,7 +298,7 @@ def _usable(facts: Facts) -> Cases:
     yield hung, FAIL, f"looking for cards: {loaded.ended}", "restart the machine"
     value = facts.host.visible_devices
     hidden = value is not None and value.strip().lower() in HIDING
-    yield hidden, WARN, f"CUDA_VISIBLE_DEVICES={value} hides every card", remedies.show_cards(facts)
+    yield hidden, WARN, f"CUDA_VISIBLE_DEVICES={value} hides every card", show_cards(facts)
     yield not facts.smi.cards, SKIP, "there is no card"
     yield not facts.torch_files.cuda, SKIP, "this build of PyTorch has no CUDA (see Build of PyTorch)"
     _, status, _, *rest = next(case for case in _driver(facts) if case[0])
@@ -238,9 +311,9 @@ def _computes(facts: Facts) -> Cases:
     loaded = facts.loaded
     ended, error = loaded.ended or "", loaded.compute_error or ""
     yield not loaded.installed or loaded.error, SKIP, "PyTorch does not load"
-    yield loaded.unfinished == "computing", FAIL, ended, remedies.of_error(facts, ended)
+    yield loaded.unfinished == "computing", FAIL, ended, remedy_of_error(facts, ended)
     yield loaded.unfinished, SKIP, f"not reached: the process ended while {loaded.unfinished} ({ended})"
-    yield error, FAIL, error, remedies.of_error(facts, error)
+    yield error, FAIL, error, remedy_of_error(facts, error)
     yield True, PASS, "on the card" if loaded.devices else "on the CPU"
 
 
@@ -359,3 +432,72 @@ TABLE = [  # in the order in which problems must be fixed
     Check("disk.space", "Free disk space", "", _space),
     Check("disk.vgg", "Weights of LPIPS", VGG, _vgg),
 ]
+
+
+# ---- The report --------------------------------------------------------------------------------------------
+SCHEMA_VERSION = 2
+EXIT_STRICT = 3  # warnings under --strict
+WORDS = {PASS: "ok", WARN: "WARN", FAIL: "FAIL", SKIP: "skip"}
+WIDTH, TITLE_WIDTH = 100, 22  # characters of a line, and of a check's title
+
+
+def count(results: list[Result]) -> dict[str, int]:
+    """How many checks have each status."""
+    return {status: sum(r.status == status for r in results) for status in WORDS}
+
+
+def exit_code(results: list[Result], strict: bool) -> int:
+    """0: nothing failed (warnings are allowed), 1: a check failed, 3: warnings under --strict."""
+    counts = count(results)
+    return 1 if counts[FAIL] else EXIT_STRICT if strict and counts[WARN] else 0
+
+
+def as_json(facts: Facts, checks: list[Result], code: int) -> str:
+    """One object: schema_version, ok, exit_code, counts, checks, environment; ASCII only."""
+    content = {
+        "schema_version": SCHEMA_VERSION,
+        "ok": not count(checks)[FAIL],
+        "exit_code": code,
+        "counts": count(checks),
+        "checks": [{**check._asdict(), "group": check.group} for check in checks],
+        "environment": {"platform": platform.platform(), **asdict(facts)},
+    }
+    return json.dumps(content, indent=2)
+
+
+def as_text(checks: list[Result]) -> str:
+    """The commands to run first, then every check by group, then the summary."""
+    lines = _to_do(checks)
+    for group, title in GROUPS.items():
+        lines += ["", title]
+        for check in checks:
+            lines += _lines(check) if check.group == group else []
+    return "\n".join([*lines, "", summary(checks)])
+
+
+def summary(checks: list[Result]) -> str:
+    counts = count(checks)
+    words = f"{counts[FAIL]} failed, {counts[WARN]} warnings, {counts[PASS]} ok, {counts[SKIP]} skipped"
+    if counts[FAIL]:
+        return f"{words}. Fix the failures before you train."
+    if counts[WARN]:
+        return f"{words}. Training works on this machine, with the limits that the warnings describe."
+    return f"{words}. Everything is ready."
+
+
+def _to_do(checks: list[Result]) -> list[str]:
+    """The remedies of the failed checks, each once, in the order in which they must be applied."""
+    failed = (check for check in checks if check.status == FAIL)
+    remedies = list(dict.fromkeys(check.remedy for check in failed if check.remedy))
+    if not remedies:
+        return ["Compatibility of this machine with the VAE trainer"]
+    return ["To do first:", *(f"    {remedy}" for remedy in remedies)]
+
+
+def _lines(check: Result) -> list[str]:
+    start = f"  {WORDS[check.status]:<4}  {check.title:<{TITLE_WIDTH}} "
+    first, *rest = textwrap.wrap(public_line(check.found), WIDTH - len(start), break_on_hyphens=False) or [""]
+    lines = [start + first, *(" " * len(start) + line for line in rest)]
+    lines += [f"{'':<8}expected: {check.expected}"] if check.expected else []
+    lines += [f"{'':<8}remedy:   {check.remedy}"] if check.remedy else []  # one line, to be copied
+    return lines

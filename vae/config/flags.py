@@ -1,18 +1,46 @@
-"""Command-line parsers generated from option declarations, and the trainer's JSON file."""
+"""Command-line parsers generated from option declarations, the trainer's JSON file, and docs/flags.md."""
 
 import argparse
 import json
-from collections.abc import Collection
+import sys
+from collections.abc import Collection, Iterable
 from dataclasses import MISSING, Field, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
+from vae.config.declare import base_type, check, is_list, nearest
 from vae.config.options import CONTRACT, ActionConfig, all_options, section_title, sections
-from vae.config.parser import OneLineParser
 from vae.config.resolve import BATCHES
-from vae.config.values import base_type, check, is_list, nearest
 from vae.system import files
 from vae.system.errors import UsageError, UserError
+
+
+class OneLineParser(argparse.ArgumentParser):
+    """An argument parser that raises UsageError with a one-line message."""
+
+    def parse(self, argv: list[str]) -> argparse.Namespace:
+        """The given flags; an unknown flag is reported before a missing one, because it is often the same."""
+        known = [flag for action in self._actions for flag in action.option_strings]
+        for word in argv:
+            flag = word.split("=")[0]
+            if flag.startswith("--") and flag != "--" and flag not in known and " " not in flag:
+                raise UsageError(unknown_flag(flag, known))
+        return self.parse_args(argv)
+
+    def _print_message(self, message: str, file: Any = None) -> None:
+        """Print. argparse itself ignores a closed pipe or a full disk when a help text fills the buffer."""
+        (file or sys.stderr).write(message)
+
+    def error(self, message: str) -> NoReturn:
+        raise UsageError(message)
+
+
+def unknown_flag(flag: str, known: Iterable[str]) -> str:
+    """The message about a flag that does not exist."""
+    known = list(known)
+    listed = "--help_all" if "--help_all" in known else "--help"
+    return f"unknown flag {flag}{nearest(flag, known)} ({listed} lists every flag)"
+
 
 # What --help of train_vae.py shows; docs/flags.md has the others, --help_all both.
 _COMMON = """
@@ -232,3 +260,32 @@ def read_object(path: Path, flag: str, example: str, otherwise: str = "") -> dic
     if not isinstance(loaded, dict):
         raise UserError(f"{where} must contain one object, for example {example}")
     return loaded
+
+
+# ---- docs/flags.md -----------------------------------------------------------------------------------------
+def flags_markdown() -> str:
+    """The whole page: every flag that --help leaves out, with its meaning and default."""
+    lines = [
+        "# More flags of train_vae.py",
+        "",
+        f"`python train_vae.py --help` shows the {len(COMMON)} most used flags, this page the others, and",
+        "`--help_all` both. Each is also a key of the JSON file of `--config`, except the actions. Every",
+        "on/off flag also has a `--no-` form. Without a default, it is off.",
+    ]
+    for name, section in {"actions": ActionConfig, **sections()}.items():
+        lines += ["", f"## {name}", "", section_title(section), ""]
+        lines += ["| flag and default | meaning |", "|---|---|"]
+        for item in fields(section):
+            if item.name in COMMON:
+                continue
+            choices = item.metadata["choices"]
+            meaning = item.metadata["help"] + (f" ({', '.join(choices)})" if choices else "")
+            default = default_text(item)
+            lines.append(
+                f"| `--{item.name}`{'' if default in ('none', 'off') else f' {default}'} | {meaning} |"
+            )
+    return "\n".join(lines) + "\n"
+
+
+if __name__ == "__main__":
+    print(flags_markdown(), end="")

@@ -5,10 +5,8 @@ from contextlib import suppress
 from dataclasses import MISSING, dataclass, fields
 from typing import Any
 
-from vae.config.declare import MAX_PIXELS, background_option, option
-from vae.config.flags import parse_section
-from vae.config.parser import OneLineParser, unknown_flag
-from vae.config.values import most_similar
+from vae.config.declare import MAX_PIXELS, background_option, most_similar, option
+from vae.config.flags import OneLineParser, parse_section, unknown_flag
 from vae.system import console
 from vae.system.errors import EXIT_DATA, UsageError, UserError
 

@@ -4,7 +4,7 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
-from vae.config.values import nearest
+from vae.config.declare import nearest
 from vae.system.errors import UserError
 
 # Shared by all profiles for cards, for speed.

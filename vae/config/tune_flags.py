@@ -2,9 +2,8 @@
 
 from dataclasses import MISSING, dataclass
 
-from vae.config.declare import option
+from vae.config.declare import check_once, nearest, option
 from vae.config.flags import parse_section
-from vae.config.values import check_once, nearest
 from vae.system.errors import UserError
 
 DIRECTIONS = {"psnr": "maximize", "ssim": "maximize", "lpips": "minimize"}  # the objectives

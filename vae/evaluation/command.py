@@ -4,7 +4,7 @@ import importlib.util
 import os
 from pathlib import Path
 
-from vae.config.evaluate_flags import EvaluateConfig
+from vae.config.trained_vae_flags import EvaluateConfig
 from vae.data.exclude_list import hash_of_list
 from vae.images.decoding import parse_background
 from vae.images.folder import check_images
@@ -12,7 +12,7 @@ from vae.interop.run_files import PROMOTED_NAME, RUN_COMMAND, read_promoted
 from vae.interop.vae_path import locate_vae
 from vae.shards.dataset_json import is_dataset, read_dataset
 from vae.system.errors import UserError
-from vae.system.folder_marker import check_folder
+from vae.system.files import check_folder
 
 RFID_PACKAGES = {"torchmetrics": "torchmetrics", "torch_fidelity": "torch-fidelity"}  # module, package
 COMMAND = "evaluate"  # in the marker of the output folder

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from PIL import Image
 
-from vae.config.evaluate_flags import MIN_SIZE, WHOLE, EvaluateConfig
+from vae.config.trained_vae_flags import MIN_SIZE, WHOLE, EvaluateConfig
 from vae.data.dataset import FolderImages, Images
 from vae.data.exclude_list import read_exclude_list, refuse_unmatched
 from vae.data.image_sets import find_excluded

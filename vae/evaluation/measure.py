@@ -14,14 +14,18 @@ import torch
 from PIL import Image
 from torchvision.transforms.functional import pil_to_tensor, to_pil_image
 
-from vae.evaluation.baselines import bicubic_baseline
 from vae.evaluation.image_set import ImageSet
 from vae.evaluation.latents import LatentMeter
-from vae.evaluation.learned_metrics import ReconstructionFid
-from vae.evaluation.metrics import MS_SSIM_MIN_SIDE, SSIM_WINDOW, ms_ssim, ssim
+from vae.evaluation.metrics import (
+    MS_SSIM_MIN_SIDE,
+    SSIM_WINDOW,
+    ReconstructionFid,
+    bicubic_baseline,
+    ms_ssim,
+    ssim,
+)
 from vae.evaluation.results import PER_IMAGE, SizeResult
-from vae.images.pixels import as_float, as_uint8, to_float, to_uint8
-from vae.images.psnr import MAX_PSNR_DB, psnr
+from vae.images.pixels import MAX_PSNR_DB, as_float, as_uint8, psnr, to_float, to_uint8
 from vae.inference.codec import crop_back, decode_latents, encode_images, pad_to_multiple
 from vae.interop.vae_files import LoadedVae
 from vae.losses.perceptual import PerceptualLoss

@@ -1,15 +1,23 @@
-"""Structural similarity of reconstructions over 8-bit values, as images are displayed; one number per image.
+"""Metrics of reconstructions, one number per image, their sums over a set of images, and baselines.
 
-Shapes: B images of H x W px, three channels, floats in [-1, 1].
+Structural similarity is over 8-bit values, as images are displayed. The weights of learned metrics are found
+before anything is measured. Shapes: B images of H x W px, three channels, floats in [-1, 1].
 """
 
 import math
+import warnings
+from collections.abc import Callable, Iterable
+from pathlib import Path
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from vae.images.psnr import PEAK, to_8_bit
+from vae.config.trained_vae_flags import EvaluateConfig
+from vae.images.pixels import OFF_BY_ONE_DB, PEAK, psnr, to_8_bit
+from vae.losses.perceptual import PerceptualLoss, build_perceptual
+from vae.losses.trunk_weights import WITHOUT_LPIPS, cached_file, find_trunk_weights, verified_weights
+from vae.system.errors import UserError
 
 SSIM_WINDOW = 11  # px; Wang et al. 2004: an 11 x 11 Gaussian with standard deviation 1.5
 SSIM_SIGMA = 1.5
@@ -83,3 +91,198 @@ def _blur(channel: Tensor) -> Tensor:
             blurred.add_(channel.narrow(dim, offset, length), alpha=WEIGHTS[offset])
         channel = blurred
     return channel
+
+
+# ---- Baselines ---------------------------------------------------------------------------------------------
+def mean_colour(images: Tensor) -> Tensor:
+    """Each image filled with its mean colour: (B, 3, H, W) -> (B, 3, H, W)."""
+    return images.mean((2, 3), keepdim=True).expand_as(images)
+
+
+def bicubic_baseline(images: Tensor, factor: int = 8) -> Tensor:
+    """Each image area-averaged by `factor`, then enlarged bicubically: (B, 3, H, W) -> (B, 3, H, W).
+
+    `factor` is the downsampling factor of the autoencoder and must divide both sides. The bicubic filter is
+    that of image programs (Keys 1981, a = -0.5), with weights renormalised at the borders. The result is
+    clamped to [-1, 1].
+    """
+    height, width = images.shape[2:]
+    assert height % factor == width % factor == 0, f"{width} x {height} px by {factor}"
+    images = images.to(torch.promote_types(images.dtype, torch.float32))
+    small = F.avg_pool2d(images, factor)  # (B, 3, H/factor, W/factor)
+    # antialias=True selects a = -0.5 instead of -0.75; it smooths nothing in an enlargement
+    large = F.interpolate(small, size=(height, width), mode="bicubic", align_corners=False, antialias=True)
+    return large.clamp(-1, 1)
+
+
+# ---- Metrics with trained networks, LPIPS and rFID ---------------------------------------------------------
+# The weights that torch-fidelity loads: the Inception network of FID (Heusel et al. 2017), for PyTorch.
+INCEPTION_URL = (
+    "https://github.com/toshas/torch-fidelity/releases/download/v0.2.0/"
+    "weights-inception-2015-12-05-6726825d.pth"
+)
+FEATURES = 2048  # outputs of Inception's last pooling layer
+
+
+def find_perceptual(
+    config: EvaluateConfig, device: torch.device, missing: dict[str, str]
+) -> tuple[PerceptualLoss | None, str | None]:
+    """LPIPS in fp32 and its network's name; both None, with the reason in `missing`, if it is not available.
+
+    Raises UserError if the flags request a network or a file that is not available.
+    """
+    net = "vgg" if config.perceptual_net == "auto" else config.perceptual_net
+    if net == "none":
+        missing["lpips"] = "disabled with --perceptual_net none"
+        return None, None
+    try:
+        if net != "random":
+            find_trunk_weights(net, config.perceptual_weights)
+        return build_perceptual(net, config.perceptual_weights, torch.float32, device), net
+    except UserError as error:
+        reason = str(error).replace(WITHOUT_LPIPS, "disable LPIPS with --perceptual_net none")
+        if config.perceptual_net != "auto" or config.perceptual_weights is not None:
+            raise UserError(reason) from None
+        missing["lpips"] = reason
+        return None, None
+
+
+class ReconstructionFid:
+    """Fréchet distance (Heusel et al. 2017) between images and their reconstructions, from torchmetrics."""
+
+    def __init__(self, weights: Path, device: torch.device):
+        from torchmetrics.image.fid import FrechetInceptionDistance
+
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # torchmetrics warns about its memory
+            self._metric = FrechetInceptionDistance(
+                feature=FEATURES, feature_extractor_weights_path=str(weights)
+            ).to(device)
+        self._metric.set_dtype(torch.float64)  # for the sums: covariances are differences of large numbers
+        self._count = 0
+
+    def add(self, images: torch.Tensor, recon: torch.Tensor) -> None:
+        """Add uint8 (B, 3, H, W) and their reconstructions."""
+        self._metric.update(images, real=True)
+        self._metric.update(recon, real=False)
+        self._count += len(images)
+
+    def take(self) -> float | None:
+        """The distance over all images since the last take; None for fewer than two images."""
+        value = self._metric.compute().item() if self._count > 1 else None
+        self._metric.reset()
+        self._count = 0
+        return value
+
+
+def find_rfid(
+    config: EvaluateConfig, device: torch.device, missing: dict[str, str]
+) -> ReconstructionFid | None:
+    """rFID if --rfid is given. Raises UserError if its weights are not available."""
+    if not config.rfid:
+        missing["rfid"] = "not requested: add --rfid"
+        return None
+    return ReconstructionFid(_find_inception(config.inception_weights), device)
+
+
+def _find_inception(given: str | None) -> Path:
+    """The verified file of Inception's weights, downloaded if necessary."""
+    fetch = f"download {INCEPTION_URL} to {cached_file(INCEPTION_URL)}"
+    remedy = f"{fetch}, give the file with --inception_weights FILE, or remove --rfid"
+    if given and not Path(given).expanduser().is_file():
+        raise UserError(f"--inception_weights {given} is not a file: {remedy}")
+    try:
+        path = verified_weights(INCEPTION_URL, Path(given).expanduser() if given else None)
+    except OSError as error:
+        raise UserError(f"--rfid: {error}: {remedy}") from error
+    try:  # torch-fidelity would execute code in a pickle; weights_only accepts only tensors
+        state = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+        fits = state["fc.weight"].shape == (1008, FEATURES)
+    except Exception as error:  # a damaged file can raise any exception
+        raise UserError(f"{path} does not contain readable Inception weights: {remedy}") from error
+    if not fits:
+        raise UserError(f"{path} contains another network than torch-fidelity's Inception: {remedy}")
+    return path
+
+
+# ---- Sums over a set of images -----------------------------------------------------------------------------
+Sums = dict[str, tuple[float, int]]  # metric -> (sum over images, number of images)
+Perceptual = Callable[[Tensor, Tensor], Tensor]
+
+
+def reconstruction_sums(
+    reconstruct: Callable[[Tensor], Tensor],
+    batches: Iterable[Tensor],
+    perceptual: Perceptual | None,
+    each_psnr: list[float] | None = None,
+) -> Sums:
+    """Sums of psnr, ssim and lpips over all images of `batches`; no lpips if `perceptual` is None.
+
+    The PSNR of an image counts up to OFF_BY_ONE_DB, also for the baselines.
+
+    `reconstruct` and `perceptual` compute on the device of the batches, (B, 3, H, W) in [-1, 1].
+    Reconstructions of any dtype are measured in fp32 or wider; lpips has the precision of `perceptual`.
+    `each_psnr` gets the PSNR of every image, in their order.
+    """
+    values = _values_of({"recon": reconstruct}, batches, perceptual)["recon"]
+    if each_psnr is not None and values["psnr"]:
+        each_psnr += torch.cat(values["psnr"]).tolist()
+    return {metric: _total(parts) for metric, parts in values.items()}
+
+
+def baseline_sums(
+    batches: Iterable[Tensor], perceptual: Perceptual | None, factor: int = 8
+) -> dict[str, Sums]:
+    """The sums of reconstruction_sums for the baselines mean_colour and bicubic, by name.
+
+    `factor` is the downsampling factor of the autoencoder.
+    """
+    baselines = {"mean_colour": mean_colour, "bicubic": lambda images: bicubic_baseline(images, factor)}
+    values_of = _values_of(baselines, batches, perceptual)
+    return {
+        name: {metric: _total(parts) for metric, parts in values.items()}
+        for name, values in values_of.items()
+    }
+
+
+def means(sums: Sums) -> dict[str, float]:
+    """Mean of each metric that has values, and `images`, the number of images."""
+    means_of: dict[str, float] = {name: value / count for name, (value, count) in sums.items() if count}
+    means_of["images"] = max((count for _, count in sums.values()), default=0)
+    return means_of
+
+
+@torch.no_grad()
+def _values_of(
+    reconstructions: dict[str, Callable[[Tensor], Tensor]],
+    batches: Iterable[Tensor],
+    perceptual: Perceptual | None,
+) -> dict[str, dict[str, list[Tensor]]]:
+    """Every metric of all images, on their device: name -> metric -> parts (B,)."""
+    metrics = ["psnr", "ssim"] + (["lpips"] if perceptual is not None else [])
+    kept: dict[str, dict[str, list[Tensor]]] = {
+        name: {metric: [] for metric in metrics} for name in reconstructions
+    }
+    for images in batches:
+        images = images.float()
+        for name, reconstruct in reconstructions.items():
+            recon = reconstruct(images).float().clamp(-1, 1)  # the range of a saved image
+            for metric, values in _measure(recon, images, perceptual).items():
+                kept[name][metric].append(values.double())
+    return kept
+
+
+def _measure(recon: Tensor, images: Tensor, perceptual: Perceptual | None) -> dict[str, Tensor]:
+    """Every metric of each image: name -> (B,)."""
+    values = {"psnr": psnr(recon, images).clamp(max=OFF_BY_ONE_DB), "ssim": ssim(recon, images)}
+    if perceptual is not None:
+        values["lpips"] = perceptual(recon, images)
+    return values
+
+
+def _total(values: list[Tensor]) -> tuple[float, int]:
+    """Sum and count; only here does the host wait for the device."""
+    if not values:
+        return 0.0, 0
+    whole = torch.cat(values)
+    return whole.sum().item(), whole.numel()

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from vae.config.evaluate_flags import EvaluateConfig
+from vae.config.trained_vae_flags import EvaluateConfig
 from vae.data.exclude_list import hash_of_list
 from vae.evaluation.compare import Candidate, on_device, open_metrics
 from vae.evaluation.image_set import ImageSet, find_images

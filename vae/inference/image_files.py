@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from PIL import Image
 
-from vae.config.infer_flags import InferConfig
+from vae.config.trained_vae_flags import InferConfig
 from vae.images.decoding import decode_image
 from vae.images.formats import BadImageError
 from vae.images.pixels import to_float

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from vae.config.infer_flags import InferConfig
+from vae.config.trained_vae_flags import InferConfig
 from vae.device import DTYPES, is_out_of_memory, pick_device, precision_support, warn_of_slow_bf16
 from vae.images.formats import BadImageError
 from vae.images.pixels import to_uint8
@@ -34,7 +34,7 @@ from vae.ops.noise import keyed_normal
 from vae.progress import Progress, track
 from vae.system import console
 from vae.system.errors import EXIT_DATA
-from vae.system.folder_marker import claim_folder
+from vae.system.files import claim_folder
 
 
 @dataclass

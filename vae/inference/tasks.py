@@ -8,13 +8,13 @@ from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 
-from vae.config.infer_flags import InferConfig
+from vae.config.trained_vae_flags import InferConfig
 from vae.images.decoding import parse_background
 from vae.images.folder import Skips, print_skips, walk_images
 from vae.interop.vae_path import locate_vae
 from vae.system.addresses import is_remote
 from vae.system.errors import DataError, UserError
-from vae.system.folder_marker import check_folder
+from vae.system.files import check_folder
 
 COMMAND = "infer"  # in the marker of the output folder
 LATENTS = ".safetensors"

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from vae.config.export_flags import ExportConfig
+from vae.config.trained_vae_flags import ExportConfig
 from vae.interop.run_files import METRICS_NAME
 from vae.interop.vae_files import LoadedVae
 from vae.system import console

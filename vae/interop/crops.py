@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import torch
 
-from vae.config.export_flags import ExportConfig
+from vae.config.trained_vae_flags import ExportConfig
 from vae.data.dataset import FolderImages, Images
 from vae.data.loading import load_validation
 from vae.data.manifest import image_root, is_manifest, train_and_val

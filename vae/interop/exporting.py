@@ -9,8 +9,8 @@ from typing import Any
 import torch
 
 from vae.config.declare import published_flags
-from vae.config.export_flags import CHANNELS, FOLDED_SCALING, ExportConfig
 from vae.config.options import build
+from vae.config.trained_vae_flags import CHANNELS, FOLDED_SCALING, ExportConfig
 from vae.device import DTYPES, pick_device
 from vae.interop.averaging import combine
 from vae.interop.compvis_names import to_compvis

@@ -3,14 +3,13 @@
 import os
 from pathlib import Path
 
-from vae.config.export_flags import ExportConfig
+from vae.config.trained_vae_flags import ExportConfig
 from vae.data.manifest import is_manifest
 from vae.images.folder import check_images
 from vae.interop.hub import check_repo
 from vae.interop.vae_path import WEIGHTS_NAME, locate_vae
 from vae.system.errors import UserError
-from vae.system.files import why_not_writable
-from vae.system.folder_marker import check_folder
+from vae.system.files import check_folder, why_not_writable
 
 
 def check_command(config: ExportConfig) -> None:

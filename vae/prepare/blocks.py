@@ -21,8 +21,8 @@ from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
 
 from vae.images.decoding import read_content
+from vae.images.folder import code_of
 from vae.images.formats import MAX_IMAGE_BYTES, BadImageError
-from vae.images.other_programs import code_of
 from vae.shards.store import (
     MissingError,
     StoreError,

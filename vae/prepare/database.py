@@ -9,7 +9,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from vae.config.values import nearest
+from vae.config.declare import nearest
 from vae.prepare.blocks import find_files, local_file
 from vae.system.errors import DataError, UserError
 from vae.system.files import encoding_of, open_new_text, open_regular, open_text

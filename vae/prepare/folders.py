@@ -11,8 +11,7 @@ from typing import Any
 
 from vae.system.addresses import is_remote
 from vae.system.errors import DataError, UserError
-from vae.system.files import parse_json, read_json, why_not_writable, write_json
-from vae.system.folder_marker import claim_folder
+from vae.system.files import claim_folder, parse_json, read_json, why_not_writable, write_json
 
 HIDDEN = ".prepare"  # in an output folder
 # Absolute paths, drives, shares and parent folders of Linux and of Windows, refused on every system.

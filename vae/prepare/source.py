@@ -10,10 +10,8 @@ from typing import Any
 
 from vae.config.prepare_flags import ReadingConfig
 from vae.data.manifest import MANIFEST_NAME, image_root, is_manifest, read_rows
-from vae.images.decoding import parse_background
-from vae.images.folder import Skips, no_images, readable_extensions, walk_images
-from vae.images.other_programs import OTHER_IMAGES, code_of
-from vae.images.strict_jpeg import has_simplejpeg
+from vae.images.decoding import has_simplejpeg, parse_background
+from vae.images.folder import OTHER_IMAGES, Skips, code_of, no_images, readable_extensions, walk_images
 from vae.prepare.blocks import (
     FLAG,
     Block,

@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 from itertools import chain, groupby, islice
 from typing import Any, BinaryIO, NamedTuple
 
+from vae.images.folder import code_of
 from vae.images.formats import EXTENSIONS_OF, MAX_IMAGE_BYTES, BadImageError
-from vae.images.other_programs import code_of
 from vae.prepare.blocks import Block, File, Item, block_id, common_folder, given, local_file, stamp_of
 from vae.shards.dataset_json import MAX_NAME_BYTES
 from vae.shards.shard_images import (

@@ -25,8 +25,7 @@ from vae.prepare.table import EXACT, READABLE, Table, drop_exact, flags
 from vae.system import console
 from vae.system.console import printable
 from vae.system.errors import EXIT_DATA, UserError
-from vae.system.files import csv_cell, replace_text, utf8_text
-from vae.system.folder_marker import check_folder, claim_folder
+from vae.system.files import check_folder, claim_folder, csv_cell, replace_text, utf8_text
 
 EXAMPLES = 6  # files named per reason in the report
 LISTS = {

@@ -14,7 +14,7 @@ from typing import NoReturn
 
 from vae.system import console
 from vae.system.errors import EXIT_FAILED, EXIT_INTERRUPTED, UserError
-from vae.system.gpu_memory import set_gpu_memory_variables
+from vae.system.gpus import set_gpu_memory_variables
 
 ROOT = Path(__file__).resolve().parents[2]
 SETUP = "setup_windows.bat" if os.name == "nt" else "./setup.sh"

@@ -22,7 +22,7 @@ from vae.model.autoencoder import AutoencoderKL
 from vae.step import Networks, network_input, unwrapped
 from vae.system import console
 from vae.system.errors import NonFiniteError, UserError
-from vae.system.folder_marker import read_marker
+from vae.system.files import read_marker
 from vae.training.checkpoints import position_name
 from vae.training.provenance import note_exported
 from vae.training.run_folder import epoch_name, resume_command

@@ -23,7 +23,7 @@ from vae.interop.fitting import check_fit, missing_part
 from vae.interop.vae_files import VaeFile, read_vae
 from vae.system import console
 from vae.system.errors import UserError
-from vae.system.folder_marker import read_marker
+from vae.system.files import read_marker
 from vae.system.gpus import CPU_SETTINGS, match_card
 from vae.system.host import GIB
 from vae.training.checkpoints import load_named, load_newest, load_on_all

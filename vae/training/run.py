@@ -18,7 +18,7 @@ from vae.model.activation_scale import scale_activations
 from vae.model.recompute import set_recompute
 from vae.system import console
 from vae.system.errors import EXIT_SAVED_RESUMABLE, LostProcessError, NonFiniteError, UserError
-from vae.system.folder_marker import claim_folder
+from vae.system.files import claim_folder
 from vae.training.checkpoints import abandon_newer, position_name, set_aside_others
 from vae.training.command import Command, check_command
 from vae.training.distributed import Distributed

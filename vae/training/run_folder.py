@@ -7,7 +7,7 @@ from pathlib import Path
 from vae.interop.run_files import METRICS_NAME, RUN_COMMAND
 from vae.system import console
 from vae.system.errors import UserError
-from vae.system.folder_marker import FolderMarker, check_folder, read_marker
+from vae.system.files import FolderMarker, check_folder, read_marker
 
 _NAME = re.compile(r"checkpoint_(epoch|step)_(\d+)\.pt")
 

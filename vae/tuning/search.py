@@ -29,8 +29,14 @@ from vae.config.tune_flags import DIRECTIONS, RANDOM_TRIALS, TuneConfig
 from vae.system import child_process, console
 from vae.system.addresses import public_options, public_text
 from vae.system.errors import UserError
-from vae.system.files import open_appending, replace_bytes, replace_text, write_json
-from vae.system.folder_marker import check_folder, claim_folder
+from vae.system.files import (
+    check_folder,
+    claim_folder,
+    open_appending,
+    replace_bytes,
+    replace_text,
+    write_json,
+)
 from vae.system.script import ROOT
 from vae.training.command import check_command as check_training
 from vae.training.datasets import find_images

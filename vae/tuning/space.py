@@ -8,9 +8,9 @@ from typing import Any
 from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
 from optuna.trial import Trial
 
+from vae.config.declare import base_type, check, is_list, nearest
 from vae.config.flags import read_object
 from vae.config.options import Config, all_options, flatten
-from vae.config.values import base_type, check, is_list, nearest
 from vae.system.errors import UserError
 from vae.system.files import parse_json
 

@@ -24,8 +24,7 @@ from vae.step import (
 )
 from vae.system import console
 from vae.system.errors import UserError
-from vae.system.files import read_json, write_json
-from vae.system.folder_marker import read_marker
+from vae.system.files import read_json, read_marker, write_json
 from vae.training.distributed import Distributed
 from vae.training.memory.cuda_graph import StepGraph, Sums
 from vae.training.run_folder import resume_command

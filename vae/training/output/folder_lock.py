@@ -7,8 +7,7 @@ from filelock import FileLock, Timeout
 
 from vae.system import console
 from vae.system.errors import UserError
-from vae.system.files import remove_temporary
-from vae.system.folder_marker import read_marker
+from vae.system.files import read_marker, remove_temporary
 
 LOCK_NAME = ".lock"
 WAIT_SECONDS = 10.0  # a run that was told to stop may still be saving

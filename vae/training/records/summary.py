@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from vae.config.options import Config
-from vae.images.psnr import OFF_BY_ONE_DB
+from vae.images.pixels import OFF_BY_ONE_DB
 from vae.interop.latent_statistics import LatentConstants
 from vae.losses.perceptual import RANDOM_NOTE
 from vae.system.console import command_line, counted

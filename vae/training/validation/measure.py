@@ -11,11 +11,9 @@ from vae.config.options import DataConfig
 from vae.data.dataset import Batch, Images
 from vae.data.exclude_list import Excluded
 from vae.data.loading import load_validation
-from vae.evaluation.diffusability import NOISE_SEED, noise_curve
-from vae.evaluation.latents import LATENTS, NoiseMeter, channel_facts, noise_facts
-from vae.evaluation.sums import Sums, baseline_sums, means, reconstruction_sums
-from vae.images.pixels import to_float
-from vae.images.psnr import OFF_BY_ONE_DB
+from vae.evaluation.latents import LATENTS, NOISE_SEED, NoiseMeter, channel_facts, noise_curve, noise_facts
+from vae.evaluation.metrics import Sums, baseline_sums, means, reconstruction_sums
+from vae.images.pixels import OFF_BY_ONE_DB, to_float
 from vae.inference.codec import decode_latents, encode_images
 from vae.losses.perceptual import lpips_of
 from vae.model.autoencoder import AutoencoderKL

@@ -12,13 +12,12 @@ import torch
 from PIL import Image, ImageDraw, ImageFont
 
 from vae.device import is_out_of_memory
-from vae.evaluation.baselines import bicubic_baseline
 from vae.evaluation.image_set import square
+from vae.evaluation.metrics import bicubic_baseline
 from vae.images.decoding import decode_image
 from vae.images.folder import list_images
 from vae.images.formats import BadImageError
-from vae.images.pixels import to_float, to_uint8
-from vae.images.psnr import psnr
+from vae.images.pixels import psnr, to_float, to_uint8
 from vae.model.autoencoder import AutoencoderKL
 from vae.step import Networks
 from vae.system import console

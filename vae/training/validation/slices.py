@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from vae.evaluation.sums import Sums
+from vae.evaluation.metrics import Sums
 from vae.system.console import printable
 from vae.training.distributed import Distributed
 

@@ -10,7 +10,7 @@ import torch
 from vae.config.options import RunConfig
 from vae.data.dataset import Batch
 from vae.device import is_out_of_memory
-from vae.evaluation.sums import Sums
+from vae.evaluation.metrics import Sums
 from vae.ops.kernel_check import DTYPE_NAMES
 from vae.step import Networks
 from vae.system import console

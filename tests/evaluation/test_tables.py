@@ -3,7 +3,7 @@
 import pytest
 
 from vae.evaluation.results import PER_IMAGE, Protocol, Results, SizeResult, VaeResult
-from vae.evaluation.summary import quality_lines
+from vae.evaluation.tables import quality_lines
 
 
 def compared(**psnrs: list[float]) -> Results:

@@ -13,10 +13,10 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from vae.evaluation.diffusability import TAUS
-from vae.evaluation.report.page import MAX_SIDE, write_report
-from vae.evaluation.report.tables import number_column
+from vae.evaluation.latents import TAUS
+from vae.evaluation.page import MAX_SIDE, write_report
 from vae.evaluation.results import LatentFacts, Protocol, Results, Sample, SizeResult, VaeResult
+from vae.evaluation.tables import number_column
 
 EVIL = "<script>alert(1)</script>.png"
 QUOTES = '" onerror="alert(1)" \' onload=\'alert(1).png'

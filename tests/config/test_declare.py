@@ -2,9 +2,9 @@
 
 import pytest
 
+from vae.config.declare import _OURS
 from vae.config.flags import parse_flags, read_json
 from vae.config.options import all_options
-from vae.config.values import _OURS
 from vae.system.errors import UsageError, UserError
 
 

@@ -1,0 +1,468 @@
+"""The options of evaluate_vae.py, export_vae.py and infer_vae.py, each declared once."""
+
+from dataclasses import MISSING, dataclass
+from difflib import get_close_matches
+from pathlib import PurePath
+from typing import Any
+
+from vae.config.declare import (
+    PUBLISHED_SCALING,
+    background_option,
+    cache_dir_option,
+    cache_gib_option,
+    check_once,
+    check_scaling,
+    device_option,
+    exclude_option,
+    kernels_option,
+    max_pixels_option,
+    option,
+    scaling_option,
+    shift_option,
+    weights_option,
+)
+from vae.config.flags import parse_section, parse_values
+from vae.config.options import MIN_IMAGE_SIZE
+from vae.system.console import counted
+from vae.system.errors import UserError
+
+MIN_SIZE = 8  # px: a smaller image is smaller than one latent pixel of this model family
+WHOLE = 0  # as a size: whole images, not cropped
+
+
+@dataclass(frozen=True)
+class EvaluateConfig:
+    """The VAEs to compare, the images, and the protocol."""
+
+    vae: tuple[str, ...] = option(
+        MISSING,
+        "one or more VAEs: checkpoints of train_vae.py, diffusers folders, .safetensors files, or "
+        "OWNER/REPO[:PATH] of the Hugging Face hub",
+        metavar="PATH",
+    )
+    data_path: tuple[str, ...] = option(
+        MISSING,
+        "folder of images, with subfolders, or the dataset.json of a dataset of shards, also on a remote "
+        "store (s3://, gs://, https://); several: each is measured, and the mean of all is given",
+        metavar="PATH",
+    )
+    output_dir: str = option(
+        MISSING,
+        "folder for report.html, the tables and sample images; created if missing",
+        metavar="DIR",
+        writes=True,
+    )
+    exclude: str | None = exclude_option()
+    cache_dir: str | None = cache_dir_option()
+    cache_gib: float = cache_gib_option()
+    overwrite: bool = option(False, "replace the results of an earlier comparison")
+    watch: str | None = option(
+        None,
+        "instead of the comparison, and without --vae and --output_dir: measure each new checkpoint in this "
+        "--output_dir of a run, until the run is finished",
+        metavar="DIR",
+    )
+    promote: bool = option(
+        False,
+        "write name, SHA-256 and metrics of the checkpoint with the best PSNR to promoted.json in --watch",
+    )
+    sizes: tuple[int, ...] = option(
+        (256,), "sides of the square crops to measure, px; 0: whole images", metavar="PX"
+    )
+    crop: str = option(
+        "resize",
+        "how an image becomes a square; resize: scale its short side to the size, then crop the center; "
+        "center: crop the center without scaling",
+        choices=("resize", "center"),
+    )
+    posterior: str = option(
+        "mode", "what to decode: the mode of the encoder's posterior or a sample", choices=("mode", "sample")
+    )
+    seed: int = option(0, "random seed of --posterior sample", metavar="N", at_least=0, at_most=2**31)
+    max_images: int = option(
+        0, "maximum number of images, evenly spread over the sorted names; 0: all", metavar="N", at_least=0
+    )
+    perceptual_net: str = option(
+        "auto",
+        "LPIPS network; auto: vgg if its weights exist or can be downloaded, otherwise LPIPS is reported as "
+        "missing; random: vgg with random weights, only for experiments",
+        choices=("auto", "vgg", "alex", "squeeze", "random", "none"),
+    )
+    perceptual_weights: str | None = option(
+        None, "file with ImageNet weights of --perceptual_net, instead of the download", metavar="FILE"
+    )
+    rfid: bool = option(
+        False, "also measure rFID; needs torchmetrics, torch-fidelity and 91 MB of Inception weights"
+    )
+    inception_weights: str | None = option(
+        None, "file with torch-fidelity's Inception weights, instead of the download", metavar="FILE"
+    )
+    diffusability: bool = option(
+        False,
+        "also measure what a diffusion model's errors in the latents cost, at the smallest square size: PSNR "
+        "after decoding with noise, and the effective rank (docs/evaluate.md)",
+    )
+    ensemble: bool = option(
+        False,
+        "also measure the mean of the reconstructions of all --vae, which may differ in shape and start",
+    )
+    ensemble_weights: tuple[float, ...] | None = option(
+        None, "weights of --ensemble, one for each --vae", metavar="WEIGHT", at_least=0, unset="equal"
+    )
+    codecs: bool = option(
+        True,
+        "also measure the bicubic baseline, and JPEG and WebP with as many bytes as the latents in 8 bit",
+    )
+    samples: int = option(
+        2,
+        "number of sample images of each kind: worst, typical, best; 0: none",
+        metavar="N",
+        at_least=0,
+        at_most=50,
+    )
+    batch_size: int = option(1, "images to encode and decode at once", metavar="N", at_least=1)
+    weights: str = weights_option()
+    dtype: str = option("fp32", "precision of encoder and decoder", choices=("fp32", "bf16", "fp16"))
+    device: str = device_option("to compute on")
+    kernels: str = kernels_option()
+    background: str = background_option()
+    max_pixels: int = max_pixels_option("exclude")
+
+    @property
+    def path(self) -> str:
+        """The path of --data_path, of which there is one."""
+        (path,) = self.data_path
+        return path
+
+
+@dataclass(frozen=True, kw_only=True)
+class WatchConfig(EvaluateConfig):
+    """The options with --watch, which replaces --vae and --output_dir."""
+
+    vae: tuple[str, ...] = option((), "not with --watch")
+    output_dir: str = option("", "not with --watch", writes=True)
+
+
+EVALUATE_EXAMPLES = """examples:
+  evaluate_vae.py --vae outputs/first/vae --data_path data/test --output_dir results/first
+  evaluate_vae.py --vae outputs/first/vae outputs/second/vae other.safetensors \\
+      --data_path data/test --output_dir results/compared --sizes 128 256
+  evaluate_vae.py --vae outputs/first/vae --data_path data/test --output_dir results/whole --sizes 0
+
+An image that cannot be used is reported and left out for every VAE. Open report.html in a browser.
+"""
+
+
+# Only --help_all shows these.
+DETAILS = (
+    *("exclude", "cache_dir", "cache_gib", "seed", "perceptual_weights", "inception_weights"),
+    *("ensemble_weights", "kernels", "background", "max_pixels"),
+)
+
+
+def parse_evaluate_flags(argv: list[str]) -> EvaluateConfig:
+    """The options of one command. Raises UserError if they contradict each other."""
+    is_watching = any(word.partition("=")[0] == "--watch" for word in argv)
+    section = WatchConfig if is_watching else EvaluateConfig
+    given = parse_values(
+        section,
+        "evaluate_vae.py",
+        "Measure one or more VAEs on a folder of images and compare them under one protocol.",
+        EVALUATE_EXAMPLES,
+        argv,
+        DETAILS,
+    )
+    config = section(**given)
+    _check_evaluation(config)
+    _check_watch(config, given)
+    return config
+
+
+_FOR_WATCH = (
+    "watch", "promote", "data_path", "exclude", "cache_dir", "cache_gib", "sizes", "crop",
+    "posterior", "seed", "max_images", "perceptual_net", "perceptual_weights", "rfid", "inception_weights",
+    "batch_size", "weights", "dtype", "device", "kernels", "background", "max_pixels",
+)  # fmt: skip
+
+
+def _check_watch(config: EvaluateConfig, given: dict[str, Any]) -> None:
+    """Raise UserError for flags that have no effect with --watch, or --promote without it."""
+    if config.watch is None:
+        if config.promote:
+            raise UserError("--promote needs a run: add --watch with its --output_dir")
+        return
+    useless = next((flag for flag in given if flag not in _FOR_WATCH), None)
+    if useless is not None:
+        raise UserError(f"--{useless} has no effect with --watch: remove it")
+    for name in ("data_path", "sizes"):
+        if len(getattr(config, name)) > 1:
+            shown = " ".join(map(str, getattr(config, name)))
+            raise UserError(f"--{name} {shown}: --watch needs a single one")
+
+
+def _check_evaluation(config: EvaluateConfig) -> None:
+    for size in config.sizes:
+        if size != WHOLE and size < MIN_SIZE:
+            raise UserError(f"--sizes {size} is below {MIN_SIZE}: raise it; 0 measures whole images")
+    check_once("sizes", config.sizes)
+    check_once("vae", config.vae)
+    if config.diffusability and config.sizes == (WHOLE,):
+        raise UserError("--diffusability needs squares of one size: add --sizes 256")
+    if config.ensemble and len(config.vae) < 2:
+        raise UserError("--ensemble needs several VAEs: list them all after one --vae, or remove --ensemble")
+    weights = config.ensemble_weights
+    if weights is not None and not config.ensemble:
+        raise UserError("--ensemble_weights has no effect without --ensemble: add it, or remove the weights")
+    if weights is not None and (len(weights) != len(config.vae) or not sum(weights) > 0):
+        raise UserError(
+            f"--ensemble_weights {' '.join(f'{weight:g}' for weight in weights)}: give one for each of the "
+            f"{len(config.vae)} --vae, at least one of them above 0"
+        )
+    if WHOLE in config.sizes and config.batch_size > 1:
+        raise UserError(f"--batch_size {config.batch_size} needs images of one size: use 1, or no --sizes 0")
+    if config.perceptual_weights is not None and config.perceptual_net in ("random", "none"):
+        raise UserError(
+            f"--perceptual_weights has no effect with --perceptual_net {config.perceptual_net}: remove one"
+        )
+    if config.inception_weights is not None and not config.rfid:
+        raise UserError("--inception_weights has no effect without --rfid: add --rfid, or remove it")
+
+
+# ---- export_vae.py -----------------------------------------------------------------------------------------
+_SINGLE = (".safetensors", ".sft")  # endings of a single file
+_OTHER_FILES = (".ckpt", ".pt", ".pth", ".bin", ".pkl", ".gguf", ".onnx", ".zip", ".json")
+CHANNELS = "channels"  # --fold_scaling: mean 0 and standard deviation 1 of each channel, without a scaling
+FOLDED_SCALING = {**PUBLISHED_SCALING, CHANNELS: (1.0, 0.0)}
+
+
+@dataclass(frozen=True)
+class ExportConfig:
+    """What export_vae.py reads and writes, and how it changes the weights."""
+
+    vae: tuple[str, ...] = option(
+        MISSING,
+        "checkpoint, diffusers folder, .safetensors file or OWNER/REPO[:PATH] of the Hugging Face hub; "
+        "several are averaged",
+        metavar="PATH",
+    )
+    output: str = option(
+        MISSING,
+        "folder for from_pretrained of diffusers; or a name that ends in .safetensors or .sft: one file with "
+        "the parameter names of the original research code, for ComfyUI and other programs",
+        metavar="PATH",
+        writes=True,
+    )
+    dtype: str = option("fp32", "precision of the stored weights", choices=("fp32", "fp16", "bf16"))
+    weights: str = weights_option()
+    overwrite: bool = option(False, "replace an existing --output")
+    average_by: str = option(
+        "uniform",
+        "weights of the average of several --vae: equal, or a softmax of their validation PSNR",
+        choices=("uniform", "score"),
+    )
+    scores: tuple[float, ...] | None = option(
+        None,
+        "for --average_by score: PSNR of each --vae in dB, used instead of the records of its run",
+        metavar="DB",
+    )
+    temperature: float = option(
+        0.1,
+        "for --average_by score: PSNR difference that scales a weight by 1/e",
+        metavar="DB",
+        at_least=1e-6,
+    )
+    data_path: str | None = option(None, "images for measuring the latents and testing fp16", metavar="DIR")
+    image_size: int | None = option(
+        None, "side of the centre crops of those images, in px", unset="the training size of the VAE, or 256"
+    )
+    num_images: int = option(256, "maximum number of those images, spread over all; 0: all", at_least=0)
+    scaling_factor: float | None = scaling_option()
+    shift_factor: float | None = shift_option()
+    fold_scaling: str | None = option(
+        None,
+        "change the weights so that latents have standard deviation 1 under this model's fixed scaling; "
+        "channels: without a scaling, mean 0 and standard deviation 1 of each channel",
+        choices=tuple(FOLDED_SCALING),
+    )
+    per_channel: bool = option(
+        False, "with --fold_scaling: standard deviation 1 for each latent channel, not for all together"
+    )
+    add_quant_conv: bool = option(
+        False, "add the 1x1 convolutions of SD 1.x around the latents; folding a shift needs them"
+    )
+    into: str | None = option(
+        None,
+        "video VAE Wan 2.1 or Qwen-Image, a folder or .safetensors file: write it with its names and the "
+        "trained network in it; for single images only",
+        metavar="PATH",
+    )
+    push_to: str | None = option(
+        None,
+        "also upload the result to this repository of the Hugging Face hub, with a model card made from the "
+        "run: its settings, figures and newest samples; a new repository is private",
+        metavar="OWNER/REPO",
+    )
+    license: str | None = option(
+        None,
+        "license in the metadata and in the model card, such as apache-2.0 or other",
+        metavar="NAME",
+    )
+    device: str = device_option("to encode the images on")
+    kernels: str = kernels_option()
+
+    @property
+    def is_single(self) -> bool:
+        """Whether one file is written, not a folder."""
+        return self.output.lower().endswith(_SINGLE)
+
+
+EXPORT_EXAMPLES = """examples:
+  export_vae.py --vae outputs/first/checkpoint_epoch_100.pt --output my_vae --data_path data/train
+  export_vae.py --vae my_vae --output my_vae.safetensors --dtype fp16 --data_path data/train
+"""
+
+
+def parse_export_flags(argv: list[str]) -> ExportConfig:
+    """Parse the command line of export_vae.py; UserError if options contradict each other."""
+    config = parse_section(
+        ExportConfig,
+        "export_vae.py",
+        "Write a trained VAE for other programs: a diffusers folder or a single file, in fp32, fp16 or bf16.",
+        EXPORT_EXAMPLES,
+        argv,
+    )
+    _check_export(config)
+    return config
+
+
+def _check_export(config: ExportConfig) -> None:
+    ending = PurePath(config.output).suffix.lower()
+    is_typo = get_close_matches(ending, _SINGLE, cutoff=0.55) and not config.is_single
+    if is_typo or ending in _OTHER_FILES:
+        raise UserError(
+            f"--output {config.output}: an export is a folder or one .safetensors file, not {ending}: change "
+            "the ending, or give a folder without one"
+        )
+    if config.image_size is not None and config.image_size < MIN_IMAGE_SIZE:
+        raise UserError(f"--image_size {config.image_size} is too small: give for example 256")
+    several = len(config.vae) > 1
+    if config.average_by == "score" and not several:
+        raise UserError("--average_by score needs several VAEs: list them all after one --vae")
+    if config.scores is not None and config.average_by != "score":
+        raise UserError("--scores needs --average_by score: add it, or omit --scores")
+    if config.scores is not None and len(config.scores) != len(config.vae):
+        raise UserError(
+            f"--scores has {counted(len(config.scores), 'value')} for {len(config.vae)} --vae: give one each"
+        )
+    check_scaling(config.scaling_factor, config.shift_factor)
+    if config.fold_scaling and config.data_path is None:
+        raise UserError("--fold_scaling needs --data_path: the latents of those images are measured")
+    if config.fold_scaling and config.scaling_factor is not None:
+        raise UserError("--fold_scaling determines the scaling: omit --scaling_factor")
+    if config.push_to is not None and not config.license:
+        raise UserError(
+            f"--push_to {config.push_to} needs --license: give that of the VAE, such as apache-2.0 or other; "
+            "a VAE that was trained from another one may have to keep its license"
+        )
+    if config.push_to is not None and config.into is not None:
+        raise UserError("--push_to has no model card for a file of --into: omit it, and use hf upload")
+    if config.per_channel and not config.fold_scaling:
+        raise UserError("--per_channel needs --fold_scaling: add it, or omit --per_channel")
+
+
+# ---- infer_vae.py ------------------------------------------------------------------------------------------
+MODES = ("reconstruct", "encode", "decode", "interpolate", "variations")
+# Options that only one mode reads.
+_MODE_OF = {"steps": "interpolate", "count": "variations", "noise_scale": "variations", "seed": "variations"}
+
+
+@dataclass(frozen=True)
+class InferConfig:
+    """The VAE, its input, and what to do with it."""
+
+    vae: str = option(
+        MISSING,
+        "VAE: a checkpoint of train_vae.py, a diffusers folder, a .safetensors file, or OWNER/REPO[:PATH] of "
+        "the Hugging Face hub",
+        metavar="PATH",
+    )
+    mode: str = option(
+        MISSING,
+        "reconstruct: encode and decode images; encode: images to latents; decode: latents to images; "
+        "interpolate: a series of images between two inputs; variations: samples around each input",
+        choices=MODES,
+    )
+    input: tuple[str, ...] = option(
+        MISSING, "files and folders (with subfolders) of images or latents (.safetensors)", metavar="PATH"
+    )
+    output_dir: str = option(
+        MISSING,
+        "folder for the results, named after the inputs; created if missing",
+        metavar="DIR",
+        writes=True,
+    )
+    overwrite: bool = option(False, "replace existing results")
+    steps: int = option(
+        8,
+        "interpolate: number of images in the series, including both ends",
+        metavar="N",
+        at_least=2,
+        at_most=10_000,
+    )
+    count: int = option(4, "variations: samples per input", metavar="N", at_least=1, at_most=10_000)
+    noise_scale: float = option(
+        1.0,
+        "variations: factor on the standard deviation of the VAE's own posterior",
+        metavar="X",
+        at_least=0,
+    )
+    seed: int = option(
+        0, "variations: random seed of the samples", metavar="N", at_least=0, at_most=2**63 - 1
+    )
+    tiles: str = option(
+        "auto",
+        "for large images; blended: overlapping tiles one by one, approximate, memory of one tile; off: "
+        "whole images; auto: blended if the whole image does not fit into memory",
+        choices=("auto", "blended", "off"),
+    )
+    tile_size: int = option(
+        512, "side of the tiles in px; smaller tiles need less memory", metavar="PX", at_least=32
+    )
+    weights: str = weights_option()
+    any_vae: bool = option(False, "decode latents even if another encoder, or an unknown one, made them")
+    dtype: str = option(
+        "auto",
+        "precision of the computation; auto: fp16 on a GPU, fp32 if a result overflows and on a CPU",
+        choices=("auto", "fp32", "bf16", "fp16"),
+    )
+    device: str = device_option("to compute on")
+    kernels: str = kernels_option()
+    background: str = background_option()
+    max_pixels: int = max_pixels_option("reject")
+
+
+INFER_EXAMPLES = """examples:
+  infer_vae.py --vae outputs/first/vae --mode reconstruct --input photo.jpg --output_dir seen
+  infer_vae.py --vae outputs/first/vae --mode encode --input data/train --output_dir latents
+  infer_vae.py --vae outputs/first/vae --mode decode --input latents --output_dir decoded
+
+A file that cannot be used is reported, the other files are processed, and the exit code is then 77.
+"""
+
+
+def parse_infer_flags(argv: list[str]) -> InferConfig:
+    """The options of one command. Raises UserError if a flag has no effect in the given mode."""
+    config = parse_section(
+        InferConfig,
+        "infer_vae.py",
+        "Use a trained VAE: reconstruct images, encode images to latents, and decode latents to images.",
+        INFER_EXAMPLES,
+        argv,
+    )
+    given = {word.split("=")[0] for word in argv}
+    for name, mode in _MODE_OF.items():
+        if f"--{name}" in given and config.mode != mode:
+            raise UserError(f"--{name} has an effect only with --mode {mode}, not {config.mode}: remove it")
+    if "--tile_size" in given and config.tiles == "off":
+        raise UserError(f"--tile_size {config.tile_size} has no effect with --tiles off: remove one of them")
+    return config
