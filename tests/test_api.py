@@ -1,11 +1,16 @@
 """The Python API: conversion of every kind of image, encoding, decoding, and options checked as flags."""
 
+import os
+import subprocess
+import sys
+
 import numpy as np
 import pytest
 import torch
 from PIL import Image
 
 import vae
+from tests.harness.runs import ROOT
 from tests.harness.small_vae import write_vae
 
 
@@ -138,6 +143,29 @@ def test_invalid_option_is_a_user_error(call, token):
 def test_unknown_dtype_is_a_user_error(model, pixels):
     with pytest.raises(vae.UserError, match="fp32, fp16, bf16"):
         vae.encode(model, pixels, dtype="half")
+
+
+START = """\
+import multiprocessing
+import vae
+multiprocessing.set_start_method("spawn")  # as on Windows
+def main():
+    vae.train(data_path="missing")
+"""
+
+
+@pytest.mark.parametrize(
+    ("end", "refused"), [("main()", True), ("if __name__ == '__main__':\n    main()", False)]
+)
+def test_script_that_each_worker_would_run_again_is_refused(tmp_path, end, refused):
+    script = tmp_path / "script.py"
+    script.write_text(START + end, encoding="utf-8")
+    environ = {**os.environ, "PYTHONPATH": str(ROOT)}
+    ended = subprocess.run([sys.executable, script], stderr=subprocess.PIPE, env=environ, text=True)
+    assert ended.returncode == 1
+    line = f"{script}, line 6: each decoding process runs this script again: "
+    assert (line in ended.stderr and """'if __name__ == "__main__":'""" in ended.stderr) == refused
+    assert ("--data_path missing" in ended.stderr) != refused
 
 
 @pytest.mark.slow
