@@ -36,7 +36,7 @@ from vae.config.options import ModelConfig, SpeedConfig  # noqa: E402
 from vae.model.autoencoder import AutoencoderKL  # noqa: E402
 from vae.ops.kernel_check import choose_kernels  # noqa: E402
 from vae.system.host import GIB  # noqa: E402
-from vae.training.memory.cuda_graph import WARMUP_STEPS, StepGraph  # noqa: E402
+from vae.training.cuda_graph import WARMUP_STEPS, StepGraph  # noqa: E402
 from vae.training.precision import set_backends  # noqa: E402
 from vae.update import apply_update  # noqa: E402
 

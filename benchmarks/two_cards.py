@@ -38,9 +38,9 @@ def train_and_measure(given: dict[str, Any], steps: int) -> None:
     from tests.null_gpu.counters import Counters
     from vae.system.host import GIB
     from vae.training.loop import TrainingLoop
-    from vae.training.memory.stage_memory import StagePlan
-    from vae.training.parts import PreparedRun
     from vae.training.run import train
+    from vae.training.setup import PreparedRun
+    from vae.training.stage_memory import StagePlan
 
     costs: list[dict[str, float]] = []
     plans: list[StagePlan] = []

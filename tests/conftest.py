@@ -27,8 +27,7 @@ if torch.__version__ >= (2, 11):
 from tests.harness.runs import TINY  # noqa: E402
 from tests.harness.signals import handle_ignored_signals  # noqa: E402
 from vae.config.precision import PrecisionSupport  # noqa: E402
-from vae.training import precision  # noqa: E402
-from vae.training.output import results_image  # noqa: E402
+from vae.training import precision, results_image  # noqa: E402
 
 
 def pytest_configure() -> None:

@@ -23,7 +23,7 @@ from vae.memory.plan import reserve_bytes, stage_spec
 from vae.ops import kernel_check
 from vae.system.host import usable_cores
 from vae.system.script import end_process
-from vae.training.kernel_shapes import kernel_shapes
+from vae.training.precision import kernel_shapes
 
 KINDS = {  # the slowest to compile first
     "norm": kernel_check.NormShape,

@@ -17,7 +17,7 @@ from vae.config.options import ModelConfig, SpeedConfig
 from vae.ops.library import KERNEL_KEYS, REPLACED
 from vae.step import compute_gradients
 from vae.system.script import end_process
-from vae.training.memory.cuda_graph import StepGraph
+from vae.training.cuda_graph import StepGraph
 from vae.training.precision import set_backends
 from vae.update import UpdateState, apply_update
 

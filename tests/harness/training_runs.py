@@ -17,14 +17,12 @@ from vae.config.resolve import PER_COMMAND
 from vae.interop.checkpoint_file import load_checkpoint
 from vae.training.checkpoints import list_checkpoints
 from vae.training.distributed import Distributed
+from vae.training.liveness import Liveness, StopSignals, Watchdog
+from vae.training.logbook import Logbook
 from vae.training.loop import TrainingLoop
-from vae.training.output.logbook import Logbook
-from vae.training.parts import PreparedRun
-from vae.training.recovery.signals import StopSignals
-from vae.training.recovery.watchdog import Liveness, Watchdog
 from vae.training.run import train
 from vae.training.saver import CheckpointWriter, Saver
-from vae.training.setup import begin_stability
+from vae.training.setup import PreparedRun, begin_stability
 
 ONE_PROCESS = Distributed(0, 1, torch.device("cpu"))
 SHORT = {"init": "default", "val_split": 0.0, "num_epochs": 1, "log_freq": 1}  # 4 steps of 4 images

@@ -46,10 +46,10 @@ from vae.step import Networks, StepInputs  # noqa: E402
 from vae.system.gpus import find_cards  # noqa: E402
 from vae.system.host import GIB  # noqa: E402
 from vae.system.script import end_process  # noqa: E402
+from vae.training.cuda_graph import StepGraph  # noqa: E402
 from vae.training.distributed import Distributed  # noqa: E402
-from vae.training.memory.cuda_graph import StepGraph  # noqa: E402
-from vae.training.memory.oom_retry import OomRetry, StepSettings  # noqa: E402
 from vae.training.precision import set_backends  # noqa: E402
+from vae.training.stage_memory import OomRetry, StepSettings  # noqa: E402
 from vae.update import UpdateState, apply_update  # noqa: E402
 
 DEVICE = torch.device("cuda", 0)

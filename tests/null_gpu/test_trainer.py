@@ -37,7 +37,7 @@ WITH_AND_WITHOUT_GRAPH = """
 import json, sys
 from vae.system.gpus import set_gpu_memory_variables
 set_gpu_memory_variables()
-from vae.training.memory import cuda_graph
+from vae.training import cuda_graph
 from vae.training.run import train
 record, captures = cuda_graph.record, []
 def counted(compute):

@@ -14,8 +14,8 @@ from vae.memory import plan
 from vae.memory.plan import stage_spec, step_memory
 from vae.sampling.buckets import bucket_shapes
 from vae.system.errors import UserError
-from vae.training.memory.stage_memory import uses_cuda_graph
 from vae.training.run import train
+from vae.training.stage_memory import uses_cuda_graph
 
 SIZES = [(64, 40)] * 6 + [(40, 64)] * 5 + [(48, 48)] * 7  # width, height
 

@@ -15,12 +15,11 @@ from tests.harness.toy_networks import NO_LPIPS, gradients, toy_inputs, toy_netw
 from vae.config.options import SpeedConfig
 from vae.step import Networks, StepInputs, clear_gradients, compute_gradients, trained_networks
 from vae.system.errors import UserError
+from vae.training import cuda_graph, stage_memory
+from vae.training.cuda_graph import WARMUP_STEPS, StepGraph
 from vae.training.distributed import Distributed
-from vae.training.memory import cuda_graph, stage_memory
-from vae.training.memory.cuda_graph import WARMUP_STEPS, StepGraph
-from vae.training.memory.oom_retry import OomRetry, StepSettings
-from vae.training.memory.stage_memory import uses_cuda_graph
 from vae.training.run import train
+from vae.training.stage_memory import OomRetry, StepSettings, uses_cuda_graph
 
 SIZES = [2, 2]
 

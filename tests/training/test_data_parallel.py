@@ -25,9 +25,8 @@ from vae.config.options import RECOMPUTE
 from vae.model.recompute import set_recompute
 from vae.step import Networks, StepInputs, clear_gradients, compute_gradients, unwrapped
 from vae.system.errors import UserError
-from vae.training import data_parallel
-from vae.training.data_parallel import GradientWaits
-from vae.training.distributed import Distributed
+from vae.training import distributed
+from vae.training.distributed import Distributed, GradientWaits
 
 pytestmark = pytest.mark.skipif(os.name == "nt", reason="processes are forks")
 CPU = torch.device("cpu")
@@ -75,7 +74,7 @@ def parallel(
 ) -> Networks:
     """The networks, with means over two processes."""
     found = [
-        data_parallel.data_parallel(network, Distributed(rank, 2, CPU), dtype, waits or GradientWaits())
+        distributed.data_parallel(network, Distributed(rank, 2, CPU), dtype, waits or GradientWaits())
         for network in (networks.autoencoder, networks.discriminator)
     ]
     networks.autoencoder, networks.discriminator = found
@@ -140,7 +139,7 @@ def test_a_step_sums_once_and_frozen_parameters_are_left_out(tmp_path, monkeypat
         sizes.append(bucket.buffer().numel())
         return allreduce_hook(group, bucket)
 
-    monkeypatch.setitem(data_parallel.HOOKS, "fp32", counted)
+    monkeypatch.setitem(distributed.HOOKS, "fp32", counted)
 
     def test(rank: int) -> None:
         networks = networks_fp32()

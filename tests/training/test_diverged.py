@@ -15,8 +15,8 @@ from tests.harness.training_runs import SHORT, assert_same, records
 from vae.interop.checkpoint_file import load_checkpoint
 from vae.system.errors import EXIT_NON_FINITE, EXIT_SAVED_RESUMABLE, NonFiniteError
 from vae.training.checkpoints import load_newest
-from vae.training.recovery.stability import NOT_FINITE
 from vae.training.run import train
+from vae.training.stability import NOT_FINITE
 
 # 4 steps per epoch, with a record of each and a checkpoint after each second one. Files are written at once,
 # so that it is known which one is the last good one.

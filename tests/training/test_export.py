@@ -21,7 +21,7 @@ from vae.training.export import Export
 from vae.training.run import train
 from vae.training.setup import prepare_run
 from vae.training.state import begin_state
-from vae.training.validation.history import History
+from vae.training.validation import History
 
 # With the default decay, the EMA weights of a later stage remember a good start.
 RUINOUS = {"image_size": 40, "num_epochs": 1, "learning_rate": 0.2, "warmup_epochs": 0.0, "max_steps": 4}

@@ -13,16 +13,16 @@ from tests.harness.training_runs import train_on_two_processes
 from vae.config.flags import command_words
 from vae.system.errors import EXIT_CONFIG, UserError
 from vae.system.files import claim_folder, scratch_folder
-from vae.training.output import folder_lock
-from vae.training.output.folder_lock import LOCK_NAME, FolderLock
+from vae.training import run_folder
 from vae.training.run import train
+from vae.training.run_folder import LOCK_NAME, FolderLock
 
 ACQUIRE = """
 import os, sys, time
 from pathlib import Path
-from vae.training.output import folder_lock
-folder_lock.WAIT_SECONDS = 0.0
-lock = folder_lock.FolderLock()
+from vae.training import run_folder
+run_folder.WAIT_SECONDS = 0.0
+lock = run_folder.FolderLock()
 lock.acquire(Path(sys.argv[1]))
 print("locked", flush=True)
 """
@@ -31,7 +31,7 @@ HOLD = f"{ACQUIRE}time.sleep(60)"
 
 @pytest.fixture(autouse=True)
 def without_waiting(monkeypatch):
-    monkeypatch.setattr(folder_lock, "WAIT_SECONDS", 0.0)
+    monkeypatch.setattr(run_folder, "WAIT_SECONDS", 0.0)
 
 
 class Holder:
@@ -96,7 +96,7 @@ def test_file_system_without_locks_is_reported(tmp_path, monkeypatch, capsys):
     def refuse(*_arguments: object, **_options: object) -> None:
         raise OSError(errno.ENOLCK, "No locks available")
 
-    monkeypatch.setattr(folder_lock.FileLock, "acquire", refuse)
+    monkeypatch.setattr(run_folder.FileLock, "acquire", refuse)
     with FolderLock() as lock:
         lock.acquire(tmp_path)
     (line,) = capsys.readouterr().out.splitlines()

@@ -13,8 +13,8 @@ from tests.harness.training_runs import assert_same, last_checkpoint, records, r
 from vae.config.options import build
 from vae.memory.plan import checkpoint_bytes
 from vae.system.errors import UserError
-from vae.training.output.appending import Appender
-from vae.training.records.stage_report import checkpoints_at_once, space_warning
+from vae.training.logbook import Appender
+from vae.training.report import checkpoints_at_once, space_warning
 from vae.training.run import train
 from vae.training.stages import Stage, StageSteps
 
@@ -42,7 +42,7 @@ def test_what_a_full_disk_refuses_is_written_later(tmp_path, capsys):
 
 
 def test_lines_that_wait_have_a_limit(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr("vae.training.output.appending.MAX_WAITING_BYTES", 10)
+    monkeypatch.setattr("vae.training.logbook.MAX_WAITING_BYTES", 10)
     file = Appender(tmp_path / "lines.txt")
     limit_file_size(0)
     try:

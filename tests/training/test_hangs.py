@@ -19,8 +19,8 @@ from tests.harness.waiting import wait_until
 from tests.harness.workers import notice_deaths_at_once
 from vae.system.errors import EXIT_DATA, EXIT_FAILED, EXIT_SAVED_RESUMABLE, HangError
 from vae.system.files import claim_folder
-from vae.training.recovery import signals, watchdog
-from vae.training.recovery.signals import LoadingStoppedError
+from vae.training import liveness
+from vae.training.liveness import LoadingStoppedError
 from vae.training.run import train
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(os.name == "nt", reason="processes are forks")]
@@ -34,7 +34,7 @@ HANG = {"hang_minutes": 0.05}
 def _impatient(monkeypatch):
     """The forked processes inherit these."""
     notice_deaths_at_once(monkeypatch)
-    monkeypatch.setattr(signals, "LOADING_SECONDS", 0.3)
+    monkeypatch.setattr(liveness, "LOADING_SECONDS", 0.3)
 
 
 @pytest.fixture(scope="module")
@@ -145,9 +145,9 @@ def test_stop_signal_in_a_hanging_last_validation_exports_when_resumed(given, tm
 
 
 def test_progress_is_no_hang(tmp_path, monkeypatch):
-    monkeypatch.setattr(watchdog, "CHECK_SECONDS", 0.05)
+    monkeypatch.setattr(liveness, "CHECK_SECONDS", 0.05)
     claim_folder(tmp_path, "train")
-    with watchdog.Watchdog(1 / 60, tmp_path) as watched:
+    with liveness.Watchdog(1 / 60, tmp_path) as watched:
         for _ in range(30):
             watched.beat()
             watched.check()

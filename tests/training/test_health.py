@@ -7,7 +7,7 @@ import torch
 
 from tests.harness.training_runs import ONE_PROCESS, records, train_on_two_processes
 from vae.data.dataset import Batch
-from vae.training.records.running_metrics import MIB, Gathered, Health, RunningMetrics
+from vae.training.recorder import MIB, Gathered, Health, RunningMetrics
 from vae.training.run import train
 
 NOTHING = torch.zeros(0)

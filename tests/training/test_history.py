@@ -6,7 +6,7 @@ import pytest
 
 from tests.harness.training_runs import records
 from vae.training.run import train
-from vae.training.validation.history import History
+from vae.training.validation import History
 
 
 def metrics(psnr: float, image_size: int = 32) -> dict[str, float]:

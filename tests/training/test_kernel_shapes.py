@@ -16,7 +16,7 @@ from vae.model.discriminator import Discriminator
 from vae.ops import attention, norm, rms_norm
 from vae.ops.kernel_check import AttentionShape, FeatureShape, NormShape, RmsShape
 from vae.step import Networks, compute_gradients
-from vae.training.kernel_shapes import kernel_shapes
+from vae.training.precision import kernel_shapes
 
 OPTIONS = {**TINY, "perceptual_weight": 1.0, "perceptual_net": "random", "channels": (8, 16, 24)}
 ADVERSARIAL = {"adversarial_weight": 0.5, "disc_channels": 8, "disc_layers": 2}

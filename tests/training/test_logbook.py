@@ -16,8 +16,8 @@ from tests.harness.runs import ROOT
 from tests.harness.training_runs import records
 from vae.config.flags import command_words
 from vae.interop.run_files import METRICS_NAME
-from vae.training.output import logbook as logbook_module
-from vae.training.output.logbook import Logbook
+from vae.training import logbook as logbook_module
+from vae.training.logbook import Logbook
 from vae.training.run import train
 
 

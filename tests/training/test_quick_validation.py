@@ -6,8 +6,7 @@ import pytest
 
 from tests.harness.training_runs import assert_same, last_checkpoint, records, reproducible_records
 from vae.training.run import train
-from vae.training.validation.history import History
-from vae.training.validation.measure import ValidationSet
+from vae.training.validation import History, ValidationSet
 
 
 def measured(psnr: float, images: int = 8) -> dict[str, float]:

@@ -9,9 +9,9 @@ from PIL import Image, ImageColor
 
 from tests.harness.training_runs import records, train_short
 from vae.charts import BLUE, GREEN, GREY, ORANGE
-from vae.training.output import results_image
-from vae.training.output.logbook import Logbook
-from vae.training.output.results_image import HEIGHT, RESULTS_NAME, WIDTH, draw_results
+from vae.training import results_image
+from vae.training.logbook import Logbook
+from vae.training.results_image import HEIGHT, RESULTS_NAME, WIDTH, draw_results
 
 
 @pytest.fixture(autouse=True)

@@ -12,8 +12,8 @@ from tests.harness.training_runs import train_short
 from vae.images.pixels import psnr, to_float
 from vae.model.autoencoder import AutoencoderKL
 from vae.system.errors import DataError
-from vae.training.validation import sample_grid as module
-from vae.training.validation.sample_grid import (
+from vae.training import validator as module
+from vae.training.validator import (
     ERROR_GAIN,
     GAP,
     MAX_SAMPLE_IMAGES,

@@ -18,8 +18,8 @@ from vae.config.flags import command_words
 from vae.interop.checkpoint_file import load_checkpoint
 from vae.system import console
 from vae.system.errors import EXIT_SAVED_RESUMABLE
-from vae.training.recovery import signals as signals_module
-from vae.training.recovery.signals import EXPORT, LAST_VALIDATION, LOADING, STEP, VALIDATION, StopSignals
+from vae.training import liveness as signals_module
+from vae.training.liveness import EXPORT, LAST_VALIDATION, LOADING, STEP, VALIDATION, StopSignals
 from vae.training.run import train
 
 pytestmark = pytest.mark.skipif(os.name == "nt", reason="Windows cannot send signals to other processes")

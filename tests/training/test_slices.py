@@ -11,7 +11,7 @@ from tests.harness.shards import pack
 from tests.harness.training_runs import ONE_PROCESS, records, train_on_two_processes
 from vae.system.files import sha256_of_file
 from vae.training.run import train
-from vae.training.validation.slices import MAX_SLICES, Slices, slice_record, slice_text
+from vae.training.validation import MAX_SLICES, Slices, slice_record, slice_text
 
 
 def test_mean_of_each_label():

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from vae.training.recovery.stability import (
+from vae.training.stability import (
     MAX_MSE,
     MIN_RECORDS,
     SPIKE_STEPS,

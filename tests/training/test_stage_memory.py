@@ -13,16 +13,16 @@ from vae.memory.plan_table import Target, plan_profile
 from vae.ops import library
 from vae.ops.library import KERNEL_KEYS
 from vae.system.host import GIB
+from vae.training import stage_memory
 from vae.training.distributed import Distributed
-from vae.training.memory import stage_memory
-from vae.training.memory.stage_memory import (
+from vae.training.run import train
+from vae.training.stage_memory import (
     StagePlan,
     low_memory_warning,
     memory_limit,
     plan_line,
     plan_stage,
 )
-from vae.training.run import train
 from vae.training.stages import Stage
 
 

@@ -10,8 +10,8 @@ from safetensors.torch import load_file
 from tests.harness.training_runs import assert_same, last_checkpoint, reproducible_records
 from vae.config.options import Config, build
 from vae.system.errors import UserError
-from vae.training.output.folder_lock import LOCK_NAME
 from vae.training.run import train
+from vae.training.run_folder import LOCK_NAME
 from vae.training.stages import (
     Position,
     Stage,

@@ -19,13 +19,14 @@ from vae.system.errors import UserError
 from vae.system.host import GIB
 from vae.training.datasets import TrainingSet, check_cache
 from vae.training.distributed import Distributed
-from vae.training.records.stage_report import (
+from vae.training.report import (
+    PROBLEMS_PAGE,
     busy_line,
     device_line,
     late_discriminator_note,
+    verdict_line,
     warm_start_warning,
 )
-from vae.training.records.summary import PROBLEMS_PAGE, verdict_line
 from vae.training.run import train
 
 BICUBIC = "8x bicubic", 22.26

@@ -13,7 +13,7 @@ from tests.harness.faults import start_forked
 from tests.harness.training_runs import SHORT, train_short
 from vae.config.flags import command_words
 from vae.system.errors import EXIT_CONFIG, UserError
-from vae.training.output.wandb_run import ID_NAME, start_wandb
+from vae.training.logbook import ID_NAME, start_wandb
 from vae.training.run import train
 
 FAKE = """

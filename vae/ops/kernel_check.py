@@ -3,7 +3,7 @@
 Nobody can try all cards, drivers and versions of Triton. So every command tests the kernels when it starts,
 on small tensors, and continues without those that fail.
 
-A training run also tests the shapes of its own steps (vae.training.kernel_shapes): channels, groups, widths
+A training run also tests the shapes of its own steps (vae.training.precision): channels, groups, widths
 and numbers of tokens. It tests them with one image, 16 queries and at most MAX_ELEMENTS of a tensor, because
 more of these are more programs of the same code. Offsets beyond MAX_ELEMENTS, the widths of --buckets and
 images of other sizes in validations are not covered.

@@ -2,6 +2,7 @@
 
 import os
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,6 @@ from vae.images.folder import check_images
 from vae.interop.vae_path import check_checkpoint_path, locate_vae
 from vae.shards.dataset_json import dataset_paths, is_dataset, read_dataset
 from vae.system.errors import UserError
-from vae.training.output.wandb_run import check_wandb_installed
 from vae.training.run_folder import check_run_folder, checkpoint_paths, contains_run, resume_command
 
 
@@ -139,3 +139,10 @@ def _check_output(command: Command) -> None:
         raise UserError(
             f"--output_dir {folder} contains another run: use a new one, or resume: {resume_command(folder)}"
         )
+
+
+def check_wandb_installed() -> None:
+    """Raise UserError if the package is missing."""
+    spec = find_spec("wandb")
+    if spec is None or spec.origin is None:  # a folder `wandb` with the files of earlier runs is no package
+        raise UserError("--wandb needs the package wandb: pip install wandb, or use --no-wandb")

@@ -25,14 +25,12 @@ from vae.model.recompute import set_recompute
 from vae.system import console
 from vae.system.files import replace_bytes, write_json
 from vae.training.datasets import TrainingSet
-from vae.training.memory.oom_retry import OomRetry
-from vae.training.memory.stage_memory import StagePlan
-from vae.training.parts import PreparedRun
-from vae.training.records.running_metrics import RunningMetrics, loss_record
-from vae.training.recovery.signals import MEASURING
-from vae.training.recovery.watchdog import Liveness
+from vae.training.liveness import MEASURING, Liveness
+from vae.training.recorder import RunningMetrics, loss_record
 from vae.training.saver import HostCopy
 from vae.training.schedule import StageSchedule
+from vae.training.setup import PreparedRun
+from vae.training.stage_memory import OomRetry, StagePlan
 from vae.training.state import restore, snapshot
 
 

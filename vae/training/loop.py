@@ -13,20 +13,17 @@ from vae.data.image_sets import accepted_bad_images
 from vae.data.loading import TrainLoader
 from vae.system import console
 from vae.system.errors import DataError, UserError
-from vae.training.output.logbook import REJECTED_NAME, Logbook
-from vae.training.records.profiling import StepProfiler
-from vae.training.records.recorder import Means, Recorder
-from vae.training.recovery.signals import STEP, LoadingStoppedError
-from vae.training.recovery.stability import NOT_FINITE, Stability, raise_if_diverged
-from vae.training.recovery.watchdog import Liveness
+from vae.training.liveness import STEP, Liveness, LoadingStoppedError
+from vae.training.logbook import REJECTED_NAME, Logbook
+from vae.training.recorder import Means, Recorder, StepProfiler
 from vae.training.run_folder import epoch_name, step_name
 from vae.training.saver import Saver
+from vae.training.stability import NOT_FINITE, Stability, raise_if_diverged
 from vae.training.stages import is_started, shorten_stage
 from vae.training.state import TrainingState
 from vae.training.stepper import Stepper
-from vae.training.validation.measure import Metrics
-from vae.training.validation.sample_grid import SampleGrids
-from vae.training.validation.validator import Validator
+from vae.training.validation import Metrics
+from vae.training.validator import SampleGrids, Validator
 
 
 class StageEnd(Enum):

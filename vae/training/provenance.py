@@ -21,9 +21,9 @@ from vae.system import console
 from vae.system.addresses import public_text
 from vae.system.files import read_json
 from vae.training.datasets import TrainingSet
-from vae.training.output.appending import write_json
+from vae.training.logbook import write_json
 from vae.training.stages import Stage
-from vae.training.validation.measure import ValidationSet
+from vae.training.validation import ValidationSet
 
 EXPORTED = "exported"  # key: the SHA-256 of the checkpoint whose weights the run has exported at its end
 RULES = 1  # of the order of images and of their crops as functions of (seed, epoch, position)
@@ -35,7 +35,7 @@ TOPOLOGY = "other topology"
 SHOWN = 12  # characters of a version
 
 
-# ---- the file of the run ---------------------------------------------------------------------------------
+# ---- the file of the run -------------------------------------------------------------------------------
 
 
 def write_run(folder: Path, identity: Identity, good: Path | None) -> None:
@@ -62,7 +62,7 @@ def read_good_checkpoint(folder: Path) -> Path | None:
     return folder / name if isinstance(name, str) and Path(name).name == name else None
 
 
-# ---- what decides its samples ----------------------------------------------------------------------------
+# ---- what decides its samples --------------------------------------------------------------------------
 
 
 class Resume(NamedTuple):

@@ -22,29 +22,22 @@ from vae.system.files import claim_folder
 from vae.training.checkpoints import abandon_newer, position_name, set_aside_others
 from vae.training.command import Command, check_command
 from vae.training.distributed import Distributed
+from vae.training.diverged import end_diverged
 from vae.training.export import LATENT_IMAGES, Export, is_exported, latent_constants
 from vae.training.find_lr import find_learning_rate
+from vae.training.liveness import EXPORT, Liveness, LoadingStoppedError, StopSignals, Watchdog
+from vae.training.logbook import Logbook, start_wandb, write_json
 from vae.training.loop import StageEnd, TrainingLoop
-from vae.training.memory.oom_retry import OomRetry
-from vae.training.memory.stage_memory import StagePlan, memory_limit, record_memory, reset_memory_peaks
-from vae.training.output.appending import write_json
-from vae.training.output.folder_lock import FolderLock
-from vae.training.output.logbook import Logbook
-from vae.training.output.wandb_run import start_wandb
-from vae.training.parts import PreparedRun
 from vae.training.precision import activations_of, search_plans
-from vae.training.records.stage_report import print_remarks, print_stage
-from vae.training.records.summary import next_command, progress_line, result_lines
-from vae.training.recovery.diverged import end_diverged
-from vae.training.recovery.signals import EXPORT, LoadingStoppedError, StopSignals
-from vae.training.recovery.stability import raise_if_diverged
-from vae.training.recovery.watchdog import Liveness, Watchdog
-from vae.training.run_folder import contains_run, resume_command
+from vae.training.report import next_command, print_remarks, print_stage, progress_line, result_lines
+from vae.training.run_folder import FolderLock, contains_run, resume_command
 from vae.training.saver import CheckpointWriter, Saver, copy_fits
 from vae.training.schedule import StageSchedule
-from vae.training.setup import begin_stability, prepare_run
+from vae.training.setup import PreparedRun, begin_stability, prepare_run
+from vae.training.stability import raise_if_diverged
+from vae.training.stage_memory import OomRetry, StagePlan, memory_limit, record_memory, reset_memory_peaks
 from vae.training.stages import Stage, current_stage
-from vae.training.validation.measure import Metrics
+from vae.training.validation import Metrics
 
 
 def train(given: dict[str, Any]) -> int:

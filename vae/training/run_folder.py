@@ -1,13 +1,16 @@
-"""The folder of a run: names of its files, and which runs a folder contains. Needs no PyTorch."""
+"""The folder of a run: names of its files, which runs a folder contains, its lock. Needs no PyTorch."""
 
 import os
 import re
+from contextlib import suppress
 from pathlib import Path
+
+from filelock import FileLock, Timeout
 
 from vae.interop.run_files import METRICS_NAME, RUN_COMMAND
 from vae.system import console
 from vae.system.errors import UserError
-from vae.system.files import FolderMarker, check_folder, read_marker
+from vae.system.files import FolderMarker, check_folder, read_marker, remove_temporary
 
 _NAME = re.compile(r"checkpoint_(epoch|step)_(\d+)\.pt")
 
@@ -61,3 +64,52 @@ def folders_of_runs(folder: Path) -> list[Path]:
 def resume_command(folder: Path) -> str:
     """The command that resumes the run in `folder`."""
     return console.command_line("python", "train_vae.py", "--output_dir", folder, "--resume_from", "latest")
+
+
+# ---- The lock ------------------------------------------------------------------------------------------
+
+
+LOCK_NAME = ".lock"
+WAIT_SECONDS = 10.0  # a run that was told to stop may still be saving
+
+
+class FolderLock:
+    """The lock on one folder. `acquire` takes it, and the end of the `with` block releases it."""
+
+    def __init__(self) -> None:
+        self._lock: FileLock | None = None
+
+    def __enter__(self) -> "FolderLock":
+        return self
+
+    def __exit__(self, *_exception: object) -> None:
+        if self._lock is not None:
+            self._lock.release()
+            self._lock = None
+
+    def acquire(self, folder: Path) -> None:
+        """Lock the `folder` of a run, unless this object has; UserError if another process holds the lock.
+
+        A file system without locks is reported, and the run continues without one. Else what runs that were
+        killed have not finished to write is removed.
+        """
+        if self._lock is not None:
+            return
+        self._lock = FileLock(folder / LOCK_NAME)
+        try:
+            self._lock.acquire(timeout=WAIT_SECONDS)
+        except Timeout:
+            self._lock = None
+            raise UserError(
+                f"--output_dir {folder} is in use by another process: wait, or use another folder"
+            ) from None
+        except (OSError, NotImplementedError) as error:
+            console.warning(
+                f"--output_dir {folder} cannot be locked ({error}): make sure that no other run uses it"
+            )
+            return
+        with suppress(OSError):
+            remove_temporary(folder)
+            for inner in folder.glob("*/"):
+                if read_marker(inner) is None:  # else another run, which may be saving now
+                    remove_temporary(inner)

@@ -22,8 +22,8 @@ from vae.system.host import GIB
 from vae.training.checkpoints import position_name, prune, stage_ends
 from vae.training.distributed import Distributed
 from vae.training.provenance import Provenance, write_run
-from vae.training.recovery.stability import NOT_FINITE, Stability, raise_if_diverged
 from vae.training.run_folder import resume_command
+from vae.training.stability import NOT_FINITE, Stability, raise_if_diverged
 from vae.training.stages import Position, current_stage
 from vae.training.state import TrainingState, checkpoint_content
 

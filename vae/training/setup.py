@@ -1,7 +1,11 @@
-"""From given options to a run that is ready to train: everything is checked before anything is written."""
+"""From given options to a prepared run, which builds the parts of a stage.
+
+Everything is checked before anything is written.
+"""
 
 import math
-from dataclasses import replace
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,6 +20,7 @@ from vae.config.resolve import (
     with_local_batch,
 )
 from vae.data.image_sets import SAMPLE, probe
+from vae.data.loading import TrainLoader
 from vae.data.workers import resolve_num_workers
 from vae.device import is_out_of_memory
 from vae.interop.averaging import hash_of_weights
@@ -23,7 +28,7 @@ from vae.interop.checkpoint_content import Identity
 from vae.interop.half_precision import LargestActivation
 from vae.losses.terms import LossTerms, build_terms
 from vae.memory.plan import stage_spec
-from vae.model.activation_scale import scale_for
+from vae.model.activation_scale import scale_activations, scale_for
 from vae.model.autoencoder import downsampling
 from vae.ops.kernel_check import DTYPE_NAMES, Shape, choose_kernels
 from vae.sampling.buckets import bucket_shapes
@@ -34,17 +39,25 @@ from vae.system.addresses import public_text
 from vae.system.errors import DataError, UserError
 from vae.training.checkpoints import saved_step
 from vae.training.command import Command
-from vae.training.data_parallel import GradientWaits, data_parallel
-from vae.training.datasets import TrainingSet, cached_shards, check_cache, find_images
-from vae.training.distributed import Distributed
-from vae.training.joint_reading import with_aspects, without_excluded
-from vae.training.kernel_shapes import kernel_shapes
-from vae.training.parts import PreparedRun
+from vae.training.datasets import (
+    TrainingSet,
+    cached_shards,
+    check_cache,
+    find_images,
+    with_aspects,
+    without_excluded,
+)
+from vae.training.distributed import Distributed, GradientWaits, data_parallel
+from vae.training.diverged import read_divergences
+from vae.training.liveness import Liveness
+from vae.training.logbook import Logbook
+from vae.training.loop import TrainingLoop
 from vae.training.precision import (
     MEASURED_CROPS,
     activations_of,
     compile_in_place,
     compute_dtype,
+    kernel_shapes,
     replacement_of_fp16,
     set_backends,
     why_not_compile,
@@ -58,13 +71,165 @@ from vae.training.provenance import (
     read_good_checkpoint,
     samples_record,
 )
-from vae.training.recovery.diverged import read_divergences
-from vae.training.recovery.stability import Stability
+from vae.training.recorder import Recorder, StepProfiler
 from vae.training.resolved_options import ResolvedOptions, machine_of, resolve_options, run_stages
-from vae.training.stages import Position, Stage, current_stage, is_started
+from vae.training.run_folder import resume_command
+from vae.training.saver import Saver
+from vae.training.schedule import StageSchedule
+from vae.training.stability import Stability
+from vae.training.stage_memory import OomRetry, StagePlan, StepSettings, plan_stage
+from vae.training.stages import Position, Stage, StageSteps, current_stage, is_started
 from vae.training.state import TrainingState, begin_state, restore
-from vae.training.validation.measure import ValidationSet
-from vae.training.validation.sample_grid import load_sample_images
+from vae.training.stepper import Stepper
+from vae.training.validation import ValidationSet
+from vae.training.validator import SampleGrids, Validator, load_sample_images
+
+
+@dataclass(frozen=True)
+class PreparedRun:
+    """What set-up has checked and built, before anything is written."""
+
+    config: Config
+    command: Command
+    dist: Distributed
+    networks: Networks
+    gradient_waits: GradientWaits
+    state: TrainingState
+    training_set: TrainingSet
+    validation_set: ValidationSet | None
+    sample_images: dict[int, torch.Tensor]  # of --sample_images by image size, on the CPU; empty: none
+    num_workers: int
+    compiled: bool
+    provenance: Provenance
+
+    @property
+    def output_dir(self) -> Path:
+        """The folder of the run."""
+        return Path(self.config.run.output_dir)
+
+    @property
+    def resume_command(self) -> str:
+        """The command that resumes this run."""
+        return resume_command(self.output_dir)
+
+    def steps(self, stage: Stage) -> StageSteps:
+        """How the epochs of `stage` divide into optimizer steps."""
+        accumulation = self.config.run.accumulation_steps
+        local_batch = stage.batch_size * accumulation
+        order = self.training_set.order_of(self.config, stage.image_size, local_batch, self.dist.world_size)
+        return StageSteps.of(stage, len(order), accumulation, self.dist.world_size)
+
+    def schedule(self, stage: Stage) -> StageSchedule:
+        """The steps and learning rates of `stage`."""
+        width = self.config.model.widest
+        options = (self.config.optim, self.config.loss)
+        return StageSchedule(self.steps(stage), self.provenance.begun_from, width, *options)
+
+    def plan(self, stage: Stage) -> StagePlan:
+        """How the steps of `stage` run; UserError if not even one image fits."""
+        return plan_stage(self.config, stage, self.networks.dtype, self.dist, self.state.activation_scale)
+
+    def scale_activations(self, scale: float) -> None:
+        """Let all networks of the step compute with this scale (vae/model/activation_scale.py)."""
+        self.state.activation_scale = scale
+        for network in filter(None, (self.state.autoencoder, self.state.ema)):
+            scale_activations(network, scale)
+
+    def crops(self, count: int) -> Iterator[torch.Tensor]:
+        """About `count` training crops uint8 (1, 3, H, W) on the device (TrainingSet.sample)."""
+        dataset = self.training_set.crops(self.config, self.state.stage.image_size)
+        first_epoch = 0
+        position, dist = self.state.position, self.dist
+        for index in self.training_set.sample(count, position, dist.rank, dist.world_size):
+            crop = dataset[first_epoch, index].image
+            if crop is not None:
+                yield crop[None].to(self.dist.device)
+
+    def retry(self, plan: StagePlan | None = None) -> OomRetry:
+        """What computes the steps of a stage; without a plan, no step is computed."""
+        settings = plan.step_settings(self.config.speed) if plan else StepSettings(1, "none", False)
+        size = self.state.stage.image_size
+        return OomRetry(self.networks, self.dist, settings, self.output_dir, size)
+
+    def stepper(self, schedule: StageSchedule, retry: OomRetry) -> Stepper:
+        """What makes the optimizer steps of a stage."""
+        return Stepper(self.state, retry, schedule, self.dist, self.config.run.seed)
+
+    def loader(self, schedule: StageSchedule, alive: Liveness) -> TrainLoader:
+        """The training batches of the stage that trains."""
+        steps, size = schedule.steps, self.state.stage.image_size
+        return TrainLoader(
+            self.training_set.crops(self.config, size),
+            local_batch=steps.local_images,
+            order=self.training_set.order_of(self.config, size, steps.local_images, self.dist.world_size),
+            rank=self.dist.rank,
+            world_size=self.dist.world_size,
+            num_workers=self.num_workers,
+            pin_memory=self.dist.device.type == "cuda",
+            while_waiting=alive.check,
+        )
+
+    def samples(self, retry: OomRetry, logbook: Logbook, alive: Liveness) -> SampleGrids:
+        """What writes the sample grids."""
+        return SampleGrids(
+            state=self.state,
+            networks=self.networks,
+            dist=self.dist,
+            retry=retry,
+            logbook=logbook,
+            alive=alive,
+            sample_images=self.sample_images,
+            validation_set=self.validation_set,
+        )
+
+    def loop(
+        self, plan: StagePlan, schedule: StageSchedule, saver: Saver, logbook: Logbook, alive: Liveness
+    ) -> TrainingLoop:
+        """The loop of the stage that trains."""
+        config = self.config
+        state = self.state
+        retry = self.retry(plan)
+        stepper = self.stepper(schedule, retry)
+        validator = None
+        if self.validation_set is not None:
+            validator = Validator(
+                images=self.validation_set,
+                state=state,
+                networks=self.networks,
+                dist=self.dist,
+                retry=retry,
+                schedule=schedule,
+                logbook=logbook,
+                alive=alive,
+                options=config.run,
+            )
+        recorder = Recorder(
+            state=state,
+            schedule=schedule,
+            terms=self.networks.terms,
+            retry=retry,
+            dist=self.dist,
+            logbook=logbook,
+            options=config.run,
+            gradient_waits=self.gradient_waits,
+            planned_bytes=min(plan.memory.total, plan.available),
+        )
+        folder = self.output_dir / "profile" / f"{state.stage.image_size}px"
+        return TrainingLoop(
+            options=config.run,
+            max_bad_fraction=config.data.max_bad_fraction,
+            num_images=self.training_set.num_images,
+            state=state,
+            stepper=stepper,
+            recorder=recorder,
+            validator=validator,
+            samples=self.samples(retry, logbook, alive),
+            saver=saver,
+            stability=saver.stability,
+            logbook=logbook,
+            alive=alive,
+            profiler=StepProfiler(config.speed.profile_steps if self.dist.is_main else 0, folder),
+        )
 
 
 def prepare_run(command: Command, dist: Distributed) -> PreparedRun:

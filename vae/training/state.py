@@ -18,7 +18,7 @@ from vae.model.discriminator import Discriminator
 from vae.model.initialization import initialize, initialize_decoder
 from vae.optimizers import build_optimizers
 from vae.training.stages import Position, Stage, first_stages
-from vae.training.validation.history import History
+from vae.training.validation import History
 from vae.update import UpdateState
 
 
@@ -42,7 +42,7 @@ class TrainingState:
     history: History = field(default_factory=History)
     latent_constants: LatentConstants | None = None  # of a frozen encoder from its file, or given ones
     identity: Identity = field(default_factory=Identity.new)
-    # Not in checkpoints: limits of the learning rate (recovery/diverged.py), and what this command has done.
+    # Not in checkpoints: limits of the learning rate (diverged.py), and what this command has done.
     caps_by_stage: dict[int, list[float]] = field(default_factory=dict)
     begun_at: Position = field(default_factory=Position)
     is_changing: bool = False  # within a step's update or a restoration: weights and position do not agree

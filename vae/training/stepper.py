@@ -11,10 +11,10 @@ from vae.losses.latent_statistics import needs_statistics
 from vae.ops.noise import image_noise
 from vae.optimizers import set_learning_rate
 from vae.step import StepInputs
+from vae.training.cuda_graph import Sums
 from vae.training.distributed import Distributed
-from vae.training.memory.cuda_graph import Sums
-from vae.training.memory.oom_retry import OomRetry
 from vae.training.schedule import StageSchedule
+from vae.training.stage_memory import OomRetry
 from vae.training.state import TrainingState
 from vae.update import apply_update
 

@@ -19,8 +19,7 @@ from vae.system.addresses import public_options
 from vae.system.errors import EXIT_CONFIG, EXIT_NON_FINITE
 from vae.system.files import open_appending, open_regular, read_json_lines, write_json
 from vae.system.script import ROOT
-from vae.training.output.folder_lock import LOCK_NAME
-from vae.training.run_folder import checkpoint_paths
+from vae.training.run_folder import LOCK_NAME, checkpoint_paths
 
 POLL_SECONDS = 0.5
 _LAST_BYTES = 20_000  # of the log, for the reason of a failure

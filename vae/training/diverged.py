@@ -7,7 +7,7 @@ from typing import NoReturn
 from vae.system.errors import NonFiniteError
 from vae.system.files import read_json, write_json
 from vae.training.checkpoints import abandon_newer, list_checkpoints, saved_step
-from vae.training.output.logbook import Logbook
+from vae.training.logbook import Logbook
 from vae.training.saver import Saver
 
 DIVERGED_NAME = "diverged.json"

@@ -2,21 +2,77 @@
 
 import json
 import math
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from functools import partial
+from importlib import import_module
 from io import TextIOWrapper
 from pathlib import Path
+from typing import Any, BinaryIO
 
 import numpy as np
 from torch.utils.tensorboard import SummaryWriter
 
 from vae.inference.image_files import write_png
 from vae.interop.run_files import METRICS_NAME
-from vae.system import console
-from vae.system.files import MAX_LINE_CHARS, open_regular, parse_json, replace_text
-from vae.training.output.appending import Appender, try_to_write
-from vae.training.output.results_image import RESULTS_NAME, write_results
+from vae.system import console, files
+from vae.system.addresses import public_text
+from vae.system.errors import UserError
+from vae.system.files import MAX_LINE_CHARS, open_appending, open_regular, parse_json, read_text, replace_text
+from vae.training.command import check_wandb_installed
+from vae.training.results_image import RESULTS_NAME, write_results
+
+MAX_WAITING_BYTES = 16 * 2**20  # what is kept in memory until the disk accepts it
+
+
+def try_to_write(path: Path, write: Callable[[], object], quiet: bool = False) -> bool:
+    """Write a file that training does not need; a failure is printed, unless `quiet`, and gives False."""
+    try:
+        write()
+    except OSError as error:
+        if not quiet:
+            console.warning(f"{path} cannot be written: {error.strerror or error}; training continues")
+        return False
+    return True
+
+
+def write_json(path: Path, content: dict[str, Any], indent: int) -> None:
+    """Write a file that training does not need; on failure an older file is unchanged."""
+    try_to_write(path, partial(files.write_json, path, content, indent))
+
+
+class Appender:
+    """Appends whole chunks to a file, at once. Its methods raise no OSError: a failure is reported once."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._file: BinaryIO | None = None
+        self._waiting = b""
+        self._is_written = True
+
+    def write(self, chunk: bytes) -> None:
+        """Append `chunk` after everything that waits; if the disk stays full for long, it is dropped."""
+        if not chunk and not self._waiting:
+            return
+        if len(self._waiting) + len(chunk) <= MAX_WAITING_BYTES:
+            self._waiting += chunk
+        self._is_written = try_to_write(self.path, self._write_waiting, quiet=not self._is_written)
+
+    def _write_waiting(self) -> None:
+        if self._file is None:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            self._file = open_appending(self.path)
+        while self._waiting:
+            self._waiting = self._waiting[self._file.write(self._waiting) :]
+
+    def close(self) -> None:
+        """Close the file; what still waits is lost."""
+        self.write(b"")
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
 
 REJECTED_NAME = "rejected_images.txt"  # of the main process; of the others, with their rank
 EVENTS_NAME = "logs"  # TensorBoard's folder
@@ -139,3 +195,41 @@ def _records_until(path: Path, last_step: int) -> Iterator[str]:
             with suppress(ValueError, KeyError, TypeError):
                 if parse_json(line)["step"] <= last_step:
                     yield line.rstrip() + "\n"
+
+
+# ---- Weights & Biases ----------------------------------------------------------------------------------
+
+
+ID_NAME = "wandb_run_id.txt"  # in the output folder: a resumed run continues the same run of W&B
+
+
+def start_wandb(folder: Path, project: str, config: dict[str, Any]) -> Any:
+    """Start the run, or continue the one of this output folder, before TensorBoard's writer is made.
+
+    Returns W&B's run, which `finish` ends. Raises UserError if W&B refuses it.
+    """
+    check_wandb_installed()  # --wandb may come from the checkpoint of a resumed run
+    folder.mkdir(parents=True, exist_ok=True)
+    id_file = folder / ID_NAME
+    arguments = sys.argv
+    try:
+        sys.argv = [public_text(word) for word in arguments]  # W&B uploads the command line
+        run = import_module("wandb").init(
+            project=project,
+            name=folder.resolve().name,
+            dir=str(folder.resolve()),
+            id=read_text(id_file).strip() if id_file.exists() else None,
+            resume="allow",
+            config=config,
+            allow_val_change=True,
+            sync_tensorboard=True,
+        )
+    except Exception as error:  # W&B raises many types, for example without a login
+        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        raise UserError(
+            f"--wandb: {reason.rstrip('.')}: run `wandb login`, or set WANDB_MODE=offline"
+        ) from error
+    finally:
+        sys.argv = arguments
+    replace_text(id_file, f"{run.id}\n")
+    return run

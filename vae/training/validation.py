@@ -1,5 +1,6 @@
-"""Validation of the exported weights, and of two baselines, on images that are never trained on."""
+"""Measuring the exported weights and two baselines on the validation images, and the results over a run."""
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -15,13 +16,14 @@ from vae.evaluation.latents import LATENTS, NOISE_SEED, NoiseMeter, channel_fact
 from vae.evaluation.metrics import Sums, baseline_sums, means, reconstruction_sums
 from vae.images.pixels import OFF_BY_ONE_DB, to_float
 from vae.inference.codec import decode_latents, encode_images
+from vae.interop.checkpoint_content import Validations
 from vae.losses.perceptual import lpips_of
 from vae.model.autoencoder import AutoencoderKL
 from vae.ops.noise import keyed_normal
 from vae.step import Networks, network_input
 from vae.system import console
+from vae.system.console import printable
 from vae.training.distributed import Distributed
-from vae.training.validation.slices import Slices
 
 NOISE_IMAGES = 4  # images that are decoded with noise
 NOISES = (0.1, 0.2, 0.4)  # this noise, in standard deviations of each channel
@@ -101,6 +103,65 @@ def mode_reconstruction(
         return recon
 
     return reconstruct
+
+
+MAX_SLICES = 100  # more labels are names of single images rather than of groups
+
+
+@dataclass
+class Slices:
+    """The labels of the validation images."""
+
+    labels: list[str] = field(default_factory=list)  # of all processes, sorted; empty: no slices
+    of_image: dict[int, str] = field(default_factory=dict)  # by index, of this process's images
+
+    @classmethod
+    def of(cls, labels_of_images: dict[int, str | None], dist: Distributed) -> "Slices":
+        """The slices of all processes, from the labels of this one's images."""
+        of_image = {index: label for index, label in labels_of_images.items() if label}
+        labels = dist.all_gather_set(set(of_image.values()))
+        if not 1 < len(labels) <= MAX_SLICES:
+            return cls()
+        return cls(sorted(labels), of_image)
+
+    def sums(self, indices: Sequence[int], psnr: Sequence[float]) -> dict[str, Sums]:
+        """The PSNR of the images at these indices, summed by label."""
+        if not self.labels:
+            return {}
+        psnr_of: dict[str, list[float]] = {}
+        for index, value in zip(indices, psnr, strict=True):
+            if index in self.of_image:
+                psnr_of.setdefault(self.of_image[index], []).append(value)
+        return {label: {"psnr": (sum(values), len(values))} for label, values in psnr_of.items()}
+
+    def means(self, sums: dict[str, Sums], dist: Distributed) -> dict[str, float]:
+        """The mean PSNR of each label over the images of all processes."""
+        parts = [sums.get(label, {}).get("psnr", (0.0, 0)) for label in self.labels]
+        totals = dist.all_reduce_scalars(*[number for part in parts for number in part]) if parts else []
+        pairs = zip(self.labels, totals[::2], totals[1::2], strict=True)
+        return {label: total / count for label, total, count in pairs if count}
+
+
+def slice_record(psnr: dict[str, float]) -> dict[str, float | str]:
+    """What a record says about the slices: their number, the mean over them, and the worst one."""
+    if not psnr:
+        return {}
+    worst = min(psnr, key=lambda label: (psnr[label], label))
+    return {
+        "slices": len(psnr),
+        "slice_mean_psnr": sum(psnr.values()) / len(psnr),
+        "slice_worst_psnr": psnr[worst],
+        "worst_slice": worst,
+    }
+
+
+def slice_text(record: dict[str, float | str]) -> str:
+    """The worst slice, for the line of a validation."""
+    if not record:
+        return ""
+    worst = printable(str(record["worst_slice"]))
+    psnr = record["slice_worst_psnr"]
+    return f" | worst of {record['slices']} labels: {worst}, {psnr:.2f} dB"
 
 
 @dataclass
@@ -201,3 +262,94 @@ def _shown(name: str, metrics: Metrics) -> str:
         return f"{name} no usable image"
     lpips = f", LPIPS {metrics['lpips']:.4f}" if "lpips" in metrics else ""
     return f"{name} PSNR {metrics['psnr']:.2f} dB, SSIM {metrics['ssim']:.4f}{lpips}"
+
+
+# ---- Results over the run ------------------------------------------------------------------------------
+
+
+SMALL_DECREASE_DB = 0.1  # below the start of a stage: no reason to change anything (docs/training.md)
+
+
+class History(Validations):
+    """The results, and what follows from them."""
+
+    def begin_stage(self) -> None:
+        """Forget what belongs to the previous stage."""
+        self.without_gain, self.decrease_reported = 0, False
+        self.start_psnr = self.last_psnr = None
+
+    def add_start(self, metrics: dict[str, float], checkpoint: str | None) -> None:
+        """Add the validation before the stage's first step, which later ones must exceed.
+
+        `checkpoint` is the file in the output folder with the weights that the stage begins with.
+        """
+        self.start_psnr = metrics.get("psnr")
+        self._add(metrics, is_start=True)
+        if checkpoint is not None:
+            self.add_checkpoint(checkpoint, metrics)
+
+    def add_epoch(self, metrics: dict[str, float]) -> None:
+        """Add the validation at the end of an epoch."""
+        self.without_gain = 0 if self._add(metrics, is_start=False) else self.without_gain + 1
+
+    def _add(self, metrics: dict[str, float], is_start: bool) -> bool:
+        """Whether a validation is the best one. Only validations of one image size are compared."""
+        same_size = self.best.get("image_size") == metrics["image_size"]
+        if same_size and _psnr(metrics) <= _psnr(self.best):
+            return False
+        if not same_size:
+            self.best_checkpoint_psnr = None
+        self.best, self.best_is_start = metrics, is_start
+        return True
+
+    def add_checkpoint(self, name: str, metrics: dict[str, float]) -> None:
+        """Add a checkpoint with the validation of its weights."""
+        best = -math.inf if self.best_checkpoint_psnr is None else self.best_checkpoint_psnr
+        if _psnr(metrics) > best:
+            self.best_checkpoint = name
+            self.best_checkpoint_psnr = metrics["psnr"]
+
+    @property
+    def is_below_start(self) -> bool:
+        """Whether the last validation of the stage is worse than that of its start, as they are printed."""
+        if self.start_psnr is None or self.last_psnr is None or not math.isfinite(self.start_psnr):
+            return False
+        return not round(self.last_psnr, 2) >= round(self.start_psnr, 2)  # also if it is NaN
+
+    def decrease_warning(self, psnr: float, remedy: str) -> str | None:
+        """The warning that training has lowered PSNR below the stage's start, once per stage."""
+        start = self.start_psnr
+        if start is None or self.decrease_reported or psnr >= start - SMALL_DECREASE_DB:
+            return None
+        self.decrease_reported = True
+        return (
+            f"PSNR {psnr:.2f} dB is below the {start:.2f} dB at the start of this stage: if this persists, "
+            f"{remedy}"
+        )
+
+    def regression_warning(self, metrics: dict[str, float], limit: float) -> str | None:
+        """Add a quick validation; the warning if its PSNR has just fallen by more than `limit` dB.
+
+        The best one is replaced if it is of another image size or number of images.
+        """
+        if any(self.quick_best.get(name) != metrics[name] for name in ("image_size", "images")):
+            self.quick_best, self.quick_has_fallen = metrics, False
+            return None
+        fell_before = self.quick_has_fallen
+        best = _psnr(self.quick_best)
+        self.quick_has_fallen = _psnr(metrics) < best - limit
+        if _psnr(metrics) > best:
+            self.quick_best = metrics
+        if fell_before or not self.quick_has_fallen:
+            return None
+        return (
+            f"PSNR of the quick validation is {_psnr(metrics):.2f} dB, more than --regression_psnr {limit:g} "
+            f"below its best ({best:.2f} dB): all validation images are measured now; if they confirm it, "
+            "lower --learning_rate, or resume from the best checkpoint"
+        )
+
+
+def _psnr(metrics: dict[str, float]) -> float:
+    """The PSNR for comparisons: below all others if no image was usable or a value was not finite."""
+    psnr = metrics.get("psnr", math.nan)
+    return -math.inf if math.isnan(psnr) else psnr

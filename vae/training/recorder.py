@@ -1,0 +1,395 @@
+"""The numbers of the steps of a stage become records, a progress bar and lines; and their profile."""
+
+import math
+import statistics
+import time
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from tqdm import tqdm
+
+from vae.config.options import RunConfig
+from vae.data.dataset import Batch
+from vae.losses.adversarial import adaptive_weight
+from vae.losses.terms import LossTerms
+from vae.system import console
+from vae.system.errors import DataError, HangError
+from vae.system.files import atomic_path, replace_text
+from vae.system.host import MIB
+from vae.training.distributed import Distributed, GradientWaits
+from vae.training.liveness import LoadingStoppedError
+from vae.training.logbook import Logbook
+from vae.training.schedule import StageSchedule
+from vae.training.stage_memory import OomRetry, low_memory_warning, memory_peaks
+from vae.training.state import TrainingState
+from vae.training.stepper import Update
+
+_OPEN = "open_shards"  # a state, not a count
+
+
+class ProcessNumbers(NamedTuple):
+    """What one process has measured since the last record."""
+
+    data_wait_share: float  # of the time: waiting for batches
+    sync_share: float  # of the time: waiting for the other processes on the host
+    allreduce_share: float  # of the time: waiting for the sums of the gradients
+    own_seconds: float  # of a step, without these waits
+    out_of_memory: float  # how often memory ran out
+    # Counts, whose sums over all processes make the data record.
+    images: float = 0.0
+    rejected: float = 0.0
+    decode_seconds: float = 0.0
+    load_seconds: float = 0.0
+    disk_bytes: float = 0.0
+    remote_bytes: float = 0.0
+    hits: float = 0.0
+    misses: float = 0.0
+    open_shards: float = 0.0
+    workers: float = 0.0
+    steps: float = 0.0
+
+
+_COUNTS = tuple(ProcessNumbers._field_defaults)
+
+Values = dict[str, Any]  # numbers, and lists with a number of each rank
+
+
+@dataclass
+class Health:
+    """What this process has counted since the last record."""
+
+    counts: Counter[str] = field(default_factory=Counter)
+    open_shards: dict[int, int] = field(default_factory=dict)  # by decoding process
+    steps: int = 0
+    sync_seconds: float = 0.0  # in these steps, waiting for the other processes on the host
+
+    def add(self, batch: Batch, sync_seconds: float) -> None:
+        """Add a step and its batch."""
+        counts: dict[str, Any] = {**batch.counts}
+        self.open_shards[counts.pop("worker", 0)] = counts.pop(_OPEN, 0)
+        self.counts.update(counts)
+        self.counts.update(images=len(batch.images), rejected=len(batch.rejected))
+        self.steps += 1
+        self.sync_seconds += sync_seconds
+
+    def restarted(self) -> "Health":
+        """What the next record begins with."""
+        return Health(open_shards=self.open_shards)
+
+    def gathered(
+        self, dist: Distributed, seconds: float, wait_share: float, allreduce: float, out_of_memory: int = 0
+    ) -> "Gathered":
+        """The numbers of all processes, with one exchange.
+
+        `seconds`: of the steps. `wait_share`: of this time, for batches. `allreduce`: seconds of a step.
+        `out_of_memory`: how often memory ran out.
+        """
+        own = seconds / self.steps - self.sync_seconds / self.steps - allreduce
+        states = {_OPEN: sum(self.open_shards.values()), "workers": len(self.open_shards)}
+        counts = Counter(self.counts) + Counter({**states, "steps": self.steps})
+        numbers = ProcessNumbers(
+            data_wait_share=wait_share,
+            sync_share=self.sync_seconds / seconds,
+            allreduce_share=allreduce * self.steps / seconds,
+            own_seconds=max(0.0, own),
+            out_of_memory=out_of_memory,
+            **{name: float(counts[name]) for name in _COUNTS},
+        )
+        return Gathered(seconds, [ProcessNumbers(*row) for row in dist.all_gather_scalars(*numbers)])
+
+
+@dataclass(frozen=True)
+class Gathered:
+    """The numbers of each process, by rank."""
+
+    seconds: float
+    processes: list[ProcessNumbers]
+
+    def total(self) -> dict[str, float]:
+        """The sums of _COUNTS over all processes."""
+        return {name: sum(getattr(process, name) for process in self.processes) for name in _COUNTS}
+
+    def data(self) -> Values:
+        """The record `data`: what reading and decoding the images of all processes cost."""
+        total = self.total()
+        decoded = max(1.0, total["images"] + total["rejected"])
+        values = {
+            "decode_ms": 1000 * total["decode_seconds"] / decoded,
+            "load_ms": 1000 * total["load_seconds"] / decoded,
+            "disk_mib_per_second": total["disk_bytes"] / MIB / self.seconds,
+            "bad_share": total["rejected"] / decoded,
+        }
+        if total[_OPEN]:
+            values |= {_OPEN: total[_OPEN]}
+        if asked := total["hits"] + total["misses"]:
+            values["remote_mib_per_second"] = total["remote_bytes"] / MIB / self.seconds
+            values["cache_hit_rate"] = total["hits"] / asked
+        return values
+
+    def out_of_memory(self) -> int:
+        """How often memory ran out on all processes."""
+        return int(sum(process.out_of_memory for process in self.processes))
+
+    def comparison(self) -> dict[str, float | list[float]]:
+        """How several processes keep step; nothing for one.
+
+        All wait for the slowest one. What even the process with the shortest waits waits for is the network.
+        """
+        if len(self.processes) == 1:
+            return {}
+        waits = [min(1.0, process.sync_share + process.allreduce_share) for process in self.processes]
+        own = [process.own_seconds for process in self.processes]
+        slowest = max(own)
+        rates = [
+            # 0: not known, see `gathered`
+            process.images / (process.steps * process.own_seconds) if process.own_seconds else 0.0
+            for process in self.processes
+        ]
+        return {
+            "images_per_second_by_rank": [round(rate, 3) for rate in rates],
+            "skew_share": statistics.fmean(waits) - min(waits),
+            "slowest_rank": own.index(slowest),
+            "slowest_to_median": slowest / max(1e-9, statistics.median(own)),
+            "seconds_by_rank": [float(f"{seconds:.4g}") for seconds in own],
+            "network_share": min(waits),
+            "largest_data_wait_share": max(process.data_wait_share for process in self.processes),
+        }
+
+
+SQUARED_RANGE = 4.0  # of values in [-1, 1], for PSNR from the mean squared error
+
+
+@dataclass
+class RunningMetrics:
+    """Sums over the steps since the last record. Tensors stay on the device until the record is written."""
+
+    started: float = field(default_factory=time.perf_counter)
+    step_ended: float = field(default_factory=time.perf_counter)
+    wait_seconds: float = 0.0  # for batches
+    pause_seconds: float = 0.0  # for validations, samples and checkpoints
+    images: float = 0.0  # of all processes
+    sums: dict[str, torch.Tensor] = field(default_factory=dict)  # over the images of this process
+    norms: list[torch.Tensor] = field(default_factory=list)  # gradient norms of the last step
+    health: Health = field(default_factory=Health)
+
+    def add(self, sums: dict[str, torch.Tensor], images: float, norms: list[torch.Tensor]) -> None:
+        """Add one step's sums over images."""
+        for name, value in sums.items():
+            self.sums[name] = self.sums[name] + value if name in self.sums else value
+        self.images += images
+        self.norms = norms
+        self.step_ended = time.perf_counter()
+
+    def exclude_pause(self) -> None:
+        """Exclude the time since the last step from the training time."""
+        self.pause_seconds += time.perf_counter() - self.step_ended
+
+    def all_reduced_means(self, dist: Distributed) -> dict[str, float]:
+        """The mean of each sum over the images of all processes. This synchronizes the device."""
+        names = sorted(self.sums)
+        stacked = dist.all_reduce(torch.stack([self.sums[name] for name in names]))
+        return dict(zip(names, (stacked / max(1.0, self.images)).tolist(), strict=True))
+
+    def seconds(self) -> float:
+        """The seconds of training since the last record."""
+        return max(1e-9, time.perf_counter() - self.started - self.pause_seconds)
+
+    def speed(self) -> dict[str, float]:
+        """images_per_second of all processes, and the share of the time spent waiting for data."""
+        seconds = self.seconds()
+        return {"images_per_second": self.images / seconds, "data_wait_share": self.wait_seconds / seconds}
+
+
+def loss_record(means: dict[str, float], terms: LossTerms) -> dict[str, float]:
+    """The weighted loss, its terms and the PSNR of the mean squared error, from the means of the steps."""
+    mse = means["mse"]
+    psnr = 10 * math.log10(SQUARED_RANGE / mse) if 0 < mse < math.inf else math.nan
+    shown = {name: value for name, value in means.items() if name != "mse"}
+    return {"loss": terms.weighted_sum(means), **shown, "psnr": psnr}
+
+
+class Means(NamedTuple):
+    """Means over the steps of a record."""
+
+    loss: float
+    mse: float
+
+
+@dataclass
+class Recorder:
+    """Collects what the steps of a stage measure. A context, within which the progress bar is shown."""
+
+    state: TrainingState
+    schedule: StageSchedule
+    terms: LossTerms
+    retry: OomRetry
+    dist: Distributed
+    logbook: Logbook
+    options: RunConfig
+    gradient_waits: GradientWaits
+    planned_bytes: int = 0  # GPU memory that the stage needs
+    _metrics: RunningMetrics = field(default_factory=RunningMetrics)
+
+    def __enter__(self) -> "Recorder":
+        self._metrics = RunningMetrics()
+        self._bar = tqdm(
+            total=self.schedule.steps.total,
+            initial=self.schedule.steps.done(self.state.position),
+            desc=f"{self.state.stage.image_size} px",
+            unit="step",
+            dynamic_ncols=True,
+            disable=None if self.dist.is_main else True,  # None: on a terminal only, never in a file
+        )
+        return self
+
+    def __exit__(self, *_exception: object) -> None:
+        self._bar.close()
+
+    def timed(self, batches: Iterator[Batch]) -> Iterator[Batch | Exception]:
+        """The batches; waits for them are measured, and the time of validations and saves is left out.
+
+        If one cannot be loaded, the reason comes last: the other processes must be notified.
+        """
+        while True:
+            started = time.perf_counter()
+            try:
+                batch = next(batches, None)
+            except (DataError, HangError, LoadingStoppedError) as error:
+                yield error
+                return
+            if batch is None:
+                return
+            self._metrics.wait_seconds += time.perf_counter() - started
+            yield batch
+            self._metrics.exclude_pause()
+
+    def add(self, batch: Batch, update: Update, total_images: int, sync_seconds: float) -> None:
+        """Add a step. `sync_seconds`: of it, waiting for the other processes."""
+        self._metrics.add(update.sums, total_images, update.norms)
+        self._metrics.health.add(batch, sync_seconds)
+        self._bar.update()
+
+    def is_due(self) -> bool:
+        """Whether a record is due: of `log_freq` steps; the last one has half to 1.5 times as many."""
+        log_freq = self.options.log_freq
+        left = self._steps_left()
+        done = self.schedule.steps.done(self.state.position)
+        return left <= 0 or (done % log_freq == 0 and 2 * left >= log_freq)
+
+    def _steps_left(self) -> int:
+        """Steps until the stage ends, or the run by --max_steps."""
+        left = self.schedule.steps.total - self.schedule.steps.done(self.state.position)
+        limit = self.options.max_steps
+        return left if limit is None else min(left, limit - self.state.position.step)
+
+    def write(self) -> Means:
+        """Write the records of the steps since the last one. Only this synchronizes the device in a step."""
+        state = self.state
+        metrics = self._metrics
+        dist = self.dist
+        means = metrics.all_reduced_means(dist)
+        record = {
+            "epoch": state.position.epoch + 1,  # the current epoch, counted from 1
+            **loss_record(means, self.terms),
+            "learning_rate": state.optimizers[0].param_groups[0]["lr"],
+            "gradient_norm": float(metrics.norms[0]),
+            **metrics.speed(),
+            "nonfinite_steps": int(state.update.nonfinite_total),
+            **memory_peaks(dist.device),
+        }
+        if "adversarial" in means:
+            record["disc_learning_rate"] = state.optimizers[1].param_groups[0]["lr"]
+            reconstruction, adversarial = state.running_sq_norms
+            ratio = adaptive_weight(reconstruction, adversarial, self.schedule.loss.disc_max_weight)
+            record["adversarial_ratio"] = float(ratio)
+        if state.fp16:
+            record["loss_scale"] = float(state.update.loss_scale)
+        self.logbook.record("train", state.position.step, record)
+        self._write_health(record["data_wait_share"])
+        self._show(record)
+        self._warn_of_low_memory()
+        self._metrics = RunningMetrics(health=metrics.health.restarted())
+        return Means(record["loss"], means["mse"])
+
+    def _write_health(self, wait_share: float) -> None:
+        """Write the records of the data and of the trainer: one exchange between the processes."""
+        metrics = self._metrics
+        retry = self.retry
+        step = self.state.position.step
+        allreduce = self.gradient_waits.seconds()
+        exhausted = retry.settings.out_of_memory
+        gathered = metrics.health.gathered(self.dist, metrics.seconds(), wait_share, allreduce, exhausted)
+        self.logbook.record("data", step, gathered.data())
+        trainer = {"restarts": self.state.identity.restarts, "out_of_memory": gathered.out_of_memory()}
+        self.logbook.record("trainer", step, {**trainer, **gathered.comparison()})
+
+    def _warn_of_low_memory(self) -> None:
+        """Warn once if other programs take the memory of the plan, while its settings are used."""
+        state = self.state
+        if state.low_memory_reported or self.retry.settings.out_of_memory:
+            return
+        if warning := low_memory_warning(self.dist.device, self.planned_bytes):
+            state.low_memory_reported = True
+            console.warning(warning)
+
+    def _show(self, record: dict[str, float]) -> None:
+        shown = (
+            f"{record['images_per_second']:.2f} images/s, loss {record['loss']:.4f}, "
+            f"PSNR {record['psnr']:.2f}"
+        )
+        self._bar.set_postfix_str(shown)
+        if self._bar.disable:  # no terminal: a log file gets lines instead of a progress bar
+            seconds = self._steps_left() * self.schedule.steps.images / record["images_per_second"]
+            left = tqdm.format_interval(round(seconds))
+            console.info(f"step {self.state.position.step}: {shown}, {left} left")
+
+
+# ---- Profiling -----------------------------------------------------------------------------------------
+
+
+WARMUP_STEPS = 3  # leaves out compilation, algorithm search and the first allocations
+TABLE_ROWS = 30
+
+
+class StepProfiler:
+    """A context that profiles `steps` steps after WARMUP_STEPS others and writes the result to `folder`.
+
+    Call `step()` after every training step. With `steps` 0 it does nothing.
+    """
+
+    def __init__(self, steps: int, folder: Path):
+        self._steps, self._folder = steps, folder
+        self._profiler: torch.profiler.profile | None = None
+
+    def __enter__(self) -> "StepProfiler":
+        if self._steps:
+            self._profiler = torch.profiler.profile(
+                schedule=torch.profiler.schedule(wait=0, warmup=WARMUP_STEPS, active=self._steps, repeat=1),
+                on_trace_ready=self._write,
+                profile_memory=True,
+                record_shapes=True,
+            )
+            self._profiler.start()
+        return self
+
+    def step(self) -> None:
+        """Report one finished training step to the profiler."""
+        if self._profiler is not None:
+            self._profiler.step()
+
+    def __exit__(self, *_exception: object) -> None:
+        if self._profiler is not None:
+            self._profiler.stop()
+            self._profiler = None
+
+    def _write(self, profiler: torch.profiler.profile) -> None:
+        with atomic_path(self._folder / "trace.json") as temporary:
+            profiler.export_chrome_trace(str(temporary))
+        key = "cuda_time_total" if torch.cuda.is_available() else "cpu_time_total"
+        table = profiler.key_averages().table(sort_by=key, row_limit=TABLE_ROWS)
+        replace_text(self._folder / "table.txt", table + "\n")
+        console.info(f"profile written to {self._folder}")

@@ -1,1 +1,0 @@
-"""What a run measures about itself while it trains, and what it prints."""

@@ -1,1 +1,0 @@
-"""Validation while a run trains."""
