@@ -24,8 +24,7 @@ from vae.losses.terms import build_terms  # noqa: E402
 from vae.memory.available import available_bytes  # noqa: E402
 from vae.memory.live_bytes import LiveBytes  # noqa: E402
 from vae.memory.plan import StepMemory, reserve_bytes, stage_spec, step_memory  # noqa: E402
-from vae.model.autoencoder import downsampling  # noqa: E402
-from vae.model.recompute import set_recompute  # noqa: E402
+from vae.model.autoencoder import downsampling, set_recompute  # noqa: E402
 from vae.step import Networks, StepInputs, compute_gradients  # noqa: E402
 from vae.system.gpus import set_gpu_memory_variables  # noqa: E402
 from vae.system.host import GIB  # noqa: E402

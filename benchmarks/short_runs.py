@@ -28,8 +28,8 @@ from vae.config.options import LossConfig, ModelConfig, OptimConfig
 from vae.evaluation.latents import NoiseMeter, noise_facts
 from vae.images.pixels import psnr, to_float
 from vae.losses.adversarial import update_running
-from vae.losses.latent_statistics import needs_statistics
 from vae.losses.terms import build_terms
+from vae.losses.variance import needs_statistics
 from vae.model.activation_scale import scale_activations
 from vae.model.autoencoder import AutoencoderKL
 from vae.model.initialization import initialize

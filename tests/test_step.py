@@ -17,7 +17,7 @@ from tests.harness.toy_networks import (
 from vae.config.options import LossConfig, OptimConfig
 from vae.images.pixels import to_float
 from vae.ops.attention import attention_reference
-from vae.ops.resample import upsample_conv_reference
+from vae.ops.fused_conv import upsample_conv_reference
 from vae.step import compute_gradients, forward_losses, micro_batch_sizes, network_input
 from vae.update import LOSS_SCALE_GROWTH_STEPS, LOSS_SCALE_START, UpdateState, apply_update
 

@@ -16,9 +16,9 @@ from torch.nn.parallel import DistributedDataParallel
 
 from vae.images.pixels import to_float
 from vae.losses.adversarial import generator_loss, hinge_discriminator_loss, squared_norm
-from vae.losses.latent_statistics import moments, statistics_of
 from vae.losses.reconstruction import reconstruction_loss
 from vae.losses.terms import LossTerms
+from vae.losses.variance import moments, statistics_of
 
 
 @dataclass

@@ -33,7 +33,7 @@ from benchmarks.comparison.theirs import (
     Variant,
 )
 from benchmarks.comparison.work import Work
-from vae.model.recompute import RECOMPUTE_LEVELS
+from vae.model.autoencoder import RECOMPUTE_LEVELS
 from vae.system.host import GIB
 
 META = torch.device("meta")

@@ -18,8 +18,8 @@ from benchmarks.comparison.theirs import FASTEST_MODE, Theirs, Variant, build_lp
 from benchmarks.comparison.work import SEED, Work
 from vae.losses.perceptual import build_perceptual
 from vae.ops.attention import attention
+from vae.ops.fused_conv import upsample_conv
 from vae.ops.norm import group_norm_silu
-from vae.ops.resample import upsample_conv
 
 META = torch.device("meta")
 GROUPS, EPS = 32, 1e-6

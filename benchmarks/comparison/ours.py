@@ -5,10 +5,9 @@ import torch
 from benchmarks.comparison.work import SEED, Work
 from vae.config.options import OptimConfig
 from vae.losses.terms import build_terms
-from vae.model.autoencoder import AutoencoderKL
+from vae.model.autoencoder import AutoencoderKL, set_recompute
 from vae.model.discriminator import Discriminator
 from vae.model.initialization import initialize
-from vae.model.recompute import set_recompute
 from vae.step import Networks, StepInputs, compute_gradients, micro_batch_sizes
 from vae.training.precision import compile_in_place
 from vae.training.schedule import REFERENCE_PEAK

@@ -35,7 +35,7 @@ from torch.utils.checkpoint import checkpoint
 from benchmarks.comparison.cuda_rules import CudaRules
 from benchmarks.comparison.ours import Ours
 from benchmarks.comparison.work import PERCEPTUAL_SCALE, Work
-from vae.interop.diffusers_folder import diffusers_config
+from vae.interop.writing import diffusers_config
 from vae.losses.perceptual import lpips_of
 
 

@@ -17,8 +17,8 @@ from tests.harness.runs import ROOT
 from tests.harness.waiting import wait_until
 from vae.evaluation import watch
 from vae.interop.checkpoint_file import save_checkpoint
-from vae.interop.diffusers_folder import save_diffusers_folder
 from vae.interop.vae_files import CHECKPOINT_KEY
+from vae.interop.writing import save_diffusers_folder
 from vae.system.errors import UserError
 from vae.system.files import MARKER_NAME, claim_folder, sha256_of_file, write_json
 

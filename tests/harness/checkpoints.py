@@ -8,7 +8,7 @@ import torch
 
 from tests.harness.runs import TINY
 from vae.config.options import build, flatten
-from vae.interop.checkpoint_content import WARM
+from vae.interop.checkpoint_file import WARM
 from vae.training.stages import Stage
 from vae.training.state import begin_state, checkpoint_content
 

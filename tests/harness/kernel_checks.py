@@ -7,19 +7,18 @@ separate process because Triton reads that variable when it is imported.
 import itertools
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from unittest.mock import patch
 
 import torch
 from torch import Tensor
 
-from vae.losses import feature_distance_torch, feature_distance_triton
+from vae.losses import feature_distance, feature_distance_triton
 from vae.ops import attention as attention_module
-from vae.ops import attention_triton, gpu_blocks, norm_triton, rms_norm_triton
+from vae.ops import attention_triton, library, norm_triton, rms_norm_triton
 from vae.ops import norm as norm_module
-from vae.ops import rms_norm as rms_norm_module
 from vae.ops.fused_conv import norm_silu_conv, norm_silu_conv_reference
-from vae.ops.norm import Norm, group_norm_reference, group_norm_silu
+from vae.ops.norm import Norm, group_norm_reference, group_norm_silu, rms_norm_reference
 from vae.ops.residual_block import residual_block, residual_block_reference
-from vae.ops.rms_norm import rms_norm_reference
 
 EPS = 1e-6
 LAYOUT = torch.channels_last  # of all kernels
@@ -78,7 +77,7 @@ def check_norm(
     shifted = exact[0] + exact[3][:, None, None] if with_bias else exact[0]
     reference = group_norm_reference(shifted, *exact[1:3], groups, EPS, silu)
     expected = [reference.detach(), *torch.autograd.grad(reference, exact, grad.double())]
-    gpu_blocks.REDUCTION_PROGRAMS, before = programs, gpu_blocks.REDUCTION_PROGRAMS
+    library.REDUCTION_PROGRAMS, before = programs, library.REDUCTION_PROGRAMS
     try:
         norm = Norm(weight, bias, groups, EPS, silu, *with_bias)
         fused, statistics = norm_triton.normalize_with_statistics(h, norm)
@@ -96,7 +95,7 @@ def check_norm(
             assert torch.equal(ends[end_dtype], norm_triton.normalize(h, statistics, end))
         added = norm_triton.add_with_bias(h.clone(memory_format=torch.preserve_format), out, h_bias)
     finally:
-        gpu_blocks.REDUCTION_PROGRAMS = before
+        library.REDUCTION_PROGRAMS = before
     assert results[0].stride() == results[1].stride() == h.stride()
     assert {t.dtype for t in (*results[2:], statistics)} == {torch.float32}
     for end_dtype, end in ends.items():
@@ -122,7 +121,7 @@ def check_rms_norm(
     shifted = exact[0] + exact[2][:, None, None] if with_bias else exact[0]
     reference = rms_norm_reference(shifted, exact[1], silu)
     expected = [reference.detach(), *torch.autograd.grad(reference, exact, grad.double())]
-    gpu_blocks.REDUCTION_PROGRAMS, before = programs, gpu_blocks.REDUCTION_PROGRAMS
+    library.REDUCTION_PROGRAMS, before = programs, library.REDUCTION_PROGRAMS
     try:
         norm = Norm(weight, None, 0, 0.0, silu, *with_bias)
         gradients = rms_norm_triton.rms_normalize_backward(grad, h, norm)
@@ -133,7 +132,7 @@ def check_rms_norm(
         }
         in_place, *_ = rms_norm_triton.rms_normalize_backward(grad, h, norm, in_place=True)
     finally:
-        gpu_blocks.REDUCTION_PROGRAMS = before
+        library.REDUCTION_PROGRAMS = before
     assert in_place is grad
     assert torch.equal(in_place, results[1])
     assert results[0].stride() == results[1].stride() == h.stride()
@@ -176,15 +175,12 @@ def check_launches(device: str) -> None:
 @contextmanager
 def triton_backends() -> Iterator[None]:
     """Every operation uses the Triton kernels, on CPU tensors too."""
-    kernels = {norm_module: norm_triton, attention_module: attention_triton, rms_norm_module: rms_norm_triton}
-    before = {module: module.backend for module in kernels}
-    for module, chosen in kernels.items():
-        module.backend = lambda _, chosen=chosen: chosen
-    try:
+    with (
+        patch.object(norm_module, "backend", lambda _: norm_triton),
+        patch.object(norm_module, "rms_backend", lambda _: rms_norm_triton),
+        patch.object(attention_module, "backend", lambda _: attention_triton),
+    ):
         yield
-    finally:
-        for module, backend in before.items():
-            module.backend = backend
 
 
 def check_attention(
@@ -196,15 +192,15 @@ def check_attention(
     exact = [t.detach().double().requires_grad_() for t in inputs]
     reference = attention_module.attention_reference(*exact)
     expected = [reference.detach(), *torch.autograd.grad(reference, exact, grad.double())]
-    before = attention_module.attention_blocks, gpu_blocks.ROW_TILE_ELEMENTS
-    attention_module.attention_blocks, gpu_blocks.ROW_TILE_ELEMENTS = lambda *_: block, tile
+    before = attention_module.attention_blocks, library.ROW_TILE_ELEMENTS
+    attention_module.attention_blocks, library.ROW_TILE_ELEMENTS = lambda *_: block, tile
     try:
         with triton_backends():
             inputs = [t.requires_grad_() for t in inputs]
             out = attention_module.attention(*inputs)
             results = [out.detach(), *torch.autograd.grad(out, inputs, grad)]
     finally:
-        attention_module.attention_blocks, gpu_blocks.ROW_TILE_ELEMENTS = before
+        attention_module.attention_blocks, library.ROW_TILE_ELEMENTS = before
     compare(results, expected, dtype, f"attention {shape} {block} {dtype}")
 
 
@@ -226,8 +222,8 @@ def check_feature_distance(device: str, shape: tuple[int, int, int, int], dtype:
     results = [feature_distance_triton.distance(features, target, linear)]
     results.append(feature_distance_triton.feature_gradient(grad, features, target, linear))
     inputs = [t.double() for t in (features, target, linear)]
-    expected = [feature_distance_torch.distance(*inputs)]
-    expected.append(feature_distance_torch.feature_gradient(grad.double(), *inputs))
+    expected = [feature_distance.distance(*inputs)]
+    expected.append(feature_distance.feature_gradient(grad.double(), *inputs))
     assert results[1].dtype == dtype
     assert results[1].stride() == features.stride()
     # Without the position that is 0: its gradient is 1e5 times larger than those of the others.

@@ -4,8 +4,8 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from unittest import mock
 
-from vae.losses import feature_distance_torch
-from vae.ops import attention, norm_torch
+from vae.losses import feature_distance
+from vae.ops import attention, norm
 
 # elements of a temporary tensor: small beside the peak
 OF_NORMS, OF_FEATURES = 2**12, 2**14
@@ -22,7 +22,7 @@ def memory_of_a_gpu() -> Iterator[None]:
         return of_device(batch, tokens, channels, "cuda", has_gradient)
 
     with ExitStack() as stack:
-        stack.enter_context(mock.patch.object(feature_distance_torch, "CPU_PIECE_ELEMENTS", OF_FEATURES))
-        stack.enter_context(mock.patch.object(norm_torch, "CPU_PART_ELEMENTS", OF_NORMS))
+        stack.enter_context(mock.patch.object(feature_distance, "CPU_PIECE_ELEMENTS", OF_FEATURES))
+        stack.enter_context(mock.patch.object(norm, "CPU_PART_ELEMENTS", OF_NORMS))
         stack.enter_context(mock.patch.object(attention, "attention_blocks", of_a_gpu))
         yield

@@ -6,8 +6,8 @@ from pathlib import Path
 import torch
 
 from vae.config.options import ModelConfig
-from vae.interop.diffusers_folder import diffusers_config, save_diffusers_folder
 from vae.interop.vae_files import START_KEY
+from vae.interop.writing import diffusers_config, save_diffusers_folder
 from vae.model.autoencoder import AutoencoderKL
 from vae.model.initialization import initialize
 

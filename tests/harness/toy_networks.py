@@ -8,9 +8,9 @@ from torch.nn import functional as F
 
 from vae.config.options import LossConfig, ModelConfig
 from vae.losses.dino import DinoDistance, VisionTransformer
-from vae.losses.latent_statistics import statistics_of
 from vae.losses.perceptual import PerceptualLoss, build_perceptual, lpips_of
 from vae.losses.terms import LossTerms, build_terms
+from vae.losses.variance import statistics_of
 from vae.model.autoencoder import AutoencoderKL
 from vae.model.discriminator import Discriminator
 from vae.step import Networks, StepInputs

@@ -9,9 +9,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from tests.harness.small_vae import SMALL
 from vae.config.options import ModelConfig
-from vae.inference import blended
-from vae.inference.blended import Moments, blend, count_tiles, starts
-from vae.inference.codec import decode_latents, encode_images
+from vae.inference import codec
+from vae.inference.codec import Moments, blend, count_tiles, decode_latents, encode_images, starts
 from vae.memory.live_bytes import LiveBytes
 from vae.model.autoencoder import AutoencoderKL
 from vae.model.initialization import initialize
@@ -43,16 +42,16 @@ def image(height: int, width: int, dtype: torch.dtype = torch.float64) -> torch.
 
 @pytest.mark.parametrize("config", [NARROW, replace(QUANT, padding="reflect"), WAN, TINY])
 def test_a_tile_with_the_statistics_of_the_image_is_the_network(config, monkeypatch):
-    monkeypatch.setattr(blended, "SAMPLE_BORDER", 10**9)  # the whole sample is measured
+    monkeypatch.setattr(codec, "SAMPLE_BORDER", 10**9)  # the whole sample is measured
     model = network(config)
     operations = {"encode": (model.encode, image(64, 88)[:1])}
     operations["decode"] = (model.decode, torch.randn(1, 4, 20, 13, dtype=torch.float64))
     for name, (function, values) in operations.items():
-        steps = blended.steps_of(model, name)
-        moments = blended._no_moments(steps)
-        blended.run_with_moments(steps, values, moments, measure=True)
+        steps = codec.steps_of(model, name)
+        moments = codec._no_moments(steps)
+        codec.run_with_moments(steps, values, moments, measure=True)
         with torch.no_grad():
-            found, whole = blended.run_with_moments(steps, values, moments), function(values)
+            found, whole = codec.run_with_moments(steps, values, moments), function(values)
         expected = whole if name == "decode" else torch.cat([whole.mean, whole.logvar], 1)
         torch.testing.assert_close(found, expected, rtol=0, atol=1e-12)
 

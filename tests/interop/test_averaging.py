@@ -14,9 +14,9 @@ from tests.harness.small_vae import SMALL, write_vae
 from vae.config.trained_vae_flags import parse_export_flags
 from vae.interop.averaging import ENCODER, average, combine, hash_of_weights
 from vae.interop.exporting import export
-from vae.interop.safetensors_file import write_safetensors
 from vae.interop.vae_files import START_KEY, load_vae
 from vae.interop.vae_path import WEIGHTS_NAME
+from vae.interop.writing import write_safetensors
 from vae.system.errors import UserError
 
 ONE, OTHER = "1" * 64, "2" * 64

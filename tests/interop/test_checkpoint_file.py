@@ -14,12 +14,13 @@ from tests.harness.training_runs import assert_same
 from vae.interop.checkpoint_file import (
     CHECKPOINT_FORMAT,
     DamagedCheckpointError,
+    check_sums,
     load_checkpoint,
+    read_torch_file,
     record_path,
     save_checkpoint,
     verify_checkpoint,
 )
-from vae.interop.torch_file import check_sums, read_torch_file
 from vae.system.errors import UserError
 from vae.system.files import sha256_of_file
 

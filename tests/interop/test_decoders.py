@@ -13,10 +13,10 @@ from tests.harness.small_vae import write_vae
 from tests.harness.vae_families import image, randomize_norms
 from vae.config.options import ModelConfig
 from vae.config.trained_vae_flags import ExportConfig
-from vae.interop.diffusers_folder import diffusers_config, save_diffusers_folder
 from vae.interop.exporting import export
 from vae.interop.vae_files import load_vae
 from vae.interop.vae_path import WEIGHTS_NAME
+from vae.interop.writing import diffusers_config, save_diffusers_folder
 from vae.model.autoencoder import AutoencoderKL as Ours
 from vae.model.initialization import initialize
 from vae.system.errors import UserError

@@ -22,7 +22,7 @@ from vae.config.options import ModelConfig
 from vae.config.trained_vae_flags import ExportConfig
 from vae.interop.exporting import export
 from vae.interop.families import comfyui_problem
-from vae.interop.modelspec import COMPVIS
+from vae.interop.model_card import COMPVIS
 from vae.interop.vae_files import load_vae
 from vae.interop.vae_path import WEIGHTS_NAME
 from vae.system.errors import UserError

@@ -12,10 +12,10 @@ from safetensors import safe_open
 from tests.harness.vae_families import FAMILIES, SMALL, diffusers_model, image
 from vae.config.declare import PUBLISHED_SCALING
 from vae.config.trained_vae_flags import ExportConfig
-from vae.interop.diffusers_folder import WEIGHTS_NAME
 from vae.interop.exporting import export
 from vae.interop.latent_statistics import LatentSums
 from vae.interop.vae_files import load_vae
+from vae.interop.writing import WEIGHTS_NAME
 from vae.system.errors import UserError
 
 SIZE = 32  # px of the measured crops; the images are 48 x 40

@@ -8,8 +8,8 @@ import torch
 from tests.harness.vae_families import SMALL, diffusers_model, image
 from vae.config.trained_vae_flags import ExportConfig
 from vae.interop.exporting import export
-from vae.interop.half_precision import FP16_MAX, LargestActivation, largest_activation
 from vae.interop.vae_files import load_vae
+from vae.model.activation_scale import FP16_MAX, LargestActivation, largest_activation
 
 
 @pytest.fixture

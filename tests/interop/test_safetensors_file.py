@@ -3,7 +3,7 @@
 import torch
 from safetensors import safe_open
 
-from vae.interop.safetensors_file import write_safetensors
+from vae.interop.writing import write_safetensors
 
 
 def test_equal_content_has_equal_bytes(tmp_path):

@@ -15,10 +15,10 @@ from tests.harness.vae_families import diffusers_model, image
 from tests.harness.wan_models import wan_model
 from vae.config.options import ModelConfig
 from vae.config.trained_vae_flags import ExportConfig
-from vae.interop.diffusers_folder import diffusers_config, save_diffusers_folder
 from vae.interop.exporting import export
 from vae.interop.vae_files import load_vae
 from vae.interop.vae_path import WEIGHTS_NAME
+from vae.interop.writing import diffusers_config, save_diffusers_folder
 from vae.model.autoencoder import AutoencoderKL
 from vae.system.errors import UserError
 from vae.training.run import train

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 
-from vae.losses import feature_distance_torch
+from vae.losses import feature_distance
 from vae.losses.feature_distance import FeatureDistance
 from vae.losses.perceptual import LeanMaxPool, PerceptualLoss, build_perceptual
 from vae.system.errors import UserError
@@ -53,7 +53,7 @@ def test_equals_the_package_when_features_are_split_into_pieces(
 ):
     recon, images = (each.contiguous(memory_format=layout) for each in image_pair(2, 64, 64))
     whole = gradient(small, recon, images)
-    monkeypatch.setattr(feature_distance_torch, "CPU_PIECE_ELEMENTS", elements)
+    monkeypatch.setattr(feature_distance, "CPU_PIECE_ELEMENTS", elements)
     assert (small(recon, images) - packages["alex"](recon, images).flatten()).abs().max() < 1e-6
     assert (gradient(small, recon, images) - whole).norm() < 1e-5 * whole.norm()
 

@@ -7,8 +7,14 @@ from torch.nn import functional as F
 from vae.config.options import LossConfig
 from vae.config.resolve import resolve
 from vae.losses.equivariance import smaller
-from vae.losses.latent_statistics import RunningStatistics, moments, needs_statistics, statistics_of
-from vae.losses.variance import DELTA, variance_expansion
+from vae.losses.variance import (
+    DELTA,
+    RunningStatistics,
+    moments,
+    needs_statistics,
+    statistics_of,
+    variance_expansion,
+)
 from vae.system.errors import UserError
 
 ONE = torch.ones((), dtype=torch.float64)

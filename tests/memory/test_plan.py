@@ -23,9 +23,8 @@ from vae.memory.plan import (
     zero_inputs,
 )
 from vae.memory.plan_table import features_note
-from vae.model.autoencoder import AutoencoderKL
+from vae.model.autoencoder import AutoencoderKL, set_recompute
 from vae.model.discriminator import Discriminator
-from vae.model.recompute import set_recompute
 from vae.optimizers import build_optimizers
 from vae.step import Networks, compute_gradients, micro_batch_sizes
 from vae.system.errors import UserError

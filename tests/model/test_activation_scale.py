@@ -4,10 +4,15 @@ import pytest
 import torch
 
 from vae.config.options import ModelConfig
-from vae.interop.half_precision import largest_activation
-from vae.model.activation_scale import FP16_MAX, MIN_SCALE, TARGET, scale_activations, scale_for
-from vae.model.autoencoder import AutoencoderKL
-from vae.model.recompute import set_recompute
+from vae.model.activation_scale import (
+    FP16_MAX,
+    MIN_SCALE,
+    TARGET,
+    largest_activation,
+    scale_activations,
+    scale_for,
+)
+from vae.model.autoencoder import AutoencoderKL, set_recompute
 
 SCALE = 1 / 64
 

@@ -6,7 +6,7 @@ from diffusers import AutoencoderKL as DiffusersVAE
 from jaxtyping import TypeCheckError
 
 from vae.config.options import ModelConfig
-from vae.interop.diffusers_folder import diffusers_config
+from vae.interop.writing import diffusers_config
 from vae.model.autoencoder import LOGVAR_RANGE, AutoencoderKL, Posterior
 from vae.system.errors import UserError
 

@@ -8,10 +8,9 @@ from torch import nn
 
 from tests.harness.vae_families import diffusers_model, image
 from vae.config.options import RECOMPUTE, ModelConfig
-from vae.model.autoencoder import AutoencoderKL
+from vae.model.autoencoder import AutoencoderKL, set_recompute
 from vae.model.initialization import initialize
 from vae.model.layers import readout, reflected
-from vae.model.recompute import set_recompute
 
 SHAPE = ModelConfig(
     channels=(8, 16), layers_per_block=1, norm_groups=4, z_channels=4, use_quant_conv=True, padding="reflect"

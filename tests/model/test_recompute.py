@@ -19,10 +19,9 @@ from tests.harness.toy_networks import (
     toy_networks,
 )
 from vae.config.options import RECOMPUTE, LossConfig, ModelConfig
-from vae.model.autoencoder import AutoencoderKL
-from vae.model.recompute import RECOMPUTE_LEVELS, set_recompute
+from vae.model.autoencoder import RECOMPUTE_LEVELS, AutoencoderKL, set_recompute
 from vae.ops.attention import attention_reference
-from vae.ops.resample import upsample_conv_reference
+from vae.ops.fused_conv import upsample_conv_reference
 from vae.ops.residual_block import residual_block_reference
 from vae.step import Networks, StepInputs, compute_gradients
 

@@ -7,9 +7,8 @@ from torch import Tensor
 from tests.harness.toy_networks import relative_difference
 from tests.harness.wan_models import wan_model
 from vae.config.options import RECOMPUTE, ModelConfig
-from vae.interop.wan_names import from_wan, our_names
-from vae.model.autoencoder import AutoencoderKL
-from vae.model.recompute import set_recompute
+from vae.interop.parameter_names import from_wan, our_names
+from vae.model.autoencoder import AutoencoderKL, set_recompute
 
 CONFIG = ModelConfig(
     family="wan",

@@ -37,9 +37,8 @@ from vae.memory.plan import (  # noqa: E402
 )
 from vae.memory.plan_table import DRIVER_AND_CONTEXT_GIB  # noqa: E402
 from vae.model.activation_scale import scale_activations  # noqa: E402
-from vae.model.autoencoder import AutoencoderKL  # noqa: E402
+from vae.model.autoencoder import AutoencoderKL, set_recompute  # noqa: E402
 from vae.model.discriminator import Discriminator  # noqa: E402
-from vae.model.recompute import set_recompute  # noqa: E402
 from vae.ops.library import KERNEL_KEYS, REPLACED  # noqa: E402
 from vae.optimizers import build_optimizers  # noqa: E402
 from vae.step import Networks, StepInputs  # noqa: E402

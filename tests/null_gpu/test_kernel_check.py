@@ -27,7 +27,7 @@ errors = [str(outcome) for outcome in outcomes if outcome.error]
 print(json.dumps([errors, sorted({str(outcome.key) for outcome in outcomes}), sorted(launched)]))
 """
 KERNELS = {
-    "norm_kernels": ("moments", "normalize", "sums", "input_gradient", "add"),
+    "norm_triton": ("moments", "normalize", "sums", "input_gradient", "add"),
     "attention_triton": ("softmax", "gradient", "row_products"),
     "feature_distance_triton": ("distance", "gradient"),
     "rms_norm_triton": ("forward", "backward"),

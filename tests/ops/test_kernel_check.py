@@ -11,8 +11,8 @@ import torch
 from tests.harness.interpreter import interpreted
 from tests.harness.training_runs import records, train_short
 from vae.config.flags import command_words
-from vae.losses import feature_distance, feature_distance_torch
-from vae.ops import attention, attention_torch, kernel_check, library, norm, norm_torch, rms_norm_torch
+from vae.losses import feature_distance
+from vae.ops import attention, kernel_check, library, norm
 from vae.ops.kernel_check import (
     AttentionShape,
     FeatureShape,
@@ -30,26 +30,32 @@ CPU = torch.device("cpu")
 FP32 = torch.float32
 NORM = KernelKey("norm", FP32)
 INTERPRETED = "tests.harness.interpreted_kernels"
-ONE_SIGN = ("norm_kernels", "normalize_kernel", "+ b[None, :]", "- b[None, :]")
+ONE_SIGN = ("norm_triton", "normalize_kernel", "+ b[None, :]", "- b[None, :]")
 
 
-def copy_of(module: ModuleType) -> ModuleType:
-    """A module with the same functions, which a test may replace."""
-    copy = ModuleType(module.__name__)
-    copy.__dict__.update(vars(module))
-    return copy
+def module_of(**functions) -> ModuleType:
+    """A module with these functions, which a test may replace."""
+    module = ModuleType("kernels")
+    module.__dict__.update(functions)
+    return module
 
 
 @pytest.fixture
 def kernels(monkeypatch):
     """Modules in the place of the Triton kernels, which tests break; nothing is replaced or tested yet."""
     found = {
-        "ops.norm": norm_torch,
-        "ops.attention": attention_torch,
-        "losses.feature_distance": feature_distance_torch,
-        "ops.rms_norm": rms_norm_torch,
+        "ops.norm": module_of(
+            normalize=norm._normalize,
+            normalize_with_statistics=norm._normalize_with_statistics,
+            normalize_backward=norm._normalize_backward,
+            add_with_bias=norm._add_with_bias,
+        ),
+        "ops.rms_norm": module_of(
+            rms_normalize=norm._rms_normalize, rms_normalize_backward=norm._rms_normalize_backward
+        ),
+        "ops.attention": module_of(**vars(attention)),
+        "losses.feature_distance": module_of(**vars(feature_distance)),
     }
-    found = {name: copy_of(module) for name, module in found.items()}
     for name, module in found.items():
         monkeypatch.setitem(sys.modules, f"vae.{name}_triton", module)
     monkeypatch.setattr(library, "runs_kernels", lambda device: True)
@@ -75,9 +81,9 @@ def test_working_kernels_are_used(kernels, capsys):
     assert norm.backend(h) is kernels.norm
     assert attention.backend(h[0]) is kernels.attention
     assert feature_distance.backend(h) is kernels.feature_distance
-    assert norm.backend(h.double()) is norm_torch
-    assert norm.backend(h.contiguous()) is norm_torch  # --no-channels_last
-    assert feature_distance.backend(h.contiguous()) is feature_distance_torch
+    assert norm.backend(h.double()) is None
+    assert norm.backend(h.contiguous()) is None  # --no-channels_last
+    assert feature_distance.backend(h.contiguous()) is feature_distance
     assert capsys.readouterr().out == ""
 
 
@@ -87,7 +93,7 @@ def test_wrong_kernel_is_replaced_and_reported_once(kernels, capsys):
         choose_kernels("auto", CPU, [FP32])
         assert {key.operation for key in REPLACED} == {"norm"}
     h = torch.zeros(1, 8, 4, 4).to(memory_format=torch.channels_last)
-    assert norm.backend(h) is norm_torch
+    assert norm.backend(h) is None
     assert attention.backend(h[0]) is kernels.attention
     (line,) = capsys.readouterr().out.splitlines()
     for token in ("WARNING", "norm", "the CPU", "normalize", "fp32", "differs", "slower"):
@@ -147,7 +153,7 @@ def test_wrong_feature_distance_is_replaced(kernels, name):
     assert {key.operation for key in REPLACED} == {"feature_distance"}
     assert (
         feature_distance.backend(torch.zeros(1, 8, 4, 4).to(memory_format=torch.channels_last))
-        is feature_distance_torch
+        is feature_distance
     )
 
 
@@ -212,9 +218,9 @@ def test_torch_never_uses_triton(kernels, monkeypatch):
     choose_kernels("torch", CPU, [FP32])
     assert set(KERNEL_KEYS) == REPLACED
     h = torch.zeros(1, 8, 4, 4).to(memory_format=torch.channels_last)
-    assert norm.backend(h) is norm_torch
-    assert attention.backend(h[0]) is attention_torch
-    assert feature_distance.backend(h) is feature_distance_torch
+    assert norm.backend(h) is None
+    assert attention.backend(h[0]) is attention
+    assert feature_distance.backend(h) is feature_distance
     assert "--kernels torch" in why_not_compile(torch.device("cuda"), "torch")
 
 

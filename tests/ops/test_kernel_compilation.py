@@ -7,7 +7,7 @@ import tempfile
 
 import pytest
 
-from vae.ops.gpu_blocks import (
+from vae.ops.library import (
     MAX_REGISTERS,
     NUM_WARPS,
     SHARED_MEMORY_BYTES,
@@ -61,7 +61,7 @@ def loops(ptx: str) -> list[str]:
 
 def norm_launches():
     """(kernel, types, constants, warps) of the norm: 128 channels in bf16 and fp32, and 384."""
-    from vae.ops import norm_kernels as kernels
+    from vae.ops import norm_triton as kernels
 
     fp32 = ("moments", "statistics", "weight", "bias", "sums", "grad_weight", "grad_bias", "h_bias")
     numbers = ("pixels", "channels", "groups", "tiles_per_program")

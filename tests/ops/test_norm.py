@@ -5,7 +5,7 @@ import torch
 
 from tests.harness.operations import LAYOUTS
 from vae.memory.live_bytes import LiveBytes
-from vae.ops import norm_torch
+from vae.ops import norm as norm_module
 from vae.ops.norm import (
     Norm,
     group_norm,
@@ -92,7 +92,7 @@ def results(function, inputs, grad, *rest):
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("part", [1, 7, 64, 2**17])
 def test_parts_equal_the_reference_in_every_precision(shape, groups, layout, part, monkeypatch):
-    monkeypatch.setattr(norm_torch, "CPU_PART_ELEMENTS", part)
+    monkeypatch.setattr(norm_module, "CPU_PART_ELEMENTS", part)
     generator = torch.Generator().manual_seed(0)
     draw = [torch.randn(s, generator=generator) for s in (shape, shape, shape[1], shape[1])]
     for dtype, tolerance in TOLERANCE.items():
@@ -148,7 +148,7 @@ def test_statistics_and_normalize_compose_the_operation():
 @pytest.mark.parametrize("silu", [False, True])
 @pytest.mark.parametrize("part", [7, 2**17])
 def test_in_place_gradient_overwrites_grad_out(layout, silu, part, monkeypatch):
-    monkeypatch.setattr(norm_torch, "CPU_PART_ELEMENTS", part)
+    monkeypatch.setattr(norm_module, "CPU_PART_ELEMENTS", part)
     h, weight, bias = (t.detach() for t in tensors())
     h, grad = h.contiguous(memory_format=layout), torch.randn_like(h).contiguous(memory_format=layout)
     norm = Norm(weight, bias, 3, EPS, silu, h_bias=bias)
@@ -164,7 +164,7 @@ def test_in_place_gradient_overwrites_grad_out(layout, silu, part, monkeypatch):
 @pytest.mark.parametrize("silu", [False, True])
 @pytest.mark.parametrize("part", [7, 2**17])
 def test_bias_before_the_norm_is_added_to_its_input(layout, silu, part, monkeypatch):
-    monkeypatch.setattr(norm_torch, "CPU_PART_ELEMENTS", part)
+    monkeypatch.setattr(norm_module, "CPU_PART_ELEMENTS", part)
     h, weight, bias = tensors()
     h, h_bias = h.detach().contiguous(memory_format=layout), torch.linspace(-3, 3, len(bias)).double()
     inputs = [t.detach().requires_grad_() for t in (h, weight, bias, h_bias)]

@@ -7,7 +7,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from tests.harness.operations import LAYOUTS, RESAMPLE_SHAPES, conv_inputs, with_gradients
 from vae.memory.live_bytes import LiveBytes
-from vae.ops.resample import (
+from vae.ops.fused_conv import (
     downsample_conv,
     downsample_conv_reference,
     upsample_conv,

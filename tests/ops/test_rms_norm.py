@@ -5,11 +5,10 @@ import torch
 
 from tests.harness.operations import LAYOUTS
 from vae.memory.live_bytes import LiveBytes
-from vae.ops import norm_torch
+from vae.ops import norm as norm_module
 from vae.ops.fused_conv import norm_silu_conv, norm_silu_conv_reference
-from vae.ops.norm import Norm, group_norm, group_norm_silu, normalize, normalize_backward
+from vae.ops.norm import Norm, group_norm, group_norm_silu, normalize, normalize_backward, rms_norm_reference
 from vae.ops.residual_block import residual_block, residual_block_reference
-from vae.ops.rms_norm import rms_norm_reference
 
 SHAPES = [(1, 4, 3, 5), (2, 12, 7, 1), (3, 6, 5, 9), (2, 96, 4, 3)]
 # Largest difference over largest value: arithmetic is at least fp32, and each result is rounded once.
@@ -39,7 +38,7 @@ def test_equals_the_reference_in_every_precision(shape, layout, silu, monkeypatc
         exact = [t.detach().double().requires_grad_() for t in (features, parameter)]
         expected = results(lambda *t: rms_norm_reference(*t, silu), exact, grad.to(dtype).double())
         for part in (1, 64, 2**17):
-            monkeypatch.setattr(norm_torch, "CPU_PART_ELEMENTS", part)
+            monkeypatch.setattr(norm_module, "CPU_PART_ELEMENTS", part)
             inputs = [features, parameter]
             found = results(lambda h, w: function(h, w, None, 0, 0.0), inputs, grad.to(dtype))
             assert found[0].stride() == found[1].stride() == features.stride()

@@ -22,7 +22,7 @@ from tests.harness.toy_networks import (
     toy_networks,
 )
 from vae.config.options import RECOMPUTE
-from vae.model.recompute import set_recompute
+from vae.model.autoencoder import set_recompute
 from vae.step import Networks, StepInputs, clear_gradients, compute_gradients, unwrapped
 from vae.system.errors import UserError
 from vae.training import distributed

@@ -11,9 +11,9 @@ from tests.harness.runs import TINY, run_here
 from tests.harness.training_runs import ONE_PROCESS, last_checkpoint, records
 from vae.config.flags import command_words
 from vae.config.options import build
-from vae.interop.diffusers_folder import save_diffusers_folder
 from vae.interop.latent_statistics import LatentConstants
 from vae.interop.vae_files import RUN_KEY
+from vae.interop.writing import save_diffusers_folder
 from vae.system.errors import NonFiniteError, UserError
 from vae.system.files import MARKER_NAME, write_json
 from vae.training.command import Command

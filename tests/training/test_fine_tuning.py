@@ -24,8 +24,7 @@ from vae.interop.checkpoint_file import save_checkpoint
 from vae.interop.vae_files import load_vae
 from vae.interop.vae_path import WEIGHTS_NAME
 from vae.memory.plan import StepSpec, step_memory
-from vae.model.autoencoder import AutoencoderKL
-from vae.model.recompute import set_recompute
+from vae.model.autoencoder import AutoencoderKL, set_recompute
 from vae.step import Networks, StepInputs, compute_gradients
 from vae.system.errors import UserError
 from vae.training.command import Command

@@ -13,7 +13,7 @@ from vae.losses.terms import build_terms
 from vae.memory.plan import StepSpec, stage_spec, zero_inputs
 from vae.model.autoencoder import AutoencoderKL
 from vae.model.discriminator import Discriminator
-from vae.ops import attention, norm, rms_norm
+from vae.ops import attention, norm
 from vae.ops.kernel_check import AttentionShape, FeatureShape, NormShape, RmsShape
 from vae.step import Networks, compute_gradients
 from vae.training.precision import kernel_shapes
@@ -44,12 +44,12 @@ def test_shapes_are_those_of_a_real_step(more, monkeypatch):
         config = replace(config, model=WAN)
     found = set()
 
-    def spy(module, shape_of):
-        right = module.backend
-        monkeypatch.setattr(module, "backend", lambda h: found.add(shape_of(h)) or right(h))
+    def spy(module, shape_of, name="backend"):
+        right = getattr(module, name)
+        monkeypatch.setattr(module, name, lambda h: found.add(shape_of(h)) or right(h))
 
     spy(norm, lambda h: (NormShape, *h.shape[1:]))
-    spy(rms_norm, lambda h: (RmsShape, *h.shape[1:]))
+    spy(norm, lambda h: (RmsShape, *h.shape[1:]), "rms_backend")
     spy(attention, lambda q: (AttentionShape, *q.shape[1:]))
     spy(feature_distance, lambda h: (FeatureShape, *h.shape[1:]))
     loss, dtype = config.loss, torch.float32

@@ -8,8 +8,7 @@ import pytest
 from tests.harness.out_of_memory import run_out_of_memory
 from tests.harness.training_runs import SHORT, assert_weights_close, records, train_short
 from vae.config.options import RECOMPUTE
-from vae.model.autoencoder import AutoencoderKL
-from vae.model.recompute import set_recompute
+from vae.model.autoencoder import AutoencoderKL, set_recompute
 from vae.system.errors import UserError
 from vae.training.run import train
 

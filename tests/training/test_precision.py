@@ -7,7 +7,7 @@ from tests.harness.toy_networks import NO_LPIPS, gradients, relative_difference,
 from tests.harness.training_runs import SHORT, last_checkpoint, records, train_short
 from vae import device
 from vae.config.options import RECOMPUTE, ModelConfig, SpeedConfig
-from vae.model.recompute import set_recompute
+from vae.model.autoencoder import set_recompute
 from vae.system.errors import UserError
 from vae.training.precision import compile_in_place, compute_dtype, search_plans
 from vae.training.run import train

@@ -8,8 +8,7 @@ from safetensors.torch import load_file
 from tests.harness.checkpoints import checkpoint
 from tests.harness.toy_networks import relative_difference
 from tests.harness.training_runs import ONE_PROCESS, SHORT, loop_of, train_short
-from vae.interop.checkpoint_content import CheckpointContent
-from vae.interop.checkpoint_file import load_checkpoint
+from vae.interop.checkpoint_file import CheckpointContent, load_checkpoint
 from vae.training.command import Command
 from vae.training.loop import StageEnd
 from vae.training.setup import prepare_run

@@ -55,7 +55,7 @@ def term_weight(
     """The weight of a term of the training loss: NAME_weight is that of `vae/losses/NAME.py`.
 
     `term` is "image", "latent" or "view", as in `LossTerms`. With weight 0 the term is not
-    computed, unless `always`. `statistics`: it needs those of the latents (vae/losses/latent_statistics.py).
+    computed, unless `always`. `statistics`: it needs those of the latents (vae/losses/variance.py).
     """
     metadata = option(default, help, at_least=0).metadata
     facts = {"term": term, "always": always, "statistics": statistics}

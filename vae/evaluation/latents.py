@@ -16,7 +16,7 @@ from vae.images.pixels import MAX_PSNR_DB, psnr, to_float
 from vae.inference.codec import decode_latents, encode_images
 from vae.interop.latent_statistics import MIN_VARIANCE, LatentSums
 from vae.losses.kl import kl_divergence
-from vae.losses.latent_statistics import MIN_STD_SHARE
+from vae.losses.variance import MIN_STD_SHARE
 from vae.model.autoencoder import AutoencoderKL, Posterior
 from vae.ops.noise import keyed_normal
 

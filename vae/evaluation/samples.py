@@ -12,7 +12,7 @@ from vae.evaluation.image_set import ImageSet
 from vae.evaluation.measure import Reconstruct, VaeCodec
 from vae.evaluation.results import ERROR_GAIN, LatentFacts, Sample, SizeResult, mean_psnr
 from vae.images.pixels import as_uint8, to_uint8
-from vae.inference.image_files import write_png
+from vae.inference.infer import write_png
 
 LATENT_SPREAD = 3  # black is this many standard deviations below a channel's mean, white above
 MAX_LATENT_IMAGES = 64

@@ -14,11 +14,11 @@ from vae.evaluation.compare import Candidate, on_device, open_metrics
 from vae.evaluation.image_set import ImageSet, find_images
 from vae.evaluation.measure import Metrics, measure
 from vae.evaluation.results import VaeResult
+from vae.interop.checkpoint_file import read_torch_file
 from vae.interop.run_files import PROMOTED_NAME, RUN_NAME, read_promoted
-from vae.interop.safetensors_file import stored_metadata
-from vae.interop.torch_file import read_torch_file
 from vae.interop.vae_files import CHECKPOINT_KEY, load_vae
 from vae.interop.vae_path import WEIGHTS_NAME
+from vae.interop.writing import stored_metadata
 from vae.system import console
 from vae.system.addresses import public_text
 from vae.system.errors import UserError

@@ -4,17 +4,34 @@ Shapes: B images, H x W pixels of any size from 8 px on, f the downsampling, Z l
 h = ceil(H/f) rows and w = ceil(W/f) columns. Results are on the device of the input, in fp32 or wider; the
 network computes on the device of its weights. Padding is added at the right and at the bottom, so that
 latents stay aligned with the image's own grid.
+
+Blended tiles are for images that do not fit into memory, which is then that of one tile and of the result.
+The result is approximate. A tile does not see the rest of the image: its outer pixels see padding instead, so
+they are left out where another tile has them, and the next ones fade from one tile into the next. Attention
+is that of the tile. GroupNorms with the statistics of one tile would change the contrast from tile to tile;
+they have those of samples from the whole image.
 """
 
-from collections.abc import Callable, Sequence
+import itertools
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 
 import torch
+import torch.nn.functional as F
+from torch import nn
 
-from vae.inference.blended import latents_per_tile, run_blended
-from vae.model.autoencoder import AutoencoderKL, Posterior
+from vae.model.autoencoder import AutoencoderKL, MidBlock, Posterior, TinyDecoder
+from vae.model.layers import Attention, Conv2d, GroupNorm, NormSiLU, ResnetBlock, RMSNormSiLU
+from vae.ops.fused_conv import convolve_end, end_dtype
+from vae.ops.norm import normalize
 from vae.system.host import GIB, free_memory
 
 MIN_SIDE = 8  # px: a smaller image is smaller than one latent pixel of this model family
+MIN_LATENTS = 16  # of a tile's side: half of it overlaps others on both sides
+OVERLAP = 4  # tiles overlap by 1/OVERLAP of their side
+LEFT_OUT = 4  # 1/LEFT_OUT of the overlap at either side is not used
+SAMPLES = 8  # samples from the image along each side, of half the side of a tile
+SAMPLE_BORDER = 8  # 1/SAMPLE_BORDER of a sample's side is not measured, because it sees padding
 
 
 def padded_side(side: int, multiple: int) -> int:
@@ -131,3 +148,289 @@ def decode_latents(
 
 def _to_network(values: torch.Tensor, device: torch.device, dtype: torch.dtype) -> torch.Tensor:
     return values.to(device, dtype, memory_format=torch.channels_last)
+
+
+# ---- Blended tiles ---------------------------------------------------------------------------------------
+
+
+class Moments:
+    """Mean and variance of each of the G channel groups of each image, accumulated part by part.
+
+    Sums are kept per channel, in fp64, until `statistics` merges the channels of a group, because sums over
+    the pixels of one channel are fast. Parts are merged by Chan, Golub & LeVeque 1979, eq. 2.1, which avoids
+    cancellation.
+    """
+
+    def __init__(self, groups: int):
+        self._groups = groups
+        self._count = 0  # pixels so far
+        # (B, C); squares: sum of squared distances from the mean
+        self._mean = self._squares = torch.zeros(())
+
+    def add(self, h: torch.Tensor) -> None:
+        """Add a part (B, C, rows, columns)."""
+        wide = torch.promote_types(h.dtype, torch.float32)
+        pixels = h.permute(0, 2, 3, 1).to(wide, copy=True, memory_format=torch.contiguous_format)
+        pixels = pixels.flatten(1, 2)  # (B, rows * columns, C)
+        mean = pixels.mean(dim=1)
+        squares = pixels.sub_(mean[:, None]).square_().sum(dim=1).double()
+        mean, count = mean.double(), pixels.shape[1]
+        if self._count == 0:
+            self._mean, self._squares = mean, squares
+        else:
+            distance = mean - self._mean
+            together = self._count + count
+            self._mean = self._mean + distance * (count / together)
+            self._squares += squares + distance.square() * (self._count * count / together)
+        self._count += count
+
+    def statistics(self, eps: float, like: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Mean and 1/sqrt(variance + eps), (B, G), in fp32, or in fp64 if `like` is fp64."""
+        dtype = torch.promote_types(like.dtype, torch.float32)
+        means = self._mean.unflatten(1, (self._groups, -1))  # (B, G, C/G)
+        mean = means.mean(dim=2)
+        within = self._squares.unflatten(1, (self._groups, -1)).mean(dim=2) / self._count
+        variance = within + (means - mean[:, :, None]).square().mean(dim=2)
+        return mean.to(dtype), (variance + eps).rsqrt().to(dtype)
+
+
+@dataclass(frozen=True)
+class Step:
+    """One layer, with an optional norm-SiLU before it, from and to the trunk or the branch of a block."""
+
+    layer: nn.Module
+    norm: NormSiLU | RMSNormSiLU | None = None
+    from_branch: bool = False  # reads the branch, and adds the trunk to its result
+    to_branch: bool = False  # writes the branch, and leaves the trunk unchanged
+    shortcut: Conv2d | None = None  # 1x1 convolution of the trunk before it is added
+    is_end: bool = False  # of encoder or decoder: computed as in vae.ops.fused_conv.norm_silu_conv
+
+
+def steps_of(model: AutoencoderKL, operation: str) -> list[Step]:
+    """From images (B, 3, H, W) to moments (B, 2Z, h, w), or from latents to images, layer by layer."""
+    if operation == "encode":
+        encoder = model.encoder
+        steps = [Step(encoder.conv_in)]
+        for level in encoder.down_blocks:
+            steps += _blocks(level.resnets)
+            if not level.last:
+                steps.append(Step(level.downsamplers[0]))
+        steps += [*_middle(encoder.mid_block), Step(encoder.conv_out, encoder.conv_norm_out, is_end=True)]
+        return steps if model.quant_conv is None else [*steps, Step(model.quant_conv)]
+    decoder = model.decoder
+    if isinstance(decoder, TinyDecoder):
+        return [Step(decoder)]
+    steps = [] if model.post_quant_conv is None else [Step(model.post_quant_conv)]
+    steps += [Step(decoder.conv_in), *_middle(decoder.mid_block)]
+    for block in decoder.up_blocks:
+        steps += _blocks(block.resnets)
+        if not block.last:
+            steps.append(Step(block.upsamplers[0]))
+    return [*steps, Step(decoder.conv_out, decoder.conv_norm_out, is_end=True)]
+
+
+def _middle(block: MidBlock) -> list[Step]:
+    first, last = block.resnets
+    return [*_blocks([first]), *map(Step, block.attentions), *_blocks([last])]
+
+
+def _blocks(resnets: Iterable[ResnetBlock]) -> list[Step]:
+    steps = []
+    for block in resnets:
+        steps.append(Step(block.conv1, block.norm1, to_branch=True))
+        steps.append(Step(block.conv2, block.norm2, from_branch=True, shortcut=block.conv_shortcut))
+    return steps
+
+
+def latents_per_tile(tile: int, downsampling: int) -> int:
+    """The side, in latent pixels, of tiles of about `tile` px."""
+    return max(tile // downsampling, MIN_LATENTS)
+
+
+def run_blended(
+    model: AutoencoderKL,
+    operation: str,
+    values: torch.Tensor,
+    dtype: torch.dtype,
+    tile: int,
+    on_step: Callable[[int, int], None],
+) -> torch.Tensor:
+    """Encode images (B, 3, H, W), whose sides are multiples of f, or decode latents (B, Z, h, w).
+
+    "encode" returns moments (B, 2Z, H/f, W/f), "decode" images (B, 3, h f, w f), both on the host. `tile` is
+    in px. `on_step(done, total)` counts tiles.
+    """
+    steps = steps_of(model, operation)
+    units = (model.downsampling, 1) if operation == "encode" else (1, model.downsampling)
+    device = next(model.parameters()).device
+    side = latents_per_tile(tile, model.downsampling)
+
+    def to_device(part: torch.Tensor) -> torch.Tensor:
+        return part.to(device, dtype, memory_format=torch.channels_last)
+
+    return torch.cat([_one(steps, image, to_device, units, side, on_step) for image in values.split(1)])
+
+
+def _one(
+    steps: list[Step],
+    image: torch.Tensor,
+    to_device: Callable[[torch.Tensor], torch.Tensor],
+    units: tuple[int, int],
+    side: int,
+    on_step: Callable[[int, int], None],
+) -> torch.Tensor:
+    """All steps for one image: the statistics of its samples, then its tiles.
+
+    `units` are the pixels of a latent pixel before and after.
+    """
+    moments = _no_moments(steps)
+    samples = _samples(image, units[0], side) if any(moments) else []
+    numbers = itertools.count(1)
+    total = len(samples) + count_tiles(image.shape, units[0], side)
+    for sample in samples:
+        run_with_moments(steps, to_device(sample), moments, measure=True)
+        on_step(next(numbers), total)
+    return blend(
+        lambda part: run_with_moments(steps, to_device(part), moments),
+        image,
+        units=units,
+        side=side,
+        count=lambda: on_step(next(numbers), total),
+    )
+
+
+def _no_moments(steps: list[Step]) -> list[Moments | None]:
+    """For each step, the moments of its GroupNorm before the first value; None: it has none."""
+    norms = [step.layer.group_norm if isinstance(step.layer, Attention) else step.norm for step in steps]
+    return [Moments(norm.num_groups) if isinstance(norm, GroupNorm) else None for norm in norms]
+
+
+def _samples(image: torch.Tensor, unit: int, side: int) -> list[torch.Tensor]:
+    """Batches of samples from the whole image, each batch with the pixels of a tile."""
+    half = side // 2
+    grid = []
+    for length in (image.shape[2] // unit, image.shape[3] // unit):
+        size = min(half, length)
+        number = min(-(-length // half), SAMPLES)
+        firsts = [round(n * (length - size) / max(number - 1, 1)) for n in range(number)]
+        grid.append([slice(first * unit, (first + size) * unit) for first in firsts])
+    parts = [image[:, :, rows, columns] for rows, columns in itertools.product(*grid)]
+    batches = -(-len(parts) // 4)
+    return [torch.cat(parts[number::batches]) for number in range(batches)]
+
+
+def run_with_moments(
+    steps: list[Step], values: torch.Tensor, moments: list[Moments | None], measure: bool = False
+) -> torch.Tensor:
+    """The result of all steps for `values` (B, C, H, W), with these moments of all of them before GroupNorms.
+
+    With `measure`, the features of `values` are added to the moments first.
+    """
+    trunk = branch = values
+    for step, before in zip(steps, moments, strict=True):
+        source = branch if step.from_branch else trunk
+        if measure and before is not None:
+            top, left = (side // SAMPLE_BORDER for side in source.shape[2:])
+            for features in source.split(1):
+                before.add(features[:, :, top : source.shape[2] - top, left : source.shape[3] - left])
+        h = _run_step(step, source, before)
+        if step.from_branch:
+            h = h + (trunk if step.shortcut is None else step.shortcut(trunk))
+        if step.to_branch:
+            branch = h
+        else:
+            trunk = h
+    return trunk
+
+
+def _run_step(step: Step, h: torch.Tensor, moments: Moments | None) -> torch.Tensor:
+    """The norm and the layer of a step, in h's dtype; an end computes as in norm_silu_conv of vae.ops."""
+    layer, norm = step.layer, step.norm
+    if isinstance(layer, Attention):
+        if moments is None:
+            return layer(h)
+        return layer.attend(h, _group_normalized(h, layer.group_norm, moments).to(h.dtype))
+    dtype = end_dtype(h) if step.is_end else h.dtype
+    if isinstance(norm, RMSNormSiLU):
+        normalized = normalize(h, h.new_empty(0), norm.norm(dtype))
+    elif norm is None:
+        normalized = h
+    else:
+        assert moments is not None
+        normalized = F.silu(_group_normalized(h, norm, moments), inplace=True).to(dtype)
+    return convolve_end(layer, normalized, h.dtype)
+
+
+def _group_normalized(h: torch.Tensor, norm: nn.Module, moments: Moments) -> torch.Tensor:
+    """`norm` of h (B, C, H, W) with these statistics, in their dtype."""
+    assert isinstance(norm, GroupNorm)
+    per_group = norm.num_channels // norm.num_groups
+    mean, rstd = (
+        value.repeat_interleave(per_group, dim=1)[:, :, None, None]  # (B, G) -> (B, C, 1, 1)
+        for value in moments.statistics(norm.eps, h)
+    )
+    return (h - mean).mul_(rstd * norm.weight[:, None, None]).add_(norm.bias[:, None, None])
+
+
+def blend(
+    function: Callable[[torch.Tensor], torch.Tensor],
+    values: torch.Tensor,
+    *,
+    units: tuple[int, int],
+    side: int,
+    count: Callable[[], None],
+) -> torch.Tensor:
+    """`function` of tiles of values (B, C, h units[0], w units[0]); (B, C', h units[1], w units[1]), host.
+
+    Tiles have `side` units. `count` is called after each of them.
+    """
+    unit, unit_out = units
+    height, width = values.shape[2] // unit, values.shape[3] // unit
+    rows, columns = starts(height, side), starts(width, side)
+    result = torch.empty(0)
+    for top in rows:
+        strip = torch.empty(0)
+        bottom = min(top + side, height)
+        for left in columns:
+            right = min(left + side, width)
+            part = values[:, :, top * unit : bottom * unit, left * unit : right * unit]
+            tile = function(part).cpu()
+            if left == 0:
+                strip = tile.new_empty(*tile.shape[:3], width * unit_out)
+            _fade_in(strip, tile, left * unit_out, _end(columns, left, side) * unit_out, dim=3)
+            count()
+        if top == 0:
+            result = strip.new_empty(*strip.shape[:2], height * unit_out, width * unit_out)
+        _fade_in(result, strip, top * unit_out, _end(rows, top, side) * unit_out, dim=2)
+    return result
+
+
+def starts(length: int, side: int) -> list[int]:
+    """The first units of tiles that cover `length` units; the last tile ends with the last unit."""
+    step = side - side // OVERLAP
+    return [*range(0, max(length - side, 0), step), max(length - side, 0)]
+
+
+def count_tiles(shape: torch.Size, unit: int, side: int) -> int:
+    """The number of tiles of values (B, C, h unit, w unit)."""
+    return len(starts(shape[2] // unit, side)) * len(starts(shape[3] // unit, side))
+
+
+def _end(all_starts: list[int], start: int, side: int) -> int:
+    """The end of the tile before the one at `start`; 0 for the first one."""
+    number = all_starts.index(start)
+    return all_starts[number - 1] + side if number else 0
+
+
+def _fade_in(result: torch.Tensor, tile: torch.Tensor, start: int, written: int, dim: int) -> None:
+    """Write `tile` at `start`, fading from what is in `result` up to `written` along `dim`."""
+    size = tile.shape[dim]
+    overlap = max(written - start, 0)
+    target = result.narrow(dim, start, size)
+    if overlap:
+        unused = overlap // LEFT_OUT
+        weight = torch.linspace(0, 1, overlap - 2 * unused + 2)[1:-1]
+        weight = torch.cat([torch.zeros(unused), weight, torch.ones(unused)]).to(tile.dtype)
+        old, new = target.narrow(dim, 0, overlap), tile.narrow(dim, 0, overlap)
+        old.lerp_(new, weight[:, None] if dim == 2 else weight)
+    target.narrow(dim, overlap, size - overlap).copy_(tile.narrow(dim, overlap, size - overlap))

@@ -9,13 +9,14 @@ from typing import Any
 
 import numpy as np
 import torch
+from PIL import Image
 
 from vae.config.trained_vae_flags import InferConfig
 from vae.device import DTYPES, is_out_of_memory, pick_device, precision_support, warn_of_slow_bf16
+from vae.images.decoding import decode_image
 from vae.images.formats import BadImageError
-from vae.images.pixels import to_uint8
-from vae.inference.codec import check_main_memory, decode_latents, encode_images
-from vae.inference.image_files import read_image, write_png
+from vae.images.pixels import to_float, to_uint8
+from vae.inference.codec import MIN_SIDE, check_main_memory, decode_latents, encode_images
 from vae.inference.latent_file import (
     BadLatentsError,
     Latents,
@@ -34,7 +35,7 @@ from vae.ops.noise import keyed_normal
 from vae.progress import Progress, track
 from vae.system import console
 from vae.system.errors import EXIT_DATA
-from vae.system.files import claim_folder
+from vae.system.files import atomic_path, claim_folder
 
 
 @dataclass
@@ -258,3 +259,21 @@ _WORK = {
     "interpolate": _interpolate,
     "variations": _vary,
 }
+
+
+# ---- Image files -----------------------------------------------------------------------------------------
+
+
+def read_image(path: Path, config: InferConfig) -> torch.Tensor:
+    """fp32 (1, 3, H, W) in [-1, 1] of an image file, upright and in sRGB. Raises BadImageError."""
+    pixels = decode_image(path, max_pixels=config.max_pixels, background=config.background)
+    height, width = pixels.shape[:2]
+    if min(height, width) < MIN_SIDE:
+        raise BadImageError("too_small", f"{width}x{height} px; each side needs at least {MIN_SIDE} px")
+    return to_float(torch.from_numpy(pixels).permute(2, 0, 1)[None])
+
+
+def write_png(path: Path, pixels: np.ndarray) -> None:
+    """Write uint8 (H, W, 3) or grey (H, W) pixels as PNG, atomically."""
+    with atomic_path(path) as temporary:
+        Image.fromarray(pixels).save(temporary, format="PNG")

@@ -14,7 +14,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from vae.inference.codec import padded_side
-from vae.interop.safetensors_file import write_safetensors
+from vae.interop.writing import write_safetensors
 from vae.model.autoencoder import AutoencoderKL, Posterior
 
 FORMAT = "vae-latents-1"

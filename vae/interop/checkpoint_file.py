@@ -6,15 +6,17 @@ checkpoint, which is a zip archive, are verified in any case.
 
 import hashlib
 import os
-from dataclasses import fields
+import pickle
+import re
+import secrets
+import zipfile
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import IO, Any, BinaryIO, cast
+from typing import IO, Any, BinaryIO, Literal, cast
 
 import torch
 
 from vae.config.options import Config, all_options, flatten
-from vae.interop.checkpoint_content import CheckpointContent
-from vae.interop.torch_file import DamagedFileError, NeedsCodeError, check_sums, read_torch_file
 from vae.interop.vae_path import check_checkpoint_path
 from vae.system.errors import UserError
 from vae.system.files import (
@@ -26,6 +28,123 @@ from vae.system.files import (
     scratch_folder,
     sha256_of_file,
 )
+from vae.update import UpdateState
+
+RANDOM, WARM, TRAINED = "random weights", "warm start", "trained VAE"  # what a stage begins with
+_ARCHIVE = b"PK\x03\x04"  # how a ZIP archive begins
+
+
+@dataclass(frozen=True)
+class Stage:
+    """Epochs [first_epoch, end_epoch) at one image size (px) and batch size (images per device)."""
+
+    first_epoch: int
+    num_epochs: int
+    image_size: int
+    batch_size: int
+
+    @property
+    def end_epoch(self) -> int:
+        return self.first_epoch + self.num_epochs
+
+
+@dataclass
+class Position:
+    """The progress of a run. Images are counted as dataset indices over all processes, used or rejected."""
+
+    epoch: int = 0
+    images_in_epoch: int = 0
+    step: int = 0  # optimizer steps of the autoencoder, over the whole run
+    images: int = 0  # over the whole run
+
+
+@dataclass
+class Validations:
+    """What the validations of a run have found so far."""
+
+    best: dict[str, float] = field(default_factory=dict)  # metrics of the best validation, with its epoch
+    best_is_start: bool = False  # of a stage: before its first step
+    best_checkpoint: str | None = None  # file name of the saved epoch, or of the start, with the best PSNR
+    best_checkpoint_psnr: float | None = None
+    without_gain: int = 0  # validations since the best one, for --early_stopping
+    start_psnr: float | None = None  # dB before the stage's first step
+    last_psnr: float | None = None  # dB of the stage's last validation
+    decrease_reported: bool = False  # in this stage
+    quick_best: dict[str, float] = field(default_factory=dict)  # of the quick validations
+    quick_has_fallen: bool = False  # the last quick validation
+
+
+@dataclass(frozen=True)
+class Identity:
+    """A run: all commands that train in one folder. Nothing is computed with its parent."""
+
+    id: str  # of the folder
+    parent: str = ""  # id of the run that it began from, in another folder
+    restarts: int = 0  # commands that have continued it
+    start: str = ""  # hash of the weights before its first step, or its parent's; "": not known
+
+    @classmethod
+    def new(cls, parent: str = "", restarts: int = 0, start: str = "") -> "Identity":
+        """A run with a random id."""
+        return cls(secrets.token_hex(8), parent, restarts, start)
+
+    def continued(self) -> "Identity":
+        """The same run after another restart."""
+        return replace(self, restarts=self.restarts + 1)
+
+
+@dataclass(frozen=True)
+class Topology:
+    """How a step is divided."""
+
+    processes: int
+    batch_size: int
+    accumulation_steps: int
+    streams: int | None  # of shards
+    shuffle_shards: int | None
+
+
+@dataclass(frozen=True)
+class Samples:
+    """What decides the samples of a run. config.json contains it, too."""
+
+    training: dict[str, Any]  # version and number of images, and for shards the rules of their acceptance
+    validation: dict[str, Any] | None
+    transform: dict[str, Any]  # from an image to a crop
+    seed: dict[str, Any]
+    topology: Topology
+    code: dict[str, Any]  # version and revision
+    continues: dict[str, Any] | None  # run, step and checkpoint
+
+
+Weights = dict[str, torch.Tensor]
+
+
+@dataclass(frozen=True)
+class CheckpointContent:
+    """All of it. `optimizers` are state dicts, the autoencoder's first."""
+
+    model: Weights
+    ema: Weights | None
+    discriminator: Weights | None
+    optimizers: list[dict[str, Any]]
+    update: UpdateState
+    fp16: bool
+    running_sq_norms: torch.Tensor
+    running_moments: torch.Tensor
+    overflows_fp16: bool
+    activation_scale: float
+    latent_scaling: tuple[float, float] | None
+    latent_channels: dict[str, list[float]] | None  # latents_mean and latents_std
+    run: Identity
+    position: Position
+    history: Validations
+    config: dict[str, Any]
+    stages: list[Stage]
+    contract: Samples
+    begun_from: Literal["random weights", "warm start", "trained VAE"]
+    torch_version: str
+
 
 _MAX_RECORD_BYTES = 4096  # a SHA-256 and a file name
 CHECKPOINT_FORMAT = 5  # increase it when keys are renamed or removed: older files are then refused
@@ -176,3 +295,52 @@ def _difference(content: dict[str, Any]) -> str:
             return f"it lacks {item.name}"
     unknown = sorted(map(str, content["config"].keys() - all_options().keys()))
     return f"it has --{unknown[0]}" if unknown else ""
+
+
+# ---- Files of torch.save ---------------------------------------------------------------------------------
+
+
+class DamagedFileError(ValueError):
+    """The file is not one of torch.save, or not all of it."""
+
+
+class NeedsCodeError(ValueError):
+    """The file has objects of other types, which only code can make. The message is the first type."""
+
+
+def read_torch_file(path: Path) -> Any:
+    """The content of the file; the numbers of its tensors are read when they are used.
+
+    Raises OSError if the file cannot be read, DamagedFileError or NeedsCodeError.
+    """
+    try:
+        is_whole = zipfile.is_zipfile(path)
+        if is_whole and path.suffix != ".safetensors":
+            return torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+        # What PyTorch cannot map: the format before 1.6, and a name for which it uses another reader.
+        with open_regular(path) as file:
+            if not is_whole and file.read(len(_ARCHIVE)) == _ARCHIVE:
+                raise DamagedFileError("its end is missing")  # in torch.load, Windows' Python may crash
+            file.seek(0)
+            return torch.load(file, map_location="cpu", weights_only=True)
+    except OSError:
+        raise
+    except Exception as error:  # damage raises many types
+        text = str(error)
+        if isinstance(error, pickle.UnpicklingError) and (found := re.search(r"GLOBAL ([\w.]+)", text)):
+            raise NeedsCodeError(found[1]) from None
+        if "TorchScript" in text:
+            raise NeedsCodeError("a program for TorchScript") from None
+        reason = (text.strip() or type(error).__name__).splitlines()[0].partition(". ")[0]
+        raise DamagedFileError(f"its parts cannot be read: {reason}") from None
+
+
+def check_sums(path: Path) -> None:
+    """Raise DamagedFileError if a part of the archive differs from its checksum: PyTorch ignores it."""
+    try:
+        with zipfile.ZipFile(path) as archive:
+            damaged = archive.testzip()
+    except (zipfile.BadZipFile, EOFError, NotImplementedError) as error:
+        raise DamagedFileError(f"its parts cannot be read: {error}") from None
+    if damaged is not None:
+        raise DamagedFileError(f"the checksum of its part {damaged} is wrong")

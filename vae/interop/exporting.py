@@ -1,7 +1,7 @@
 """One export: load, average, measure, fold, convert, write."""
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,39 +11,48 @@ import torch
 from vae.config.declare import published_flags
 from vae.config.options import build
 from vae.config.trained_vae_flags import CHANNELS, FOLDED_SCALING, ExportConfig
+from vae.data.dataset import FolderImages, Images
+from vae.data.loading import load_validation
+from vae.data.manifest import image_root, is_manifest, train_and_val
 from vae.device import DTYPES, pick_device
+from vae.images.folder import list_images
+from vae.images.pixels import to_float
 from vae.interop.averaging import combine
-from vae.interop.compvis_names import to_compvis
-from vae.interop.crops import DEFAULT_IMAGE_SIZE, Crops
-from vae.interop.diffusers_folder import describe, read_config, save_diffusers_folder
 from vae.interop.families import comfyui_problem, latents_config
-from vae.interop.fitting import check_fit
-from vae.interop.folding import fold, folding_for, with_quant_conv
-from vae.interop.half_precision import LargestActivation, largest_activation
 from vae.interop.hub import upload
 from vae.interop.latent_statistics import (
     LatentConstants,
     LatentStatistics,
+    fold,
+    folding_for,
     is_unmeasured,
     set_latent_norm,
     sums_of,
+    with_quant_conv,
 )
-from vae.interop.model_card import card_files, run_of
-from vae.interop.modelspec import COMPVIS, modelspec
+from vae.interop.model_card import COMPVIS, card_files, modelspec, run_of
+from vae.interop.parameter_names import into_wan, to_compvis
 from vae.interop.precheck import check_command
-from vae.interop.safetensors_file import stored_weights, write_safetensors
-from vae.interop.tiny_files import write_tiny
-from vae.interop.vae_files import CONFIG_KEY, START_KEY, LoadedVae, load_vae, read_vae
+from vae.interop.vae_files import CONFIG_KEY, START_KEY, LoadedVae, check_fit, load_vae, read_vae
 from vae.interop.vae_path import WEIGHTS_NAME, locate_vae
-from vae.interop.wan_names import into_wan
 from vae.interop.weight_file import read_tensors
+from vae.interop.writing import (
+    describe,
+    read_config,
+    save_diffusers_folder,
+    stored_weights,
+    write_safetensors,
+    write_tiny,
+)
+from vae.model.activation_scale import LargestActivation, largest_activation
 from vae.model.autoencoder import AutoencoderKL
 from vae.ops.kernel_check import choose_kernels
 from vae.progress import track
 from vae.system import console
-from vae.system.errors import UserError
+from vae.system.errors import DataError, UserError
 
 FP16_IMAGES = 32  # images for the fp16 test: decoding takes most of the time
+DEFAULT_IMAGE_SIZE = 256  # px
 
 
 @dataclass
@@ -55,6 +64,50 @@ class _Findings:
     largest: LargestActivation | None = None
     encoder_trained: bool = False  # by the run of a checkpoint
     is_scaling_measured: bool = False
+
+
+@dataclass(frozen=True)
+class Crops:
+    """Centre crops of a set of images."""
+
+    images: Images
+    image_size: int
+
+    @classmethod
+    def of(cls, path: str, config: ExportConfig, loaded: LoadedVae) -> "Crops":
+        """The images at `path`, of a manifest its training images."""
+        if is_manifest(path):
+            names, _ = train_and_val(path, fold=None, val_split=0.0, seed=0)
+        else:
+            names = list_images(path)
+        stride = max(1, len(names) // config.num_images) if config.num_images else 1
+        names = names[::stride][: config.num_images or None]
+        factor = loaded.autoencoder.downsampling
+        size = config.image_size or loaded.file.sample_size or DEFAULT_IMAGE_SIZE
+        if size % factor:
+            raise UserError(
+                f"--image_size {size} is not a multiple of {factor}: try {-(-size // factor) * factor}"
+            )
+        return cls(FolderImages(image_root(path), names), size)
+
+    def batches(self, limit: int | None = None) -> Iterator[torch.Tensor]:
+        """Yield fp32 (1, 3, S, S) in [-1, 1]; DataError if no image can be used."""
+        num_yielded, rejected = 0, []
+        for batch in load_validation(
+            self.images, range(len(self.images)), image_size=self.image_size, batch_size=1
+        ):
+            rejected += batch.rejected
+            for image in batch.images:
+                num_yielded += 1
+                yield to_float(image[None])
+            if num_yielded == limit:
+                return
+        if not num_yielded:
+            reason = f": {rejected[0]}" if rejected else ""
+            raise DataError(
+                f"--data_path {self.images.location}: none of {len(self.images)} images gives a crop of "
+                f"{self.image_size} px{reason}; lower --image_size or give other images"
+            )
 
 
 def export(config: ExportConfig) -> None:

@@ -5,8 +5,7 @@ from typing import Any, NamedTuple
 
 from vae.config.declare import PUBLISHED_SCALING
 from vae.config.options import ModelConfig
-from vae.model.autoencoder import FLUX2_EPS, LatentNorm
-from vae.model.tiny import BLOCKS
+from vae.model.autoencoder import FLUX2_EPS, TINY_BLOCKS, LatentNorm
 from vae.system.errors import UserError
 
 # The latents of Wan 2.1 and Qwen-Image, from their config.json; official single files do not contain them.
@@ -59,7 +58,7 @@ def _flux2(model: ModelConfig) -> dict[str, Any]:
 def _tiny(model: ModelConfig) -> dict[str, Any]:
     """A decoder alone: the encoder has its default shape, and no weights."""
     widths = list(model.up_channels)
-    blocks = [BLOCKS] * (len(model.channels) - 1)
+    blocks = [TINY_BLOCKS] * (len(model.channels) - 1)
     return {
         "decoder_block_out_channels": widths,
         "encoder_block_out_channels": widths,
@@ -110,7 +109,7 @@ FAMILIES = {
     ),
     "AutoencoderKLWan": Family(_no_network, _kl),
     "AutoencoderKLQwenImage": Family(_no_network, _kl),
-    TINY_CLASS: Family(_no_network, _tiny),  # written by vae.interop.tiny_files, without the encoder of ours
+    TINY_CLASS: Family(_no_network, _tiny),  # written by vae.interop.writing, without the encoder of ours
     OWN_CLASS: Family(lambda _model: True, _kl),
 }
 

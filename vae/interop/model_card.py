@@ -1,10 +1,12 @@
 """The model card of an upload: README.md with the facts of the VAE and of the run that it comes from."""
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from vae.config.options import all_options
+from vae.interop.families import class_of
 from vae.interop.hub import hub_name
 from vae.interop.run_files import METRICS_NAME
 from vae.model.autoencoder import AutoencoderKL
@@ -12,6 +14,10 @@ from vae.system.files import read_json, read_json_lines
 
 _FIGURES = {"psnr": ("PSNR", "{:.2f} dB"), "ssim": ("SSIM", "{:.4f}"), "lpips": ("LPIPS", "{:.4f}")}
 _PATHS = ("PATH", "FILE", "DIR")  # metavars of options that name files of the user's machine
+PREFIX = "modelspec."
+# Of the file that was trained or converted: what stays true of the result.
+_INHERITED = ("architecture", "author", "license", "usage_hint", "category", "description")
+COMPVIS = "https://github.com/CompVis/latent-diffusion"  # whose parameter names single files have
 
 
 def card_files(
@@ -120,3 +126,31 @@ def _settings(run: Path) -> list[str]:
 
 def _table(title: str, values: dict[str, Any]) -> list[str]:
     return [f"| {title} | |", "|---|---|", *(f"| {name} | {value} |" for name, value in values.items()), ""]
+
+
+# ---- ModelSpec -------------------------------------------------------------------------------------------
+
+
+def modelspec(
+    model: AutoencoderKL,
+    output: Path,
+    sample_size: int,
+    source: Mapping[str, str] | None = None,
+    *,
+    implementation: str = "diffusers",
+    license: str | None = None,
+) -> dict[str, str]:
+    """The keys of an export to `output`, trained at `sample_size` px; `source`: the metadata of its file."""
+    values = {
+        "sai_model_spec": "1.0.1",
+        "architecture": f"{class_of(model.config)}-z{model.config.z_channels}-f{model.downsampling}",
+        "implementation": implementation,
+        "title": output.stem,
+        "resolution": f"{sample_size}x{sample_size}",
+    }
+    for name in _INHERITED:
+        if PREFIX + name in (source or {}):
+            values[name] = (source or {})[PREFIX + name]
+    if license:
+        values["license"] = license
+    return {PREFIX + name: value for name, value in values.items()}

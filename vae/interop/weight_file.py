@@ -12,10 +12,9 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from vae.config.declare import PUBLISHED_SCALING
-from vae.interop.compvis_names import BLOCK, current_name, from_compvis, is_compvis
-from vae.interop.torch_file import DamagedFileError, NeedsCodeError, read_torch_file
+from vae.interop.checkpoint_file import DamagedFileError, NeedsCodeError, read_torch_file
+from vae.interop.parameter_names import BLOCK, current_name, from_compvis, from_wan, is_compvis, is_wan
 from vae.interop.vae_path import CONVERT, VaePath
-from vae.interop.wan_names import from_wan, is_wan
 from vae.system import console
 from vae.system.errors import UserError
 from vae.system.files import open_regular

@@ -15,9 +15,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from vae.losses.feature_distance_torch import EPS
-from vae.ops.gpu_blocks import row_tile
-from vae.ops.library import launch
+from vae.losses.feature_distance import EPS
+from vae.ops.library import launch, row_tile
 
 
 @triton.jit
@@ -87,7 +86,7 @@ def gradient_kernel(
 
 
 def distance(features: Tensor, target: Tensor, linear: Tensor) -> Tensor:
-    """vae.losses.feature_distance_torch.distance."""
+    """vae.losses.feature_distance.distance."""
     sums = linear.new_empty(features.shape[0], -(-features[0, 0].numel() // row_tile(features.shape[1]).rows))
     features, target = (t.contiguous(memory_format=torch.channels_last) for t in (features, target))
     _launch(distance_kernel, features, 1, features, target, linear, sums)
@@ -95,7 +94,7 @@ def distance(features: Tensor, target: Tensor, linear: Tensor) -> Tensor:
 
 
 def feature_gradient(grad: Tensor, features: Tensor, target: Tensor, linear: Tensor) -> Tensor:
-    """vae.losses.feature_distance_torch.feature_gradient."""
+    """vae.losses.feature_distance.feature_gradient."""
     features, target = (t.contiguous(memory_format=torch.channels_last) for t in (features, target))
     grad_features = torch.empty_like(features)
     _launch(gradient_kernel, features, 2, grad.contiguous(), features, target, linear, grad_features)

@@ -8,14 +8,13 @@ from itertools import count
 import torch
 
 from vae.config.options import RECOMPUTE, Config, LossConfig, ModelConfig
-from vae.losses.latent_statistics import needs_statistics
 from vae.losses.terms import LossTerms, build_terms
+from vae.losses.variance import needs_statistics
 from vae.memory.available import CUDA_RESERVE
 from vae.memory.live_bytes import CUBLAS_WORKSPACE, LiveBytes, reserved_bytes
 from vae.model.activation_scale import scale_activations
-from vae.model.autoencoder import AutoencoderKL, downsampling
+from vae.model.autoencoder import AutoencoderKL, downsampling, set_recompute
 from vae.model.discriminator import Discriminator
-from vae.model.recompute import set_recompute
 from vae.optimizers import muon_update, parameter_groups
 from vae.step import Networks, StepInputs, compute_gradients, trained_networks
 from vae.system.errors import UserError
@@ -46,7 +45,7 @@ class StepSpec:
     gradient_copies: float = 0.0  # that several processes need to sum the gradients
     train_part: str = "all"  # "decoder": the encoder has no stored activations, gradients or moments
     optimizer: str = "adamw"  # "muon": one moment of the hidden weights, and scratch memory of the update
-    recompute: str = "none"  # recompute level, see vae.model.recompute
+    recompute: str = "none"  # recompute level, see vae.model.autoencoder
     activation_scale: float = 1.0  # another one: the step keeps scaled copies of weights
     reserve: int | None = 0  # bytes in addition to all tensors, or None on a card: reserve_bytes
 

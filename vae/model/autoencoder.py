@@ -1,6 +1,9 @@
 """The autoencoder; its parameter names are those of diffusers' AutoencoderKL.
 
-So its state_dict has the keys of a diffusers file.
+So its state_dict has the keys of a diffusers file. A tiny decoder has those of AutoencoderTiny.
+
+Recompute levels are what the network saves for backward, and what backward recomputes. All levels give the
+same gradients. Each level needs less memory and more time than the one before it.
 
 Shapes: B images, H x W pixels, f = 2 ** (levels - 1) downsampling, Z latent channels.
 """
@@ -9,6 +12,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import Literal
 
 import torch
 import torch.nn.functional as F
@@ -27,9 +31,60 @@ from vae.model.layers import (
     readout,
     reflect_padding,
 )
-from vae.model.tiny import TinyDecoder
+from vae.ops.fused_conv import end_dtype
 from vae.ops.shapes import Features, Images, Latents, Moments
 from vae.system.errors import UserError
+
+TINY_LIMIT = 3.0  # of the normalized latents that it distinguishes: taesd's
+TINY_BLOCKS = 3  # of each level, the last one has 1
+
+
+class TinyBlock(nn.Module):
+    """Three convolutions with ReLU, added to their input."""
+
+    def __init__(self, channels: int):
+        super().__init__()
+        first, second, third = (Conv2d(channels, channels, 3, padding=1) for _ in range(3))
+        self.conv = nn.Sequential(first, nn.ReLU(), second, nn.ReLU(), third)
+
+    def forward(self, x: Features) -> Features:
+        return torch.relu(self.conv(x) + x)
+
+
+class TinyDecoder(nn.Module):
+    """(B, Z, H/f, W/f) latents to (B, 3, H, W) images: the decoder of taesd (madebyollin/taesd on GitHub).
+
+    For previews of any VAE's latents. Its layers compute images in [0, 1]. It has no norms and no attention,
+    so a pixel depends on 21 latent positions around it.
+
+    Programs give it latents as diffusion models have them. Here, the buffers make them so: `latents_mean` and
+    `latents_std` of each channel (vae.interop.writing).
+    """
+
+    latents_mean: torch.Tensor
+    latents_std: torch.Tensor
+
+    def __init__(self, z_channels: int, levels: int, image_channels: int):
+        super().__init__()
+        layers: list[nn.Module] = [Conv2d(z_channels, TINY_WIDTH, 3, padding=1), nn.ReLU()]
+        for _ in range(levels - 1):
+            layers += [*(TinyBlock(TINY_WIDTH) for _ in range(TINY_BLOCKS)), nn.Upsample(scale_factor=2)]
+            layers.append(Conv2d(TINY_WIDTH, TINY_WIDTH, 3, padding=1, bias=False))
+        layers += [TinyBlock(TINY_WIDTH), Conv2d(TINY_WIDTH, image_channels, 3, padding=1)]
+        self.layers = nn.Sequential(*layers)
+        self.register_buffer("latents_mean", torch.zeros(z_channels))
+        self.register_buffer("latents_std", torch.ones(z_channels))
+        self.scale = 2 ** (levels - 1)
+        self.checkpointed = False  # set by vae.model.autoencoder: each layer
+
+    def forward(self, latents: Latents) -> Images:
+        mean, std = self.latents_mean[:, None, None], self.latents_std[:, None, None]
+        h = TINY_LIMIT * torch.tanh((latents - mean) / (TINY_LIMIT * std))  # fp32 at least, as the buffers
+        h = h.to(latents.dtype)
+        for layer in self.layers[:-1]:
+            h = maybe_checkpoint(layer, h, self.checkpointed)
+        return (2 * self.layers[-1](h.to(end_dtype(h))) - 1).to(latents.dtype)
+
 
 IMAGE_CHANNELS = 3
 FLUX2_EPS = 1e-4  # batch_norm_eps of its config.json
@@ -77,7 +132,7 @@ class MidBlock(nn.Module):
         super().__init__()
         self.attentions = ModuleList([Attention(channels, groups)] if has_attention else [])
         self.resnets = ModuleList([ResnetBlock(channels, channels, groups) for _ in range(2)])
-        self.checkpointed = False  # set by vae.model.recompute, here and below
+        self.checkpointed = False  # set by vae.model.autoencoder, here and below
 
     def forward(self, h: Features) -> Features:
         return maybe_checkpoint(self._forward, h, self.checkpointed)
@@ -328,3 +383,49 @@ def check_widths(config: ModelConfig) -> None:
                     f"{flag} {width} is not a multiple of --norm_groups {config.norm_groups}: "
                     f"add --norm_groups {groups}, or use multiples of {config.norm_groups}"
                 )
+
+
+# ---- Recompute levels ------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class RecomputeLevel:
+    """What backward recomputes."""
+
+    resnets: Literal["none", "activations", "block"] = "none"  # of each: nothing, activations, all but x
+    encoder: bool = False  # the whole encoder, from the images
+    full_resolution: bool = False  # the encoder's first and the decoder's last resolution
+    every_resolution: bool = False  # each one and the mid blocks; the start of the last one is nested
+
+
+RECOMPUTE_LEVELS = {
+    "none": RecomputeLevel(),
+    "activations": RecomputeLevel("activations"),
+    "top_level": RecomputeLevel("activations", full_resolution=True),
+    "blocks": RecomputeLevel("block"),
+    "blocks_encoder": RecomputeLevel("block", encoder=True),
+    "all": RecomputeLevel("block", every_resolution=True),
+}
+
+
+def set_recompute(autoencoder: AutoencoderKL, name: str) -> None:
+    """Apply the recompute level `name` to the network, starting with its next forward."""
+    level = RECOMPUTE_LEVELS[name]
+    encoder, decoder = autoencoder.encoder, autoencoder.decoder
+    for module in autoencoder.modules():
+        if isinstance(module, ResnetBlock):
+            module.recompute = level.resnets
+    encoder.mid_block.checkpointed = level.every_resolution
+    for down_block in encoder.down_blocks:
+        down_block.checkpointed = level.every_resolution
+    encoder.down_blocks[0].checkpointed |= level.full_resolution
+    encoder.checkpointed = level.encoder
+    if isinstance(decoder, TinyDecoder):
+        decoder.checkpointed = level.full_resolution or level.resnets == "block"
+        return
+    decoder.mid_block.checkpointed = level.every_resolution
+    for up_block in decoder.up_blocks:
+        up_block.checkpointed = level.every_resolution
+    last = decoder.up_blocks[-1]
+    last.checkpointed |= level.full_resolution
+    last.start_checkpointed = level.every_resolution

@@ -34,8 +34,7 @@ from torch import nn
 
 from vae.config.options import ModelConfig
 from vae.model.autoencoder import IMAGE_CHANNELS, AutoencoderKL, Decoder, downsampling
-from vae.model.layers import Attention, Conv2d, NormSiLU, ResnetBlock, weight_and_bias
-from vae.model.rms_norm import RMSNormSiLU
+from vae.model.layers import Attention, Conv2d, NormSiLU, ResnetBlock, RMSNormSiLU, weight_and_bias
 
 IMAGES = 24  # 6,144 blocks of 8x8 pixels: 42 per unknown with 16 latent channels
 POWER_EXPONENT = 2.2  # power ~ 1 / frequency ** 2.2: between Field (1987), 2, and 17 Kodak images, 2.3

@@ -12,12 +12,38 @@ import torch.nn.functional as F
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from vae.model.rms_norm import RMSNorm, RMSNormSiLU
 from vae.ops.attention import attention
-from vae.ops.fused_conv import norm_silu_conv, same_conv
-from vae.ops.norm import group_norm, group_norm_silu
-from vae.ops.resample import downsample_conv, upsample_conv
+from vae.ops.fused_conv import downsample_conv, norm_silu_conv, same_conv, upsample_conv
+from vae.ops.norm import Norm, group_norm, group_norm_silu
 from vae.ops.residual_block import residual_block
+
+
+class RMSNorm(nn.Module):
+    """RMS norm in the dtype of its input, computed in at least fp32."""
+
+    num_groups = 0
+    eps = 0.0
+    bias = None
+
+    def __init__(self, channels: int):
+        super().__init__()
+        self.num_channels = channels
+        self.weight = nn.Parameter(torch.ones(channels))
+
+    def forward(self, h: torch.Tensor) -> torch.Tensor:
+        return group_norm(h, self.weight, None, 0, 0.0)
+
+    def norm(self, out_dtype: torch.dtype | None = None) -> Norm:
+        """What vae.ops.norm computes, followed by SiLU; `out_dtype` of the result, None: h's."""
+        return Norm(self.weight, None, 0, 0.0, out_dtype=out_dtype)
+
+
+class RMSNormSiLU(RMSNorm):
+    """RMSNorm followed by SiLU."""
+
+    def forward(self, h: torch.Tensor) -> torch.Tensor:
+        return group_norm_silu(h, self.weight, None, 0, 0.0)
+
 
 NORM_EPS = 1e-6  # as in AutoencoderKL of diffusers and CompVis
 
@@ -166,7 +192,7 @@ class ResnetBlock(nn.Module):
         self.norm2 = build_norm_silu(groups, out_channels)
         self.conv2 = Conv2d(out_channels, out_channels, 3, padding=1)
         self.conv_shortcut = Conv2d(in_channels, out_channels, 1) if in_channels != out_channels else None
-        self.recompute: Literal["none", "activations", "block"] = "none"  # see vae.model.recompute
+        self.recompute: Literal["none", "activations", "block"] = "none"  # see vae.model.autoencoder
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         if self.conv1.reflects:

@@ -1,4 +1,4 @@
-"""The steps of vae.ops.attention_torch as Triton kernels.
+"""The steps of vae.ops.attention as Triton kernels.
 
 A program processes whole rows of scores, several columns at a time. Sums and maxima of a row are kept per
 column of a tile, and reduced once. Only the softmax reads its block twice. All three kernels are bound by
@@ -15,7 +15,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from vae.ops import gpu_blocks
+from vae.ops import library
 from vae.ops.library import launch
 
 STAGES = tl.constexpr(3)  # two tiles of each matrix in flight: 32 KiB for two matrices
@@ -106,7 +106,7 @@ def row_products_kernel(a, b, out, rows, columns, stride, ROWS: tl.constexpr, CO
 
 
 def softmax_step(scores: Tensor, weights: Tensor, log_sums: Tensor, sums: Tensor) -> None:
-    """vae.ops.attention_torch.softmax_step; rows of scores and weights may be padded."""
+    """vae.ops.attention.softmax_step; rows of scores and weights may be padded."""
     _launch(softmax_kernel, (scores, weights, log_sums, sums), scores.stride(1))
 
 
@@ -119,13 +119,13 @@ def gradient_step(
     deltas: Tensor,
     scale: float,
 ) -> None:
-    """vae.ops.attention_torch.gradient_step; rows of the first four tensors may be padded."""
+    """vae.ops.attention.gradient_step; rows of the first four tensors may be padded."""
     tensors = (scores, grad_weights, weights, grad_scores, log_sums, deltas)
     _launch(gradient_kernel, tensors, scores.stride(1), scale)
 
 
 def row_products(a: Tensor, b: Tensor, out: Tensor) -> None:
-    """vae.ops.attention_torch.row_products; `out` is dense."""
+    """vae.ops.attention.row_products; `out` is dense."""
     # not a.stride(1): of one token, a contiguous tensor may have any
     _launch(row_products_kernel, (a.contiguous(), b.contiguous(), out), a.shape[2])
 
@@ -134,6 +134,6 @@ def _launch(kernel: triton.JITFunction, tensors: tuple[Tensor, ...], stride: int
     """Run a kernel over the rows of the first tensor (images, queries, columns), `stride` elements apart."""
     images, queries, columns = tensors[0].shape
     rows = images * queries
-    tile = gpu_blocks.row_tile(min(columns, gpu_blocks.ROW_TILE_ELEMENTS))
+    tile = library.row_tile(min(columns, library.ROW_TILE_ELEMENTS))
     numbers = (*scale, rows, columns, stride, tile.rows, tile.columns)
     launch(kernel, (-(-rows // tile.rows), 1, 1), tile.num_warps, tensors, numbers)

@@ -80,7 +80,7 @@ class RmsShape(NamedTuple):
 Shape = NormShape | AttentionShape | FeatureShape | RmsShape
 
 # The top level's width, with the tiles of real images, and with so many tiles that a program of a reduction
-# processes several of them (vae.ops.gpu_blocks); each row of scores has several tiles and a remainder.
+# processes several of them (vae.ops.library); each row of scores has several tiles and a remainder.
 SHAPES: tuple[Shape, ...] = (
     NormShape(128, 192, 256, groups=32, silu=True, has_h_bias=True),
     NormShape(128, 192, 256, groups=32, silu=False, has_h_bias=False),
@@ -90,11 +90,11 @@ SHAPES: tuple[Shape, ...] = (
     RmsShape(96, 192, 256, silu=False, has_h_bias=False),
 )
 
-MODULES = {  # with the endings _triton and _torch
-    "norm": "vae.ops.norm",
-    "attention": "vae.ops.attention",
-    "feature_distance": "vae.losses.feature_distance",
-    "rms_norm": "vae.ops.rms_norm",
+MODULES = {  # of the reference, which is PyTorch for tensors in fp64, and of the kernels
+    "norm": ("vae.ops.norm", "vae.ops.norm_triton"),
+    "attention": ("vae.ops.attention", "vae.ops.attention_triton"),
+    "feature_distance": ("vae.losses.feature_distance", "vae.losses.feature_distance_triton"),
+    "rms_norm": ("vae.ops.norm", "vae.ops.rms_norm_triton"),
 }
 
 _tested: set[tuple[torch.device, torch.dtype]] = set()  # in this process
@@ -221,11 +221,11 @@ def _test_operation(key: KernelKey, device: torch.device, shapes: Collection[Sha
 
 def _test(key: KernelKey, shape: Shape, kernel: str, call: Call, inputs: list[Tensor]) -> Outcome:
     """Run a kernel on copies of `inputs`, and its reference on the same values in fp64."""
-    name = MODULES[key.operation]
+    reference, kernels = MODULES[key.operation]
     try:
-        expected = call(importlib.import_module(f"{name}_torch"), *(t.double() for t in inputs))
+        expected = call(importlib.import_module(reference), *(t.double() for t in inputs))
         for _ in range(2):  # the second launch is the direct one (vae.ops.library.launch)
-            found = call(importlib.import_module(f"{name}_triton"), *(t.clone() for t in inputs))
+            found = call(importlib.import_module(kernels), *(t.clone() for t in inputs))
         pairs = zip(found, expected, strict=True)
         differences = [(a.double() - b).abs().max() / b.abs().max() for a, b in pairs]
         return Outcome(key, kernel, torch.stack(differences).max().item(), shape=shape)
@@ -252,7 +252,7 @@ Cases = Iterator[tuple[str, Call, list[Tensor]]]  # kernel name, call and inputs
 
 
 def _norm_cases(shape: NormShape, dtype: torch.dtype, device: torch.device) -> Cases:
-    """The call works for vae.ops.norm_triton and norm_torch."""
+    """The call works for vae.ops.norm and norm_triton."""
     draw, channels, groups = _draw(device), shape.channels, shape.groups
     rows = _rows(shape.height, channels * shape.width)
     sizes = (1, channels, rows, shape.width)
@@ -290,7 +290,7 @@ def _norm_cases(shape: NormShape, dtype: torch.dtype, device: torch.device) -> C
 
 
 def _attention_cases(shape: AttentionShape, dtype: torch.dtype, device: torch.device) -> Cases:
-    """The same for vae.ops.attention_triton and attention_torch, whose functions overwrite arguments."""
+    """The same for vae.ops.attention and attention_triton, whose functions overwrite arguments."""
     draw, sizes = _draw(device), (1, QUERIES, shape.tokens)
     scores, others = draw(*sizes), draw(*sizes)
     weights, products = (torch.empty(sizes, dtype=dtype, device=device) for _ in range(2))
@@ -315,7 +315,7 @@ def _attention_cases(shape: AttentionShape, dtype: torch.dtype, device: torch.de
 
 
 def _distance_cases(shape: FeatureShape, dtype: torch.dtype, device: torch.device) -> Cases:
-    """The same for vae.losses.feature_distance_triton and feature_distance_torch."""
+    """The same for vae.losses.feature_distance and feature_distance_triton."""
     draw, images = _draw(device), 2
     rows = _rows(shape.height, images * shape.channels * shape.width)
     sizes = (images, shape.channels, rows, shape.width)
@@ -326,7 +326,7 @@ def _distance_cases(shape: FeatureShape, dtype: torch.dtype, device: torch.devic
 
 
 def _rms_cases(shape: RmsShape, dtype: torch.dtype, device: torch.device) -> Cases:
-    """The same for vae.ops.rms_norm_triton and rms_norm_torch."""
+    """The same for vae.ops.norm and rms_norm_triton."""
     draw, channels = _draw(device), shape.channels
     sizes = (1, channels, _rows(shape.height, channels * shape.width), shape.width)
     h, grad = (draw(*sizes).to(dtype, memory_format=torch.channels_last) for _ in range(2))

@@ -1,29 +1,56 @@
-"""GroupNorm (Wu & He, 2018), alone and followed by SiLU, in the dtype of its input with fp32 statistics.
+"""GroupNorm (Wu & He, 2018) and RMS norm (Zhang & Sennrich, 2019), alone and followed by SiLU.
 
-Without a bias, all operations compute the RMS norm of vae.ops.rms_norm; its statistics are empty.
+They compute in the dtype of their input with fp32 statistics. Without a bias, all operations compute the RMS
+norm over the channels of each pixel, whose statistics are empty.
 
-Only the input and the statistics are saved: backward recomputes the normalized values. Shapes as in vae.ops;
-G: groups of channels.
+Only the input and the statistics are saved: backward recomputes the normalized values. On a GPU, the
+kernels of vae.ops.norm_triton and rms_norm_triton compute them. Else PyTorch does, one part of the tensor at
+a time, so that only the result has the full size. Shapes as in vae.ops; G: groups of channels.
 """
 
+from collections.abc import Iterator
 from types import ModuleType
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
-from vae.ops import norm_torch
-from vae.ops.gpu_blocks import norm_blocks, reduction_programs
 from vae.ops.library import (
+    MAX_RMS_CHANNELS,
     accumulation_dtype,
     has_no_data,
     kernel_module,
     layout_of,
+    norm_blocks,
     once_differentiable,
+    reduction_programs,
+    rms_blocks,
     uses_triton,
 )
-from vae.ops.norm_torch import Norm, sums_width
-from vae.ops.rms_norm import rms_normalize, rms_normalize_backward
+
+# Elements of a part. CPU, per thread: 512 KiB in fp32, so that temporaries stay in a cache and reuse the same
+# pages (benchmarks/LOG.md). GPU: 64 MiB in fp32, so that each launch fills the card.
+CPU_PART_ELEMENTS = 2**17
+GPU_PART_ELEMENTS = 2**24
+MIN_LENGTH = 1e-12  # of the channels of a pixel, as in torch.nn.functional.normalize
+
+Part = tuple[slice, slice, slice]  # images, all channels, rows
+
+
+class Norm(NamedTuple):
+    """GroupNorm of h (B, C, H, W) over groups of channels, with or without SiLU.
+
+    Without a bias, it is the RMS norm instead, which has no groups and no eps.
+    """
+
+    weight: Tensor  # (C,), like the biases
+    bias: Any  # Tensor, or None
+    groups: int
+    eps: float
+    silu: bool = True
+    h_bias: Tensor | None = None  # added to h where h is read: the bias of the convolution before the norm
+    out_dtype: torch.dtype | None = None  # of the result; None: h's
 
 
 def group_norm(h: Tensor, weight: Tensor, bias: Tensor | None, groups: int, eps: float) -> Tensor:
@@ -39,6 +66,24 @@ def group_norm_silu(h: Tensor, weight: Tensor, bias: Tensor | None, groups: int,
     return _GroupNorm.apply(h, weight, bias, groups, eps, True)
 
 
+def group_norm_reference(
+    h: Tensor, weight: Tensor, bias: Tensor, groups: int, eps: float, silu: bool
+) -> Tensor:
+    """The formula of the operations, computed in the dtype of h."""
+    grouped = h.unflatten(1, (groups, -1))  # (B, G, C/G, H, W)
+    variance, mean = torch.var_mean(grouped, dim=(2, 3, 4), correction=0, keepdim=True)
+    unit = ((grouped - mean) / (variance + eps).sqrt()).flatten(1, 2)
+    affine = unit * weight[:, None, None] + bias[:, None, None]
+    return affine * affine.sigmoid() if silu else affine
+
+
+def rms_norm_reference(h: Tensor, weight: Tensor, silu: bool) -> Tensor:
+    """h (B, C, H, W) / its length over C * sqrt(C) * weight (C,), then SiLU, in the dtype of h."""
+    unit = F.normalize(h, dim=1) * h.shape[1] ** 0.5
+    scaled = unit * weight.to(h.dtype)[:, None, None]
+    return scaled * scaled.sigmoid() if silu else scaled
+
+
 def normalize_with_statistics(h: Tensor, norm: Norm) -> tuple[Tensor, Tensor]:
     """The normalized h (see `normalize`), and mean and 1/sqrt(variance + eps) of each group of each image.
 
@@ -47,11 +92,13 @@ def normalize_with_statistics(h: Tensor, norm: Norm) -> tuple[Tensor, Tensor]:
     h = _dense(h)
     if norm.bias is None:
         return rms_normalize(h, norm), h.new_empty(0)
-    if not has_no_data(h):
-        return backend(h).normalize_with_statistics(h, norm)
-    partial = _partial_results(h, norm, 2 * norm.groups)  # noqa: F841 - counted until this function returns
-    out = torch.empty_like(h, dtype=norm.out_dtype)
-    return out, h.new_empty(2, len(h), norm.groups, dtype=accumulation_dtype(h))
+    if has_no_data(h):
+        partial = _partial_results(h, norm, 2 * norm.groups)  # noqa: F841 - counted until this function returns
+        out = torch.empty_like(h, dtype=norm.out_dtype)
+        return out, h.new_empty(2, len(h), norm.groups, dtype=accumulation_dtype(h))
+    if kernels := backend(h):
+        return kernels.normalize_with_statistics(h, norm)
+    return _normalize_with_statistics(h, norm)
 
 
 def normalize(h: Tensor, statistics: Tensor, norm: Norm) -> Tensor:
@@ -61,7 +108,9 @@ def normalize(h: Tensor, statistics: Tensor, norm: Norm) -> Tensor:
         return rms_normalize(h, norm)
     if has_no_data(h):
         return torch.empty_like(h, dtype=norm.out_dtype)
-    return backend(h).normalize(h, statistics, norm)
+    if kernels := backend(h):
+        return kernels.normalize(h, statistics, norm)
+    return _normalize(h, statistics, norm)
 
 
 def normalize_backward(
@@ -81,34 +130,66 @@ def normalize_backward(
         partial = _partial_results(h, norm, sums_width(h, norm))  # noqa: F841 - counted until this function returns
         grad_h = grad_out if in_place else torch.empty_like(h)
         weight, bias = torch.empty_like(norm.weight), torch.empty_like(norm.bias)
-        h_bias = None if norm.h_bias is None else torch.empty_like(bias)
-    else:
-        grad_h, weight, bias, h_bias = backend(h).normalize_backward(grad_out, h, statistics, norm, in_place)
+        return grad_h, weight, bias, None if norm.h_bias is None else torch.empty_like(bias)
+    kernels = backend(h)
+    backward = kernels.normalize_backward if kernels else _normalize_backward
+    grad_h, weight, bias, h_bias = backward(grad_out, h, statistics, norm, in_place)
     dtype = norm.weight.dtype
     return grad_h, weight.to(dtype), bias.to(dtype), None if h_bias is None else h_bias.to(dtype)
 
 
+def rms_normalize(h: Tensor, norm: Norm) -> Tensor:
+    """rms_norm_reference of h + h_bias, in norm's dtype and h's layout; it computes in at least fp32."""
+    if has_no_data(h):
+        return torch.empty_like(h, dtype=norm.out_dtype)
+    if kernels := rms_backend(h):
+        return kernels.rms_normalize(h, norm)
+    return _rms_normalize(h, norm)
+
+
+def rms_normalize_backward(
+    grad_out: Tensor, h: Tensor, norm: Norm, in_place: bool = False
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Gradients of h, weight and h_bias; with `in_place`, the first overwrites grad_out.
+
+    grad_out has h's layout.
+    """
+    if has_no_data(h):
+        blocks = rms_blocks(h.shape[1], h.numel() // h.shape[1], reduction_programs())
+        columns = h.shape[1] * (1 if norm.h_bias is None else 2)
+        sums = h.new_empty(blocks.programs, columns, dtype=accumulation_dtype(h))  # noqa: F841 - counted
+        grad_h = grad_out if in_place else torch.empty_like(h)
+        weight = torch.empty_like(norm.weight)
+        return grad_h, weight, None if norm.h_bias is None else torch.empty_like(weight)
+    if kernels := rms_backend(h):
+        return kernels.rms_normalize_backward(grad_out, h, norm, in_place)
+    return _rms_normalize_backward(grad_out, h, norm, in_place)
+
+
 def add_with_bias(h: Tensor, x: Tensor, bias: Tensor) -> Tensor:
     """Add x, in h's shape, and the bias (C,) to h; return h."""
-    return h if has_no_data(h) else backend(h).add_with_bias(h, x, bias)
+    if has_no_data(h):
+        return h
+    if kernels := backend(h):
+        return kernels.add_with_bias(h, x, bias)
+    return _add_with_bias(h, x, bias)
 
 
-def group_norm_reference(
-    h: Tensor, weight: Tensor, bias: Tensor, groups: int, eps: float, silu: bool
-) -> Tensor:
-    """The formula of the operations, computed in the dtype of h."""
-    grouped = h.unflatten(1, (groups, -1))  # (B, G, C/G, H, W)
-    variance, mean = torch.var_mean(grouped, dim=(2, 3, 4), correction=0, keepdim=True)
-    unit = ((grouped - mean) / (variance + eps).sqrt()).flatten(1, 2)
-    affine = unit * weight[:, None, None] + bias[:, None, None]
-    return affine * affine.sigmoid() if silu else affine
+def backend(h: Tensor) -> ModuleType | None:
+    """The module with the Triton kernels of GroupNorm, if they can run on h; else PyTorch computes it."""
+    return kernel_module("vae.ops.norm_triton") if uses_triton("norm", h) else None
 
 
-def backend(h: Tensor) -> ModuleType:
-    """The module that computes norms of h: Triton kernels on a GPU if possible, else PyTorch operations."""
-    if uses_triton("norm", h):
-        return kernel_module("vae.ops.norm_triton")
-    return norm_torch
+def rms_backend(h: Tensor) -> ModuleType | None:
+    """The same for the RMS norm."""
+    if h.shape[1] <= MAX_RMS_CHANNELS and uses_triton("rms_norm", h):
+        return kernel_module("vae.ops.rms_norm_triton")
+    return None
+
+
+def sums_width(h: Tensor, norm: Norm) -> int:
+    """Sums of each program in a kernel's backward: two per group, two or three per channel."""
+    return 2 * norm.groups + (2 if norm.h_bias is None else 3) * h.shape[1]
 
 
 def _dense(h: Tensor) -> Tensor:
@@ -139,3 +220,144 @@ class _GroupNorm(torch.autograd.Function):
         h, statistics, weight, bias = ctx.saved_tensors
         norm = Norm(weight, bias, *ctx.numbers)
         return *normalize_backward(grad_out, h, statistics, norm)[:3], None, None, None
+
+
+# ---- PyTorch operations, in the dtype of the statistics ------------------------------------------------
+# (1, C, 1, 1) coefficients of each image: out = h * scale + shift
+
+
+def _normalize_with_statistics(h: Tensor, norm: Norm) -> tuple[Tensor, Tensor]:
+    statistics = _statistics(h, norm)
+    return _normalize(h, statistics, norm), statistics
+
+
+def _statistics(h: Tensor, norm: Norm) -> Tensor:
+    """Mean and rstd of groups; the mean is subtracted before squares are summed."""
+    dtype, groups, count = accumulation_dtype(h), norm.groups, h[0].numel() // norm.groups
+    sums, squares = h.new_zeros(2, *h.shape[:2], dtype=torch.float64)  # (B, C)
+    for part in _parts_of(h):
+        sums[part[0]] += h[part].sum((2, 3), dtype=dtype)
+    if norm.h_bias is not None:
+        sums += norm.h_bias.double() * h[0, 0].numel()
+    mean = (sums.unflatten(1, (groups, -1)).sum(-1) / count).to(dtype)
+    center = _centers(mean, h, norm)
+    for part in _parts_of(h):
+        squares[part[0]] += (h[part] - center[part[0]]).square_().sum((2, 3))
+    variance = squares.unflatten(1, (groups, -1)).sum(-1) / count
+    return torch.stack((mean, (variance + norm.eps).rsqrt().to(dtype)))
+
+
+def _normalize(h: Tensor, statistics: Tensor, norm: Norm) -> Tensor:
+    out, (mean, rstd) = torch.empty_like(h, dtype=norm.out_dtype), statistics
+    scale = _per_channel(rstd, h) * norm.weight[:, None, None]
+    shift = norm.bias[:, None, None] - _centers(mean, h, norm) * scale
+    for part in _parts_of(h):
+        values = (h[part] * scale[part[0]]).add_(shift[part[0]])
+        out[part] = F.silu(values, inplace=True) if norm.silu else values
+    return out
+
+
+def _normalize_backward(
+    grad_out: Tensor, h: Tensor, statistics: Tensor, norm: Norm, in_place: bool = False
+) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+    grad_h = grad_out if in_place else torch.empty_like(h)  # each part is read before it is written
+    mean, rstd = statistics
+    weights, biases = (p.to(mean.dtype)[:, None, None] for p in (norm.weight, norm.bias))
+    rstds, centers = _per_channel(rstd, h), _centers(mean, h, norm)
+    unit_shift = -centers * rstds
+    # of grad * unit, of grad, and of grad_h: (B, C)
+    unit_sums, sums, h_sums = h.new_zeros(3, *h.shape[:2], dtype=torch.float64)
+    for part in _parts_of(h):
+        images, grad = part[0], grad_out[part].to(mean.dtype)
+        unit = (h[part] * rstds[images]).add_(unit_shift[images])
+        if norm.silu:
+            grad = torch.ops.aten.silu_backward(grad, torch.addcmul(biases, unit, weights))
+            grad_h[part] = grad  # in h's dtype, as autograd would pass it on
+        sums[images] += grad.sum((2, 3))
+        unit_sums[images] += unit.mul_(grad).sum((2, 3))
+    # grad_h = (grad * weight - grad_mean - unit * grad_unit_mean) * rstd, with unit = (h - mean) * rstd
+    grad_unit_mean, grad_mean = (_group_mean(total * norm.weight, mean, h) for total in (unit_sums, sums))
+    gain, slope = rstds * weights, -grad_unit_mean * rstds.square()
+    offset = (grad_unit_mean * centers * rstds - grad_mean) * rstds
+    grad_in = grad_h if norm.silu else grad_out
+    for part in _parts_of(h):
+        values = (h[part] * slope[part[0]]).add_(offset[part[0]])
+        grad_h[part] = values.addcmul_(grad_in[part], gain[part[0]])
+        if norm.h_bias is not None:
+            h_sums[part[0]] += values.sum((2, 3))
+    return grad_h, unit_sums.sum(0), sums.sum(0), None if norm.h_bias is None else h_sums.sum(0)
+
+
+def _add_with_bias(h: Tensor, x: Tensor, bias: Tensor) -> Tensor:
+    return h.add_(x).add_(bias.to(h.dtype)[:, None, None])
+
+
+def _parts_of(h: Tensor) -> Iterator[Part]:
+    """Indices of parts of h (B, C, H, W): whole images if several fit in a part, else rows of one image."""
+    on_cpu = h.device.type == "cpu"
+    size = CPU_PART_ELEMENTS * torch.get_num_threads() if on_cpu else GPU_PART_ELEMENTS
+    batch, channels, height, width = h.shape
+    rows = max(1, size // (channels * width))
+    images = max(1, size // h[0].numel())
+    for image in range(0, batch, images):
+        for row in range(0, height, rows):
+            yield slice(image, image + images), slice(None), slice(row, row + rows)
+
+
+def _group_mean(sums: Tensor, mean: Tensor, h: Tensor) -> Tensor:
+    """Sums (B, C) as the mean over each group, (B, C, 1, 1) in the dtype of the statistics."""
+    grouped = sums.view(*mean.shape, -1).sum(-1) / (h[0].numel() // mean.shape[1])
+    return _per_channel(grouped.to(mean.dtype), h)
+
+
+def _centers(mean: Tensor, h: Tensor, norm: Norm) -> Tensor:
+    """What is subtracted from h, (B, C, 1, 1): the mean (B, G) of h + h_bias, less h_bias."""
+    centers = _per_channel(mean, h)
+    return centers if norm.h_bias is None else centers - norm.h_bias.to(mean.dtype)[:, None, None]
+
+
+def _per_channel(per_group: Tensor, h: Tensor) -> Tensor:
+    """(B, G) repeated to (B, C, 1, 1)."""
+    return per_group.repeat_interleave(h.shape[1] // per_group.shape[1], dim=1)[..., None, None]
+
+
+def _rms_normalize(h: Tensor, norm: Norm) -> Tensor:
+    out = torch.empty_like(h, dtype=norm.out_dtype)
+    weight = norm.weight.to(accumulation_dtype(h))[:, None, None]
+    for part in _parts_of(h):
+        unit, _ = _unit(h, norm, part)
+        values = unit.mul_(weight)
+        out[part] = F.silu(values, inplace=True) if norm.silu else values
+    return out
+
+
+def _rms_normalize_backward(
+    grad_out: Tensor, h: Tensor, norm: Norm, in_place: bool = False
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    grad_h = grad_out if in_place else torch.empty_like(h)  # each part is read before it is written
+    weight = norm.weight.to(accumulation_dtype(h))[:, None, None]
+    weight_sums, h_sums = h.new_zeros(2, h.shape[1], dtype=torch.float64)
+    for part in _parts_of(h):
+        unit, scale = _unit(h, norm, part)
+        grad = grad_out[part].to(unit.dtype)
+        if norm.silu:
+            grad = torch.ops.aten.silu_backward(grad, unit * weight)
+        products = unit * grad
+        weight_sums += products.sum((0, 2, 3))
+        means = products.mul_(weight).mean(1, keepdim=True)
+        values = (grad * weight).sub_(unit.mul_(means)).mul_(scale)
+        grad_h[part] = values
+        if norm.h_bias is not None:
+            h_sums += values.sum((0, 2, 3))
+    dtype = norm.weight.dtype
+    return grad_h, weight_sums.to(dtype), None if norm.h_bias is None else h_sums.to(dtype)
+
+
+def _unit(h: Tensor, norm: Norm, part: Part) -> tuple[Tensor, Tensor]:
+    """A new tensor with mean square 1 over the channels, and the factor (b, 1, rows, W) that scaled it."""
+    x = h[part].to(accumulation_dtype(h), copy=True)
+    if norm.h_bias is not None:
+        x += norm.h_bias.to(x.dtype)[:, None, None]
+    length = torch.linalg.vector_norm(x, dim=1, keepdim=True).clamp_min_(MIN_LENGTH)
+    scale = length.reciprocal_().mul_(h.shape[1] ** 0.5)
+    return x.mul_(scale), scale

@@ -17,8 +17,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from vae.ops.conv_gradients import WEIGHT, add_pointwise_input_gradient, conv_backward
-from vae.ops.fused_conv import activated_conv_backward, norm_silu_conv_reference
+from vae.ops.fused_conv import (
+    WEIGHT,
+    activated_conv_backward,
+    add_pointwise_input_gradient,
+    conv_backward,
+    norm_silu_conv_reference,
+)
 from vae.ops.library import cast_together, once_differentiable
 from vae.ops.norm import (
     Norm,

@@ -16,10 +16,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from vae.ops.gpu_blocks import MAX_REGISTERS, NUM_WARPS, reduction_programs, rms_blocks
-from vae.ops.library import launch, processors
-from vae.ops.norm_torch import Norm
-from vae.ops.rms_norm_torch import MIN_LENGTH
+from vae.ops.library import MAX_REGISTERS, NUM_WARPS, launch, processors, reduction_programs, rms_blocks
+from vae.ops.norm import MIN_LENGTH, Norm
 
 STAGES = tl.constexpr(3)  # two tiles of each tensor in flight: 64 KiB for two tensors in fp32
 
@@ -120,7 +118,7 @@ def backward_kernel(
 
 
 def rms_normalize(h: Tensor, norm: Norm) -> Tensor:
-    """Implements vae.ops.rms_norm.rms_normalize; h is dense in NHWC."""
+    """Implements vae.ops.norm.rms_normalize; h is dense in NHWC."""
     assert h.is_contiguous(memory_format=torch.channels_last)
     out, channels = torch.empty_like(h, dtype=norm.out_dtype), h.shape[1]
     pixels = h.numel() // channels
@@ -133,7 +131,7 @@ def rms_normalize(h: Tensor, norm: Norm) -> Tensor:
 def rms_normalize_backward(
     grad_out: Tensor, h: Tensor, norm: Norm, in_place: bool = False
 ) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Implements vae.ops.rms_norm.rms_normalize_backward; grad_out has h's strides."""
+    """Implements vae.ops.norm.rms_normalize_backward; grad_out has h's strides."""
     assert h.is_contiguous(memory_format=torch.channels_last)
     channels = h.shape[1]
     pixels, h_bias = h.numel() // channels, norm.h_bias

@@ -5,8 +5,7 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from vae.interop.checkpoint_file import DamagedCheckpointError, load_checkpoint, record_path
-from vae.interop.torch_file import read_torch_file
+from vae.interop.checkpoint_file import DamagedCheckpointError, load_checkpoint, read_torch_file, record_path
 from vae.system import console
 from vae.system.errors import UserError
 from vae.training.distributed import Distributed

@@ -25,7 +25,7 @@ from vae.data.image_sets import (
 from vae.data.manifest import MANIFEST_NAME, check_files, image_root, is_manifest, read_rows, train_and_val
 from vae.images.folder import list_images, split_names
 from vae.images.formats import BadImageError
-from vae.interop.checkpoint_content import Position
+from vae.interop.checkpoint_file import Position
 from vae.model.autoencoder import downsampling
 from vae.prepare.near_duplicates import find_shared
 from vae.sampling.buckets import BucketOrder, Shape, aspects, bucket_shapes

@@ -13,11 +13,10 @@ import torch
 from vae.config.options import Config
 from vae.images.pixels import to_float
 from vae.interop.checkpoint_file import checkpoint_digest
-from vae.interop.diffusers_folder import WEIGHTS_NAME, describe, save_diffusers_folder
 from vae.interop.latent_statistics import LatentConstants, is_unmeasured, set_latent_norm, sums_of
-from vae.interop.modelspec import modelspec
-from vae.interop.safetensors_file import stored_metadata, stored_weights
+from vae.interop.model_card import modelspec
 from vae.interop.vae_files import CHECKPOINT_KEY, RUN_KEY, START_KEY
+from vae.interop.writing import WEIGHTS_NAME, describe, save_diffusers_folder, stored_metadata, stored_weights
 from vae.model.autoencoder import AutoencoderKL
 from vae.step import Networks, network_input, unwrapped
 from vae.system import console

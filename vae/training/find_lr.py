@@ -21,7 +21,7 @@ from vae.charts import BLUE, GREEN, GREY, ORANGE, Line, draw_lines, mark_x, new_
 from vae.config.flags import command_words
 from vae.data.dataset import Batch
 from vae.data.loading import TrainLoader
-from vae.model.recompute import set_recompute
+from vae.model.autoencoder import set_recompute
 from vae.system import console
 from vae.system.files import replace_bytes, write_json
 from vae.training.datasets import TrainingSet

@@ -14,7 +14,7 @@ from typing import Any, BinaryIO
 import numpy as np
 from torch.utils.tensorboard import SummaryWriter
 
-from vae.inference.image_files import write_png
+from vae.inference.infer import write_png
 from vae.interop.run_files import METRICS_NAME
 from vae.system import console, files
 from vae.system.addresses import public_text

@@ -12,13 +12,12 @@ from vae.config.options import SpeedConfig
 from vae.config.precision import choose_dtype, dtype_without_fp16, precision_remark
 from vae.device import precision_support
 from vae.images.pixels import to_float
-from vae.interop.half_precision import LargestActivation, largest_activation
 from vae.losses.dino import DinoDistance
 from vae.losses.perceptual import PerceptualLoss
 from vae.memory.plan import META, StepSpec, meta_networks, zero_inputs
+from vae.model.activation_scale import LargestActivation, largest_activation
 from vae.model.autoencoder import AutoencoderKL, Sampling
-from vae.model.layers import Attention, GroupNorm, NormSiLU, ResnetBlock
-from vae.model.rms_norm import RMSNorm, RMSNormSiLU
+from vae.model.layers import Attention, GroupNorm, NormSiLU, ResnetBlock, RMSNorm, RMSNormSiLU
 from vae.ops.kernel_check import AttentionShape, FeatureShape, NormShape, RmsShape, Shape
 from vae.ops.library import launch
 from vae.step import compute_gradients

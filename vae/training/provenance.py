@@ -1,6 +1,6 @@
 """Where a run comes from, and what decides its samples. A resumed run says what differs.
 
-A checkpoint contains both as plain data: `Identity` and `Samples` of vae/interop/checkpoint_content.py.
+A checkpoint contains both as plain data: `Identity` and `Samples` of vae/interop/checkpoint_file.py.
 """
 
 import subprocess
@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import torch
 
 from vae.config.options import Config, DataConfig, names_where
-from vae.interop.checkpoint_content import Identity
+from vae.interop.checkpoint_file import Identity
 from vae.interop.run_files import OTHER_DATA, RUN_NAME
 from vae.sampling.order import StreamOrder
 from vae.shards.shard_images import ShardImages

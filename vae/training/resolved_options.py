@@ -19,8 +19,7 @@ from vae.config.resolve import (
     check_shape,
     resolve,
 )
-from vae.interop.fitting import check_fit, missing_part
-from vae.interop.vae_files import VaeFile, read_vae
+from vae.interop.vae_files import VaeFile, check_fit, missing_part, read_vae
 from vae.system import console
 from vae.system.errors import UserError
 from vae.system.files import read_marker

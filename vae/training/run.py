@@ -15,7 +15,7 @@ from vae.interop.latent_statistics import LatentConstants
 from vae.interop.run_files import METRICS_NAME, RUN_COMMAND
 from vae.memory.available import limit_memory
 from vae.model.activation_scale import scale_activations
-from vae.model.recompute import set_recompute
+from vae.model.autoencoder import set_recompute
 from vae.system import console
 from vae.system.errors import EXIT_SAVED_RESUMABLE, LostProcessError, NonFiniteError, UserError
 from vae.system.files import claim_folder

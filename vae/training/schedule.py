@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from vae.config.options import LossConfig, OptimConfig
-from vae.interop.checkpoint_content import RANDOM, TRAINED, WARM
+from vae.interop.checkpoint_file import RANDOM, TRAINED, WARM
 from vae.losses.adversarial import ramp
 from vae.optimizers import WARM_ENDS_SHARE
 from vae.training.stages import Position, StageSteps

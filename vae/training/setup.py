@@ -24,11 +24,10 @@ from vae.data.loading import TrainLoader
 from vae.data.workers import resolve_num_workers
 from vae.device import is_out_of_memory
 from vae.interop.averaging import hash_of_weights
-from vae.interop.checkpoint_content import Identity
-from vae.interop.half_precision import LargestActivation
+from vae.interop.checkpoint_file import Identity
 from vae.losses.terms import LossTerms, build_terms
 from vae.memory.plan import stage_spec
-from vae.model.activation_scale import scale_activations, scale_for
+from vae.model.activation_scale import LargestActivation, scale_activations, scale_for
 from vae.model.autoencoder import downsampling
 from vae.ops.kernel_check import DTYPE_NAMES, Shape, choose_kernels
 from vae.sampling.buckets import bucket_shapes

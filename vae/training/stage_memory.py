@@ -13,8 +13,7 @@ from vae.device import is_out_of_memory
 from vae.memory.available import CUDA_RESERVE, available_bytes
 from vae.memory.plan import StepMemory, choose_step, reserve_bytes, stage_spec, step_memory
 from vae.memory.plan_table import describe_step, features_note
-from vae.model.autoencoder import AutoencoderKL
-from vae.model.recompute import set_recompute
+from vae.model.autoencoder import AutoencoderKL, set_recompute
 from vae.ops.library import REPLACED, KernelKey, runs_kernels
 from vae.step import (
     Networks,

@@ -9,7 +9,7 @@ from typing import Any
 
 from vae.config.options import Config
 from vae.config.resolve import parse_progressive
-from vae.interop.checkpoint_content import Position, Stage
+from vae.interop.checkpoint_file import Position, Stage
 from vae.sampling.order import steps_per_epoch
 from vae.system.errors import UserError
 

@@ -7,12 +7,10 @@ from typing import Any
 import torch
 
 from vae.config.options import Config
-from vae.interop.checkpoint_content import Identity
-from vae.interop.diffusers_folder import channel_config
-from vae.interop.fitting import load_weights
+from vae.interop.checkpoint_file import Identity
 from vae.interop.latent_statistics import LatentConstants
-from vae.interop.tiny_files import normalize_latents
-from vae.interop.vae_files import VaeFile
+from vae.interop.vae_files import VaeFile, load_weights
+from vae.interop.writing import channel_config, normalize_latents
 from vae.model.autoencoder import AutoencoderKL
 from vae.model.discriminator import Discriminator
 from vae.model.initialization import initialize, initialize_decoder
@@ -32,7 +30,7 @@ class TrainingState:
     optimizers: list[torch.optim.Optimizer]  # the autoencoder's, then the discriminator's
     update: UpdateState
     running_sq_norms: torch.Tensor  # (2,) squared norms of the reconstruction and adversarial gradients
-    running_moments: torch.Tensor  # (3, Z) of the latents: vae/losses/latent_statistics.py
+    running_moments: torch.Tensor  # (3, Z) of the latents: vae/losses/variance.py
     stages: list[Stage]
     stage: Stage  # the one that trains; after its last step, until the next one begins
     fp16: bool  # whether gradients are multiplied by a loss scale

@@ -7,7 +7,7 @@ import torch
 
 from vae.data.dataset import Batch
 from vae.losses.adversarial import adaptive_weight, update_running
-from vae.losses.latent_statistics import needs_statistics
+from vae.losses.variance import needs_statistics
 from vae.ops.noise import image_noise
 from vae.optimizers import set_learning_rate
 from vae.step import StepInputs

@@ -16,7 +16,7 @@ from vae.evaluation.latents import LATENTS, NOISE_SEED, NoiseMeter, channel_fact
 from vae.evaluation.metrics import Sums, baseline_sums, means, reconstruction_sums
 from vae.images.pixels import OFF_BY_ONE_DB, to_float
 from vae.inference.codec import decode_latents, encode_images
-from vae.interop.checkpoint_content import Validations
+from vae.interop.checkpoint_file import Validations
 from vae.losses.perceptual import lpips_of
 from vae.model.autoencoder import AutoencoderKL
 from vae.ops.noise import keyed_normal

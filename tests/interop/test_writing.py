@@ -16,11 +16,10 @@ from tests.harness.small_vae import SMALL as SMALL_VAE
 from tests.harness.small_vae import write_vae
 from vae.config.options import ModelConfig
 from vae.config.trained_vae_flags import ExportConfig
-from vae.interop.diffusers_folder import diffusers_config, save_diffusers_folder
 from vae.interop.exporting import export
-from vae.interop.safetensors_file import stored_weights
 from vae.interop.vae_files import load_vae
 from vae.interop.vae_path import WEIGHTS_NAME
+from vae.interop.writing import diffusers_config, save_diffusers_folder, stored_weights
 from vae.model.autoencoder import AutoencoderKL
 from vae.system.errors import UserError
 from vae.training.command import Command

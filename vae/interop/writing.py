@@ -1,0 +1,271 @@
+"""Writing VAEs: safetensors files, and the folder of diffusers with its config.json.
+
+The model uses diffusers' parameter names, so the file in a folder contains its state_dict unchanged.
+
+A tiny decoder is written as a folder for diffusers' AutoencoderTiny, or with taesd's names, which ComfyUI
+reads. Programs give it the latents of a diffusion model. The metadata contain how these follow from the
+VAE's. The encoder of an AutoencoderTiny is all zero, because it was not trained.
+"""
+
+import json
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import nn
+
+from vae.config.options import TINY_WIDTH, ModelConfig
+from vae.device import DTYPES
+from vae.interop.families import FAMILIES, PADDING_KEY, TINY_CLASS, check_class, class_of, latents_config
+from vae.interop.latent_statistics import LatentConstants
+from vae.interop.model_card import modelspec
+from vae.interop.vae_path import WEIGHTS_NAME
+from vae.model.autoencoder import IMAGE_CHANNELS, AutoencoderKL, TinyBlock, TinyDecoder
+from vae.system import console
+from vae.system.errors import UserError
+from vae.system.files import atomic_path, parse_json, read_json, utf8_text, write_json
+
+TAESD = "https://github.com/madebyollin/taesd"  # whose parameter names single files have
+TAEF2_CHANNELS = 32  # taef2, for FLUX.2's latents, has group norms in its first blocks
+
+
+def stored_metadata(path: Path) -> dict[str, str]:
+    """The metadata of a safetensors file; empty if it has none or cannot be read."""
+    try:
+        with safe_open(path, framework="pt") as file:
+            return file.metadata() or {}
+    except (OSError, SafetensorError):
+        return {}
+
+
+def stored_weights(model: nn.Module, dtype: str) -> dict[str, torch.Tensor]:
+    """Tensors of a model on the CPU in `dtype` (fp32, fp16 or bf16); integer tensors are unchanged.
+
+    Raises UserError if a weight is too large for fp16.
+    """
+    stored = {}
+    for name, value in model.state_dict().items():
+        value = value.detach().cpu().contiguous()
+        if value.is_floating_point():
+            value = value.to(DTYPES[dtype])
+            if not torch.isfinite(value).all():
+                raise UserError(
+                    f"--dtype {dtype} cannot represent {name}: its values are too large; use bf16 or fp32"
+                )
+        stored[name] = value
+    return stored
+
+
+def write_safetensors(path: Path, tensors: dict[str, torch.Tensor], metadata: dict[str, str]) -> None:
+    """Write a safetensors file atomically; OSError if it cannot be written."""
+    tensors = {name: value.contiguous() for name, value in tensors.items()}
+    metadata = {"format": "pt"} | {name: utf8_text(value) for name, value in metadata.items()}
+    try:
+        with atomic_path(path) as temporary:
+            save_file(tensors, temporary, metadata=metadata)
+            _sort_metadata(temporary)
+    except SafetensorError as error:  # a full disk
+        raise OSError(f"cannot write {path}: {error}") from error
+
+
+def _sort_metadata(path: Path) -> None:
+    """Sort the metadata in the header: safetensors writes it in a random order."""
+    with open(path, "r+b") as file:
+        size = int.from_bytes(file.read(8), "little")
+        header = parse_json(file.read(size).decode())
+        header["__metadata__"] = dict(sorted(header["__metadata__"].items()))
+        text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
+        if len(text) <= size:  # it is padded with spaces
+            file.seek(8)
+            file.write(text.ljust(size))
+
+
+# Pipelines of SDXL apply scaling_factor *and* the channels' constants if config.json has both; its training
+# scripts, and programs for SD 1.x, apply scaling_factor alone. For these, latents would not be the same.
+SDXL_CHANNELS = 4
+
+
+def diffusers_config(
+    model: ModelConfig,
+    sample_size: int,
+    scaling_factor: float,
+    shift_factor: float,
+    force_upcast: bool = False,
+) -> dict[str, Any]:
+    """Content of config.json, for from_pretrained if diffusers has such a class.
+
+    With `force_upcast`, fp16 pipelines run the VAE in fp32.
+    """
+    name = class_of(model)
+    shape = {
+        "_class_name": name,
+        "_diffusers_version": "0.35.0",
+        "in_channels": 3,
+        "latent_channels": model.z_channels,
+        "out_channels": 3,
+        "sample_size": sample_size,
+    }
+    shape |= FAMILIES[name].config(model)
+    if model.padding != "zeros":
+        shape[PADDING_KEY] = model.padding
+    if model.latent_norm:  # it replaces scaling and shift
+        return shape
+    return shape | {
+        "force_upcast": force_upcast,
+        "scaling_factor": scaling_factor,
+        "shift_factor": shift_factor,
+    }
+
+
+def channel_config(constants: LatentConstants, were_in_config: bool = False) -> dict[str, list[float]]:
+    """`latents_mean` and `latents_std` for config.json, if known and no program would misread them."""
+    if not constants.mean or (len(constants.mean) == SDXL_CHANNELS and not were_in_config):
+        return {}
+    return {"latents_mean": list(constants.mean), "latents_std": list(constants.std)}
+
+
+def channel_metadata(constants: LatentConstants) -> dict[str, str]:
+    """The same for the metadata of a safetensors file, with any number of channels."""
+    if not constants.mean:
+        return {}
+    return {"latents_mean": json.dumps(constants.mean), "latents_std": json.dumps(constants.std)}
+
+
+def describe(
+    model: AutoencoderKL,
+    sample_size: int,
+    constants: LatentConstants,
+    *,
+    force_upcast: bool = False,
+    were_in_config: bool = False,
+) -> tuple[dict[str, Any], dict[str, str]]:
+    """Content of config.json, and what the metadata of the weights say about the latents.
+
+    `were_in_config`: the start of `model` had the channels' constants there.
+    """
+    config = diffusers_config(
+        model.config, sample_size, constants.scaling, constants.shift, force_upcast
+    ) | latents_config(model.bn)
+    if model.bn is not None:
+        return config, {}
+    return config | channel_config(constants, were_in_config), channel_metadata(constants)
+
+
+def save_diffusers_folder(
+    folder: Path,
+    weights: dict[str, torch.Tensor],
+    config: dict[str, Any],
+    metadata: dict[str, str] | None = None,
+) -> None:
+    """Write weights, with diffusers names, and a config from diffusers_config; each file atomically."""
+    if config.get("_class_name") == "AsymmetricAutoencoderKL":
+        dtype = weights["decoder.conv_in.weight"].dtype
+        weights = weights | _condition_encoder(config["up_block_out_channels"], dtype)
+    write_safetensors(folder / WEIGHTS_NAME, weights, metadata or {})
+    write_json(folder / "config.json", dict(sorted(config.items())), indent=2)
+
+
+def _condition_encoder(channels: list[int], dtype: torch.dtype) -> dict[str, torch.Tensor]:
+    """The part of AsymmetricAutoencoderKL that reads masks, all zero: without a mask it is not used."""
+    first = channels[0]
+    last = channels[-1]
+    widths = [3, *(min(first * 2**level, last) for level in range(3))]
+    widths += [min(first * 8, last), last]
+    tensors = {}
+    for layer, (before, after) in enumerate(pairwise(widths)):
+        size = 3 if layer < 2 else 4
+        name = f"decoder.condition_encoder.layers.{layer}"
+        tensors[f"{name}.weight"] = torch.zeros(after, before, size, size, dtype=dtype)
+        tensors[f"{name}.bias"] = torch.zeros(after, dtype=dtype)
+    return tensors
+
+
+def read_config(config_path: Path, where: str) -> dict[str, Any]:
+    """Content of a config.json; UserError if it is for another class."""
+    try:
+        config = read_json(config_path)
+    except OSError as error:
+        raise UserError(f"{where}: its config.json cannot be read: {error.strerror or error}") from None
+    except ValueError as error:
+        raise UserError(f"{where}: its config.json is not valid JSON: {error}") from None
+    return check_class(config, where, "config.json")
+
+
+def parse_config(text: str, where: str, source: str) -> dict[str, Any]:
+    """The JSON object in `text`; UserError with the name `source` if it is invalid or for another class."""
+    try:
+        config = parse_json(text)
+    except ValueError as error:
+        raise UserError(f"{where}: its {source} is not valid JSON: {error}") from None
+    return check_class(config, where, source)
+
+
+# ---- Tiny decoders ---------------------------------------------------------------------------------------
+
+
+@torch.no_grad()
+def normalize_latents(model: AutoencoderKL, constants: LatentConstants | None) -> None:
+    """Let the tiny decoder of `model` read latents as diffusion models of the VAE have them.
+
+    `constants` are needed without a latent norm.
+    """
+    decoder = model.decoder
+    assert isinstance(decoder, TinyDecoder)
+    if model.bn is not None:
+        patches = model.config.z_channels, -1  # FLUX.2: those of all positions of a patch together
+        mean, variance = (value.view(patches) for value in (model.bn.running_mean, model.bn.running_var))
+        decoder.latents_mean.copy_(mean.mean(1))
+        variance = variance.mean(1) + mean.var(1, correction=0) + model.bn.eps
+        decoder.latents_std.copy_(variance.sqrt())
+    else:
+        assert constants is not None
+        decoder.latents_mean.fill_(constants.shift)
+        decoder.latents_std.fill_(1 / constants.scaling)
+
+
+def write_tiny(
+    output: Path, model: AutoencoderKL, dtype: str, size: int, license: str | None, *, is_single: bool
+) -> dict[str, Any]:
+    """Write the decoder alone, as a folder or a single file; returns the config.json."""
+    decoder = model.decoder
+    assert isinstance(decoder, TinyDecoder)
+    mean, std = ([float(f"{x:.6g}") for x in v.tolist()] for v in (decoder.latents_mean, decoder.latents_std))
+    stored = stored_weights(decoder, dtype)
+    weights = {name: value for name, value in stored.items() if name.startswith("layers.")}
+    content = {"_class_name": TINY_CLASS, "_diffusers_version": "0.35.0"}
+    content |= FAMILIES[TINY_CLASS].config(model.config)
+    metadata = {"latents_mean": json.dumps(mean), "latents_std": json.dumps(std)}
+    source = TAESD if is_single else "diffusers"
+    metadata |= modelspec(model, output, size, implementation=source, license=license)
+    if is_single:  # the first layer of taesd limits the latents
+        weights = {f"{int(n.split('.')[1]) + 1}.{n.split('.', 2)[2]}": v for n, v in weights.items()}
+        write_safetensors(output, weights, metadata)
+        if len(mean) == TAEF2_CHANNELS:
+            console.warning(
+                "programs take a tiny decoder with 32 latent channels for taef2, which has other layers, so "
+                "they cannot read this file: write a folder for diffusers"
+            )
+    else:
+        weights = {f"decoder.{name}": value for name, value in weights.items()}
+        weights |= {n: value.to(DTYPES[dtype]) for n, value in _empty_encoder(content, decoder).items()}
+        write_safetensors(output / WEIGHTS_NAME, weights, metadata)
+        write_json(output / "config.json", dict(sorted(content.items())), indent=2)
+    is_equal = len(set(mean)) == len(set(std)) == 1
+    console.info(
+        "this decoder reads latents as diffusion models have them: "
+        + (f"(z - {mean[0]:g}) * {1 / std[0]:.5g}" if is_equal else "(z - latents_mean) / latents_std")
+    )
+    return content
+
+
+def _empty_encoder(content: dict[str, Any], decoder: TinyDecoder) -> dict[str, torch.Tensor]:
+    """The encoder of an AutoencoderTiny with this config.json, all zero: diffusers warns without one."""
+    layers: list[nn.Module] = []
+    for level, blocks in enumerate(content["num_encoder_blocks"]):
+        layers.append(nn.Conv2d(TINY_WIDTH if level else IMAGE_CHANNELS, TINY_WIDTH, 3, bias=not level))
+        layers += [TinyBlock(TINY_WIDTH) for _ in range(blocks)]
+    encoder = nn.Sequential(*layers, nn.Conv2d(TINY_WIDTH, len(decoder.latents_mean), 3))
+    return {f"encoder.layers.{name}": torch.zeros_like(value) for name, value in encoder.state_dict().items()}
