@@ -38,6 +38,9 @@ from vae.training.state import TrainingState
 
 VARIABLE = "VAE_TEST_FAULTS"  # read by faulty_train.py only
 
+KILL = signal.SIGTERM if os.name == "nt" else signal.SIGKILL  # on Windows, it is TerminateProcess
+KILLED = signal.SIGTERM if os.name == "nt" else -signal.SIGKILL  # exit code of a killed process
+
 SCRATCH = r"\.vae-scratch-\w+"  # folders of files that are not complete yet
 
 # Operations on files by the name of a point: an event and the path of its file. Each point is *before* its
@@ -54,8 +57,9 @@ FILE_POINTS = {
     "save.flush_folder": ("fsync", r"/(?!\.vae)[^/.]*$"),  # the only flushed path without a point
     "save.prune": ("remove", rf"^(?!.*{SCRATCH}).*checkpoint_\w+\.pt$"),
 }
-SAVE_POINTS = tuple(FILE_POINTS)
-POINTS = (*SAVE_POINTS, "step", "update", "train_pass", "eval_pass")
+# Windows flushes names together with their files.
+SAVE_POINTS = tuple(point for point in FILE_POINTS if os.name != "nt" or point != "save.flush_folder")
+POINTS = (*FILE_POINTS, "step", "update", "train_pass", "eval_pass")
 ACTIONS = ("kill", "fail", "slow", "signal", "nan", "scale_weights", "full_disk", "free_disk")
 ACTIONS += ("stop_workers", "kill_workers", "clock")
 
@@ -104,6 +108,7 @@ class _Injector:
     def file_event(self, event: str, path: object) -> None:
         """Handle an operation on the file at `path`."""
         text = os.fsdecode(path) if isinstance(path, str | bytes | os.PathLike) else ""
+        text = text.replace(os.sep, "/")
         for name, pattern in self.files.get(event, ()):
             if pattern.search(text):
                 self.reach(name)
@@ -117,9 +122,12 @@ class _Injector:
 
     def _perform(self, fault: Fault, state: Any) -> None:
         if fault.action == "kill":
-            os.kill(os.getpid(), signal.SIGKILL)
+            os.kill(os.getpid(), KILL)
         elif fault.action == "signal":
-            os.kill(os.getpid(), int(fault.value))
+            if os.name == "nt":  # os.kill would end the process
+                signal.raise_signal(int(fault.value))
+            else:
+                os.kill(os.getpid(), int(fault.value))
         elif fault.action == "fail":
             if fault.point.endswith("_pass"):
                 raise torch.OutOfMemoryError("injected")
@@ -134,7 +142,7 @@ class _Injector:
         elif fault.action in ("full_disk", "free_disk"):
             limit_file_size(0 if fault.action == "full_disk" else None)
         elif fault.action in ("stop_workers", "kill_workers"):
-            number = signal.SIGSTOP if fault.action == "stop_workers" else signal.SIGKILL
+            number = signal.SIGSTOP if fault.action == "stop_workers" else KILL
             for pid in child_processes(os.getpid()):
                 os.kill(pid, number)
         elif fault.action == "clock":
@@ -176,8 +184,7 @@ def injected(*faults: Fault) -> Iterator[None]:
     forward, wall_clock = AutoencoderKL.forward, time.time
 
     def watched_fsync(handle: int) -> None:
-        if sys.platform == "linux":
-            injector.file_event("fsync", os.readlink(f"/proc/self/fd/{handle}"))
+        injector.file_event("fsync", path_of(handle))
         fsync(handle)
 
     def watched_write(self: Any, data: bytes) -> int:
@@ -210,6 +217,22 @@ def injected(*faults: Fault) -> Iterator[None]:
         yield
 
 
+def path_of(handle: int) -> str:
+    """The path of an open file; "" if the system does not tell."""
+    if sys.platform == "linux":
+        return os.readlink(f"/proc/self/fd/{handle}")
+    if sys.platform != "win32":
+        return ""
+    import msvcrt
+    from ctypes import create_unicode_buffer, windll, wintypes
+
+    text = create_unicode_buffer(2**15)
+    windll.kernel32.GetFinalPathNameByHandleW(
+        wintypes.HANDLE(msvcrt.get_osfhandle(handle)), text, len(text), 0
+    )
+    return text.value
+
+
 def limit_file_size(limit: int | None) -> None:
     """Every write beyond `limit` bytes of a file fails in this process, as on a full disk; None: no limit."""
     if sys.platform == "win32":
@@ -240,9 +263,10 @@ def child_processes(pid: int) -> list[int]:
 def run_forked(
     given: dict[str, Any], *faults: Fault, processes: int = 1, log: Path | None = None
 ) -> list[int]:
-    """Train in forked processes, which need no import of PyTorch; returns their exit codes (-9: killed).
+    """Train in forked processes, which need no import of PyTorch; returns their exit codes, such as KILLED.
 
-    If one is killed, the others are killed too, as torchrun does. `log`: file for their output.
+    Windows has no fork: the processes are new, and without what a test has replaced. If one is killed, the
+    others are killed too, as torchrun does. `log`: file for their output.
     """
     return wait_for(start_forked(given, *faults, processes=processes, log=log))
 
@@ -256,7 +280,8 @@ def start_forked(
     before: str = "",
 ) -> list[Any]:
     """Start training in forked processes, which run the code `before` first; the result is for `wait_for`."""
-    context, port = multiprocessing.get_context("fork"), _free_port()
+    context = multiprocessing.get_context("spawn" if os.name == "nt" else "fork")
+    port = _free_port()
     environs = [{"RANK": str(r), "WORLD_SIZE": str(processes), "MASTER_PORT": port} for r in range(processes)]
     rest = (log, error_log, before)
     started = [context.Process(target=train_forked, args=(given, faults, e, *rest)) for e in environs]
@@ -285,11 +310,11 @@ def train_forked(
     error_log: Path | None = None,
     before: str = "",
 ) -> None:
-    """Train in this process, which is a fork, as one of several; then end it."""
+    """Train in this process, which was started for it, as one of several; then end it."""
     os.environ |= {**environ, "MASTER_ADDR": "127.0.0.1", "LOCAL_WORLD_SIZE": environ["WORLD_SIZE"]}
     for stream, path in ((1, log), (2, error_log or log)):
         os.dup2(os.open(path or os.devnull, os.O_WRONLY | os.O_CREAT | os.O_APPEND), stream)
-    sys.stdout, sys.stderr = os.fdopen(1, "w"), os.fdopen(2, "w")  # pytest has replaced them
+    sys.stdout, sys.stderr = (os.fdopen(n, "w", encoding="utf-8") for n in (1, 2))  # pytest has replaced them
     torch.set_num_threads(1)
     exec(before, {})
     with injected(*faults):

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.harness.faults import Fault, injected, run_forked
+from tests.harness.faults import KILLED, Fault, injected, run_forked
 from tests.harness.steps import before_steps
 from tests.harness.training_runs import SHORT, assert_same, records
 from vae.interop.checkpoint_file import load_checkpoint
@@ -146,14 +146,13 @@ def test_weights_that_are_not_finite_end_the_run_at_once(given, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(os.name == "nt", reason="the killed process is a fork")
 def test_run_that_is_killed_while_it_diverges_ends_at_its_good_checkpoint(given, tmp_path):
     """The newest checkpoint was saved when the weights had been damaged already, and is still finite."""
     folder = tmp_path / "run"
     given |= {"checkpoint_steps": 1, "log_freq": 4, "num_epochs": 10}
     # saved after step 9; its record would be that of 12
     damage = Fault("scale_weights", "step", nth=9, value=1e4)
-    assert run_forked(given, damage, Fault("kill", "step", nth=10)) == [-9]
+    assert run_forked(given, damage, Fault("kill", "step", nth=10)) == [KILLED]
     assert json.loads((folder / "run.json").read_text())["good_checkpoint"] == "checkpoint_epoch_1.pt"
     assert newest(folder)["position"]["step"] == 9
     diverge({**given, "resume_from": "latest"})

@@ -18,9 +18,10 @@ from vae.training.report import checkpoints_at_once, space_warning
 from vae.training.run import train
 from vae.training.stages import Stage, StageSteps
 
-pytestmark = pytest.mark.skipif(os.name == "nt", reason="Windows has no limits of file sizes")
+limits = pytest.mark.skipif(os.name == "nt", reason="Windows has no limits of file sizes")
 
 
+@limits
 def test_what_a_full_disk_refuses_is_written_later(tmp_path, capsys):
     """The disk is full in the middle of a line, twice."""
     path = tmp_path / "new" / "lines.txt"
@@ -41,6 +42,7 @@ def test_what_a_full_disk_refuses_is_written_later(tmp_path, capsys):
     assert capsys.readouterr().out.count(f"{path} cannot be written: File too large") == 2
 
 
+@limits
 def test_lines_that_wait_have_a_limit(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr("vae.training.logbook.MAX_WAITING_BYTES", 10)
     file = Appender(tmp_path / "lines.txt")
@@ -89,6 +91,7 @@ def test_run_warns_before_its_first_step(tiny, monkeypatch, capsys):
     assert printed.index("WARNING: --output_dir") < printed.index("step 1:")
 
 
+@limits
 @pytest.mark.slow
 def test_run_survives_a_full_disk_and_equals_an_undisturbed_one(tiny, tmp_path):
     """In steps 4 to 9 of 12 nothing can be written: records, samples, checkpoints, the output itself."""
@@ -108,6 +111,7 @@ def test_run_survives_a_full_disk_and_equals_an_undisturbed_one(tiny, tmp_path):
     assert_same(*(reproducible_records(tmp_path / name, "train") for name in ("run", "undisturbed")), "train")
 
 
+@limits
 def test_disk_that_is_full_from_the_start_stops_the_run_only_at_its_last_save(tiny, tmp_path, capsys):
     """Not even config.json can be written."""
     with (
@@ -121,6 +125,7 @@ def test_disk_that_is_full_from_the_start_stops_the_run_only_at_its_last_save(ti
     assert "step 6:" in printed
 
 
+@limits
 def test_full_disk_while_an_old_run_is_resumed(tiny, tmp_path, capsys):
     """Its later records cannot be removed; the run goes on."""
     folder = tmp_path / "run"

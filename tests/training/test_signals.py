@@ -22,7 +22,7 @@ from vae.training import liveness as signals_module
 from vae.training.liveness import EXPORT, LAST_VALIDATION, LOADING, STEP, VALIDATION, StopSignals
 from vae.training.run import train
 
-pytestmark = pytest.mark.skipif(os.name == "nt", reason="Windows cannot send signals to other processes")
+posix = pytest.mark.skipif(os.name == "nt", reason="Windows has neither these signals nor terminals")
 TIMEOUT = 120  # seconds: a busy machine is no failure
 
 
@@ -64,7 +64,7 @@ def signal_at(number: int, step: int) -> Fault:
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("number", "step"),
-    [(signal.SIGTERM, 4), (getattr(signal, "SIGHUP", 0), 6)],
+    [(signal.SIGTERM, 4), (signal.SIGBREAK if os.name == "nt" else signal.SIGHUP, 6)],
     ids=["within_an_epoch", "end_of_an_epoch"],
 )
 def test_stop_signal_saves_and_the_run_can_be_resumed(tiny, tmp_path, capsys, number, step):
@@ -81,6 +81,7 @@ def test_stop_signal_saves_and_the_run_can_be_resumed(tiny, tmp_path, capsys, nu
     assert load_checkpoint(folder / "checkpoint_epoch_4.pt")["position"]["step"] == 12
 
 
+@posix
 @pytest.mark.slow
 def test_save_signal_saves_and_training_continues_unchanged(tiny, tmp_path):
     given = {**tiny, "num_epochs": 3, "checkpoint_freq": 3}
@@ -93,12 +94,13 @@ def test_save_signal_saves_and_training_continues_unchanged(tiny, tmp_path):
     assert saved["checkpoint_step_5.pt"] == {"epoch": 1, "images_in_epoch": 8, "step": 5, "images": 20}
 
 
+@posix
 def test_handlers_are_installed_only_within_the_context():
     before = [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)]
     with StopSignals() as signals:
-        os.kill(os.getpid(), signal.SIGUSR1)
+        signal.raise_signal(signal.SIGUSR1)
         assert (signals.save, signals.stop) == (True, False)
-        os.kill(os.getpid(), signal.SIGTERM)
+        signal.raise_signal(signal.SIGTERM)
         assert signals.stop
     assert [signal.getsignal(n) for n in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)] == before
 
@@ -106,6 +108,7 @@ def test_handlers_are_installed_only_within_the_context():
 # ---- in another process: the signal arrives at any moment ------------------------------------------------
 
 
+@posix
 @pytest.mark.slow
 def test_second_signal_exits_at_once(long, tmp_path):
     """The first save lasts until the second signal arrives."""
@@ -121,6 +124,7 @@ def test_second_signal_exits_at_once(long, tmp_path):
     assert "Traceback" not in log.read_text()
 
 
+@posix
 @pytest.mark.slow
 def test_closed_terminal_saves(long, tmp_path):
     """Every process of the terminal gets SIGHUP, also the decoding processes, and all output fails."""
@@ -177,7 +181,7 @@ def test_answer_describes_what_happens(tiny, tmp_path, capfd, point, nth, answer
 
 def test_answer_is_written_in_the_handler(capfd):
     with StopSignals() as signals, signals.answering("finishing this test"):
-        os.kill(os.getpid(), signal.SIGTERM)
+        signal.raise_signal(signal.SIGTERM)
         assert capfd.readouterr().err == "finishing this test; press Ctrl-C again to exit now\n"
     assert signals.answer == LOADING
 
@@ -185,15 +189,16 @@ def test_answer_is_written_in_the_handler(capfd):
 def test_duplicate_signal_is_answered_once_and_other_ranks_are_silent(monkeypatch, capfd):
     monkeypatch.setattr(signals_module, "_DUPLICATE_SECONDS", 600.0)  # later, it would end pytest itself
     with StopSignals():
-        os.kill(os.getpid(), signal.SIGTERM)
-        os.kill(os.getpid(), signal.SIGTERM)
+        signal.raise_signal(signal.SIGTERM)
+        signal.raise_signal(signal.SIGTERM)
     assert capfd.readouterr().err.count("Ctrl-C") == 1
     with StopSignals(is_main_process=False) as signals:
-        os.kill(os.getpid(), signal.SIGTERM)
+        signal.raise_signal(signal.SIGTERM)
         assert signals.stop
     assert capfd.readouterr().err == ""
 
 
+@posix
 @pytest.mark.parametrize("ignored", [False, True], ids=["default", "nohup"])
 def test_hangups_stop_the_run_once_unless_they_are_ignored(monkeypatch, capfd, ignored):
     """A closing terminal sends several, in more than half a second: a later one must not exit at once."""
@@ -201,8 +206,8 @@ def test_hangups_stop_the_run_once_unless_they_are_ignored(monkeypatch, capfd, i
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN if ignored else signal.SIG_DFL)
     try:
         with StopSignals() as signals:
-            os.kill(os.getpid(), signal.SIGHUP)
-            os.kill(os.getpid(), signal.SIGHUP)
+            signal.raise_signal(signal.SIGHUP)
+            signal.raise_signal(signal.SIGHUP)
             assert signals.stop is not ignored
         assert signal.getsignal(signal.SIGHUP) == (signal.SIG_IGN if ignored else signal.SIG_DFL)
     finally:
@@ -210,12 +215,14 @@ def test_hangups_stop_the_run_once_unless_they_are_ignored(monkeypatch, capfd, i
     assert capfd.readouterr().err.count("Ctrl-C") == (0 if ignored else 1)
 
 
+@posix
 def test_save_signal_needs_no_answer(capfd):
     with StopSignals():
-        os.kill(os.getpid(), signal.SIGUSR1)
+        signal.raise_signal(signal.SIGUSR1)
     assert capfd.readouterr().err == ""
 
 
+@posix
 def test_closed_stderr_does_not_stop_the_run():
     code = "from vae.system import console; import os; os.close(2); console.error_from_signal_handler('x')"
     done = subprocess.run([sys.executable, "-c", code], timeout=60)
