@@ -5,6 +5,7 @@ import sys
 import pytest
 
 from tests.harness.runs import run_script
+from vae.system.console import command_line
 from vae.system.errors import DataError, UsageError
 from vae.system.script import MISSING_RUNTIME, ROOT, SETUP, activation_hint, exit_code
 
@@ -96,9 +97,10 @@ def test_activation_hint_for_an_existing_environment(tmp_path, monkeypatch, wind
     script = tmp_path / ".venv" / activate
     script.parent.mkdir(parents=True)
     script.touch()
-    assert activation_hint(tmp_path, windows) == f", or activate the environment: {words}{script}"
+    quoted = command_line(script, windows=windows)
+    assert activation_hint(tmp_path, windows) == f", or activate the environment: {words}{quoted}"
     monkeypatch.chdir(tmp_path)
-    relative = script.relative_to(tmp_path)
+    relative = command_line(script.relative_to(tmp_path), windows=windows)
     assert activation_hint(tmp_path, windows) == f", or activate the environment: {words}{relative}"
     monkeypatch.setattr(sys, "prefix", str(tmp_path / ".venv"))
     assert activation_hint(tmp_path, windows) == ""  # this environment lacks the package
