@@ -21,9 +21,6 @@ def folder(tmp_path, monkeypatch):
     (tmp_path / "foreign/mine.jpg").write_bytes(b"an image of mine")
     (tmp_path / "bad/a.png").write_bytes(b"nothing")
     (tmp_path / "taken.txt").write_text("a file")
-    for name in ("mds/shard.00000.mds", "lit/a.bin", "lit/chunk-0-0.bin", "a b.tar"):
-        (tmp_path / name).parent.mkdir(exist_ok=True)
-        (tmp_path / name).write_bytes(b"x")
     duckdb.execute("COPY (SELECT 'http://x' AS url, 1 AS score) TO 'urls.parquet' (FORMAT parquet)")
     return tmp_path
 
@@ -60,8 +57,6 @@ def files_in(folder):
         ("analyze", ["--input_dir", "bad", *OUT], 77, "none of 1 images can be read, for example a.png"),
         ("analyze", [*RAW, "--output_dir", "bad"], 78, "did not write (a.png)"),
         ("shard", [*RAW, *OUT, "--val_split", "1"], 2, "--val_split 1.0"),
-        ("shard", ["--input_dir", "mds", *OUT], 77, "MDS"),
-        ("shard", ["--input_dir", "lit", *OUT], 77, "LitData"),
         ("shard", ["--input_dir", "urls.parquet", *OUT], 77, "and the table as --join"),
         ("split", [*RAW], 77, "contains no manifest.jsonl"),
         ("demo", [*RAW], 2, "--input_dir belongs to --mode"),

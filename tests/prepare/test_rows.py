@@ -39,7 +39,7 @@ def checked(source, check, folder):
     """The table of a source after its check in two processes, and the number of blocks that are done."""
     with RowFolder(folder, "", {}).claimed() as rows:
         rows.run(source, check)
-        return Table(rows, source.blocks), sum(map(rows.has, source.blocks))
+        return Table(rows, source), sum(map(rows.has, source.blocks))
 
 
 @pytest.mark.slow

@@ -99,7 +99,7 @@ def test_odd_members_are_counted_and_cost_no_other_image(tmp_path):
     members = [
         ("good.png", picture(0)),
         ("good.jpg", picture(1, "JPEG")),
-        ("good.seg.png", picture(2)),
+        ("good.edited.png", picture(2)),
         ("good.png", picture(3)),
         link,
         hard,
@@ -109,6 +109,7 @@ def test_odd_members_are_counted_and_cost_no_other_image(tmp_path):
         ("twin.png", picture(0)),
         ("words.txt", b"no picture"),
         ("README", b"no key"),
+        ("__MACOSX/._last.png", b"of another program"),
         ("last.png", picture(5)),
         ("good.png", picture(6)),
     ]
@@ -118,6 +119,7 @@ def test_odd_members_are_counted_and_cost_no_other_image(tmp_path):
     assert read_all(tmp_path / "set" / "dataset.json") == expected
     assert left_out(tmp_path / "set") == {
         ("good.jpg", "several_images"),
+        ("good.edited.png", "several_images"),
         ("good.png", "duplicate_key"),
         ("link.png", "link"),
         ("hard.png", "link"),
@@ -128,8 +130,10 @@ def test_odd_members_are_counted_and_cost_no_other_image(tmp_path):
     }
     assert "left out       2  duplicate_key" in done.stdout
     assert "left out       1  exact_duplicate" in done.stdout
-    index(tar, tmp_path / "other", "--image_key", "seg.png")
-    assert read_all(tmp_path / "other" / "dataset.json") == {"a.tar/good.seg.png": picture(2)}
+    assert "skipped        1  other_file: README" in done.stdout
+    assert "skipped        1  system: __MACOSX/._last.png" in done.stdout
+    index(tar, tmp_path / "other", "--image_key", "edited.png")
+    assert read_all(tmp_path / "other" / "dataset.json") == {"a.tar/good.edited.png": picture(2)}
 
 
 NAMED = {
@@ -140,7 +144,12 @@ NAMED = {
     "twice": {"22.05.png": "read", "./22.05.png": "duplicate_key"},
     "of other programs": {"__MACOSX/._a.png": "", "._a.png": "", "a.png": "read", "@eaDir/a.png/S.png": ""},
     "hidden": {".a.png": "", "a.png": "read", "b/.thumbnails/c.png": ""},
-    "a mask is no image": {"a.seg.png": "", "a.png": "read", "b.seg.png": "", "b.txt": "no_image"},
+    "a mask is no image": {
+        "a.seg.png": "several_images",
+        "a.png": "read",
+        "b.seg.png": "",
+        "b.txt": "no_image",
+    },
 }
 
 
@@ -177,7 +186,6 @@ def cut(data):
 BROKEN = {
     "unexpected end of data": cut,
     "its end mark is missing": lambda data: data[: -(-len(data.rstrip(b"\0")) // 512) * 512],
-    "compressed with gzip": lambda data: b"\x1f\x8b" + data,
     "no tar file": lambda data: b"x" * 2000,
     "damaged (": lambda data: data[:1024] + b"?" * 512 + data[1536:],
 }

@@ -71,6 +71,7 @@ EXTENSIONS = (
 # With fewer images a hash threshold would miss the requested share by too much (5 % of 1000: sd 0.7 %).
 SMALL_SET = 1000
 EXAMPLES = 3
+OF_PREPARATION = (".prepare", ".vae_folder.json")  # our own files beside prepared images: not counted
 # The way on for files of many images, and for a path that is no folder, by the end of its name.
 _SHARD = "prepare_data.py --mode shard --input_dir {path} --output_dir DIR makes a dataset.json of it"
 ARCHIVES = {
@@ -246,6 +247,8 @@ def _walk(
                 for entry in entries:
                     name = f"{folder}/{entry.name}" if folder else entry.name
                     code = _classify(entry, name, extensions)
+                    if entry.name in OF_PREPARATION:
+                        continue
                     if code == "folder":
                         subfolders.append(name)
                         if entry.name.lower().endswith(extensions):

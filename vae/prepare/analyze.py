@@ -11,7 +11,7 @@ from vae.charts import BLUE, new_figure, png
 from vae.config.prepare_flags import AnalyzeConfig
 from vae.config.recipes import RECIPES
 from vae.prepare.check import Check
-from vae.prepare.folders import check_apart, inside
+from vae.prepare.folders import check_apart
 from vae.prepare.reasons import broken_lines, count_rejected, group_lines
 from vae.prepare.rows import open_rows, rules_of
 from vae.prepare.source import open_source
@@ -68,7 +68,6 @@ KINDS = {
 class Image(NamedTuple):
     """An image of a group."""
 
-    n: int  # its number in the table
     name: str
     width: int
     height: int
@@ -95,7 +94,7 @@ def exact_groups(table: Table) -> Groups:
 def _groups(table: Table, query: str) -> Groups:
     groups: Groups = {}
     order = f"ORDER BY count(*) OVER (PARTITION BY g) DESC, g, {LARGEST_FIRST}"
-    for group, *image in table.all(f"SELECT g, n, name, width, height FROM ({query}) {order}"):
+    for group, *image in table.all(f"SELECT g, name, width, height FROM ({query}) {order}"):
         groups.setdefault(group, []).append(Image(*image))
     return groups
 
@@ -202,7 +201,7 @@ def run_analyze(config: AnalyzeConfig) -> int:
         if config.part:
             console.info(folder.part_text(source))
             return 0
-        return _report(config, Table(folder, source.blocks), root)
+        return _report(config, Table(folder, source), root)
 
 
 def _report(config: AnalyzeConfig, table: Table, root: Path) -> int:
@@ -219,8 +218,6 @@ def _report(config: AnalyzeConfig, table: Table, root: Path) -> int:
     near = near_groups(table)
     exact = exact_groups(table)
     stats, values = summarize(table, near, exact, config.input_dir)
-    for name in (STATS, HISTOGRAMS, NEAR):
-        inside(root, name)
     write_json(root / STATS, {**stats, "examples": examples(table)}, indent=1)
     write_csv_rows(root / NEAR, _near_duplicate_rows(near))
     replace_bytes(root / HISTOGRAMS, draw_histograms(values, stats["quantiles"]))
@@ -282,12 +279,11 @@ def bin_edges(values: np.ndarray, is_log: bool) -> np.ndarray:
     values = values[np.isfinite(values) & ((values > 0) | (not is_log))]
     if not len(values):
         return np.zeros(0)
-    low, high = float(values.min()), float(values.max())
-    if high - low <= 1e-9 * max(abs(high), 1.0):
-        low, high = (low / 1.1, high * 1.1) if is_log else (low - 0.5, high + 0.5)
     bins = int(np.clip(2 * len(values) ** (1 / 3), 8, MAX_BINS))  # Rice's rule
-    edges = np.geomspace(low, high, bins + 1) if is_log else np.linspace(low, high, bins + 1)
-    edges[0], edges[-1] = low, high  # rounding must exclude no image
+    if not is_log:
+        return np.histogram_bin_edges(values, bins)
+    edges = np.exp(np.histogram_bin_edges(np.log(values), bins))
+    edges[0], edges[-1] = min(edges[0], values.min()), max(edges[-1], values.max())  # despite rounding
     return edges
 
 

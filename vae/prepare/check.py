@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-import math
 import zlib
 from dataclasses import dataclass
 from io import BytesIO
@@ -168,17 +167,14 @@ def _plain(metadata: dict[str, Any]) -> dict[str, Any]:
     plain: dict[str, Any] = {}
     size = 0
     for name, value in metadata.items():
-        if isinstance(value, float) and not math.isfinite(value):
-            continue
         if isinstance(value, str):
             value = utf8_text(value)
         elif isinstance(value, int) and abs(value) >= 2**63:
             value = str(value)
-        elif not isinstance(value, bool | int | float):
-            try:
-                json.dumps(value, ensure_ascii=False, allow_nan=False).encode()
-            except (ValueError, TypeError, RecursionError):  # not what JSON readers accept
-                continue
+        try:
+            json.dumps(value, ensure_ascii=False, allow_nan=False).encode()
+        except (ValueError, TypeError, RecursionError):  # not what JSON readers accept
+            continue
         size += len(name) + len(str(value))
         if size > MAX_METADATA_CHARS:
             break

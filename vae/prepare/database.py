@@ -2,9 +2,6 @@
 
 import glob
 import os
-import shutil
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -12,7 +9,6 @@ from typing import Any
 from vae.config.declare import nearest
 from vae.prepare.blocks import find_files, local_file
 from vae.system.errors import DataError, UserError
-from vae.system.files import encoding_of, open_new_text, open_regular, open_text
 from vae.system.host import GIB, free_memory
 
 OFFLINE = {"autoinstall_known_extensions": False, "autoload_known_extensions": False}
@@ -69,30 +65,13 @@ def read_joined(db: Any, text: str, key: str) -> None:
     db.execute("CREATE TABLE joined (key VARCHAR, more JSON)")
     for file in find_files(text, "--join", (".parquet", ".csv", ".tsv", ".jsonl")):
         try:
-            with local_file(file) as path, _as_utf8(path) as text_path:
-                _append(db, text_path, key, str(file))
+            with local_file(file) as path:
+                _append(db, path, key, str(file))
         except OSError as error:
             raise DataError(f"--join {file} cannot be read: {error.strerror}") from error
-        except UnicodeError as error:
-            raise DataError(f"--join {file} cannot be read ({error}): save it as UTF-8") from error
         except duckdb.Error as error:
             hint = ": save it as UTF-8" if "unicode" in str(error).lower() else ""
             raise DataError(f"--join {file} cannot be read ({short(error)}){hint}") from error
-
-
-@contextmanager
-def _as_utf8(path: Path) -> Iterator[Path]:
-    """The file, or a copy of a text that is UTF-16, as Excel and PowerShell save tables."""
-    with open_regular(path) as file:
-        encoding = encoding_of(file.read(4))
-    if path.suffix.lower() == ".parquet" or encoding == "utf-8-sig":
-        yield path
-        return
-    with TemporaryDirectory(prefix="vae-trainer-") as scratch, open_text(path) as file:
-        copy = Path(scratch, path.name)
-        with open_new_text(copy) as new:
-            shutil.copyfileobj(file, new)
-        yield copy
 
 
 def _append(db: Any, path: Path, key: str, shown: str) -> None:
@@ -118,13 +97,12 @@ def read_column(text: str, key: str, column: str, flag: str) -> dict[str, str | 
     with TemporaryDirectory(prefix="vae-trainer-") as scratch:
         db = connect(scratch)
         read_joined(db, text, key)
-        known = [
-            name for (name,) in db.execute("SELECT DISTINCT unnest(json_keys(more)) FROM joined").fetchall()
-        ]
+        names = db.execute("SELECT DISTINCT unnest(json_keys(more)) FROM joined").fetchall()
+        known = sorted(name for (name,) in names)
         if column not in known:
             raise UserError(
                 f"{flag} {column}: --join {text} has no such column{nearest(column, known)} (columns: "
-                f"{', '.join(sorted(known))[:500]})"
+                f"{', '.join(known)[:500]})"
             )
         rows = db.execute(f"SELECT key, more ->> '{json_path(column)}' FROM joined").fetchall()
     values: dict[str, str | None] = {}

@@ -1,21 +1,18 @@
-"""Output folders and files: checks before the work, paths that stay inside, and what a failed write means."""
+"""Output folders and files: checks before the work, and what a failed write means."""
 
 import errno
 import json
 import os
-import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from vae.system.addresses import is_remote
-from vae.system.errors import DataError, UserError
+from vae.system.errors import UserError
 from vae.system.files import claim_folder, parse_json, read_json, why_not_writable, write_json
 
 HIDDEN = ".prepare"  # in an output folder
-# Absolute paths, drives, shares and parent folders of Linux and of Windows, refused on every system.
-_OUTSIDE = re.compile(r"^[/\\]|^[A-Za-z]:|(^|[/\\])\.\.([/\\]|$)|\0")
 FULL_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
@@ -23,15 +20,13 @@ def check_apart(input_dir: str, output_dir: str | Path, flag: str = "--output_di
     """UserError if the output folder is the input folder, or if one is inside the other."""
     if is_remote(input_dir) or not os.path.isdir(input_dir):
         return
-    here, there = os.path.realpath(input_dir), os.path.realpath(output_dir)
+    here, there = Path(input_dir).resolve(), Path(output_dir).resolve()
     if here == there:
         raise UserError(f"{flag} {output_dir} is --input_dir: give another folder")
-    for inner, outer, text in (
-        (here, there, f"--input_dir {input_dir} is inside {flag} {output_dir}"),
-        (there, here, f"{flag} {output_dir} is inside --input_dir {input_dir}"),
-    ):
-        if is_below(inner, outer):
-            raise UserError(f"{text}: give a folder outside it")
+    if here.is_relative_to(there):
+        raise UserError(f"--input_dir {input_dir} is inside {flag} {output_dir}: give a folder outside it")
+    if there.is_relative_to(here):
+        raise UserError(f"{flag} {output_dir} is inside --input_dir {input_dir}: give a folder outside it")
 
 
 _OF_DUCKDB = ("IOException", "OutOfMemoryException")  # which is not imported for them
@@ -53,13 +48,11 @@ def check_output_file(path: str, flag: str, *, overwrite: bool) -> None:
     """UserError if the file cannot be written, or exists without --overwrite."""
     file = Path(path)
     folder = file.absolute().parent
-    if os.path.islink(file):
-        raise UserError(f"{flag} {path} is a link: give another name, or remove it")
-    if os.path.isdir(file):
+    if file.is_dir():
         raise UserError(f"{flag} {path} is a folder: give the name of a file")
-    if not os.path.isdir(folder):
+    if not folder.is_dir():
         raise UserError(f"{flag} {path}: the folder {folder} is missing: create it")
-    if os.path.exists(file) and not overwrite:
+    if file.exists() and not overwrite:
         raise UserError(f"{flag} {path} exists: give another name, or add --overwrite")
     if problem := why_not_writable(folder):
         raise UserError(f"{flag} {path}: {folder} {problem}")
@@ -109,25 +102,3 @@ def claim_settings(path: Path, settings: dict[str, Any], owner: str) -> None:
         raise UserError(
             f"{owner} was made with other settings ({values[:1000]}): use those, or give another folder"
         )
-
-
-def inside(folder: str | os.PathLike[str], name: str, source: str = "--output_dir") -> Path:
-    """The path of a file below a folder; DataError, with its `source`, if it could be anywhere else.
-
-    The folders on the way to it may not be links that lead out. The file itself may be a link, which writing
-    replaces.
-    """
-    root = os.path.realpath(folder)
-    if not name or _OUTSIDE.search(name) or os.path.basename(name) in ("", os.curdir):
-        raise DataError(f"{source}: {name[:200]!r} is not in {os.fspath(folder)}: nothing was changed")
-    path = os.path.join(root, name)
-    if not is_below(os.path.realpath(os.path.dirname(path)), root):
-        raise DataError(
-            f"{source}: {os.path.dirname(path)} is a link that leads out of {os.fspath(folder)}: remove it"
-        )
-    return Path(path)
-
-
-def is_below(path: str, root: str) -> bool:
-    """Whether a real path is a folder, or in it."""
-    return path == root or path.startswith(root.rstrip(os.sep) + os.sep)

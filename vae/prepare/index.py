@@ -15,8 +15,8 @@ import numpy as np
 from vae.config.prepare_flags import IndexConfig
 from vae.prepare.blocks import Block, common_folder, find_files
 from vae.prepare.check import HeaderCheck
-from vae.prepare.folders import HIDDEN, claim_content, inside
-from vae.prepare.reasons import remedy
+from vae.prepare.folders import HIDDEN, claim_content
+from vae.prepare.reasons import remedy, skip_lines
 from vae.prepare.rows import open_rows
 from vae.prepare.shard import save_index
 from vae.prepare.source import Source
@@ -87,7 +87,7 @@ def run_index(config: IndexConfig) -> int:
             console.info(folder.part_text(source))
             return 0
         write_json(root / HIDDEN / "blocks.json", [[block.name, block.id] for block in blocks])
-        return _publish(config, Table(folder, blocks), root, base, began)
+        return _publish(config, Table(folder, source), root, base, began)
 
 
 def _select_again(config: IndexConfig, began: float) -> int:
@@ -113,7 +113,7 @@ def _select_again(config: IndexConfig, began: float) -> int:
             blocks = []
         if not blocks or not all(path.is_file() for path in folder.files(blocks)):
             raise DataError(f"{FLAG} {config.input} has no rows in {theirs}: give its tar files")
-        return _publish(config, Table(folder, blocks), root, dataset.tars, began)
+        return _publish(config, Table(folder, Source("", blocks, "tar")), root, dataset.tars, began)
 
 
 def _publish(config: IndexConfig, table: Table, root: Path, base: str, began: float) -> int:
@@ -127,7 +127,6 @@ def _publish(config: IndexConfig, table: Table, root: Path, base: str, began: fl
     choose_validation(table, config.val_split, near=False)
     for path in (root, *(root / name for name in FOLDERS.values())):
         remove_temporary(path)  # of killed processes
-    inside(root, REJECTED_NAME)
     rejected = (f"{row}\n" for query in REJECTED for row in table.json_rows(query))
     replace_text(root / REJECTED_NAME, rejected)
     images = {name: table.count("reason = '' AND subset = ?", subset) for name, subset in SUBSETS.items()}
@@ -176,7 +175,6 @@ def _write_index(
     """Write the index of the images of a tar file that are in a subset."""
     path = index_path(Path(folder), tar)
     (root / path).parent.mkdir(parents=True, exist_ok=True)
-    inside(root, str(path))
     rows = np.array(images, index_type(max(len(image[-1]) for image in images)))
     return Shard(tar, len(rows), size, sha256, save_index(root / path, rows))
 
@@ -191,6 +189,7 @@ def _print_summary(
         f"validation, {counted(num_read, 'tar file')} ({seconds:.1f} s), "
         f"{sum(n for _, n in counts)} left out",
         *(f"  left out {count:>7}  {reason}: {remedy(reason)}" for reason, count in counts),
+        *skip_lines(table.skips),
         *(
             f"  broken  {printable(table.blocks[number].name)}: {printable(detail)}"
             for number, _, detail in broken[:MAX_LINES]

@@ -22,7 +22,6 @@ MAX_LOW, MAX_ALL = 5, 20
 # Hashes that differ in 5 bits agree in at least 3 of 8 bytes, so every choice of 3 bytes is a bucket key.
 # With 2**27 hashes, and as many mirrored ones, a bucket has 16.
 BYTES, KEY_BYTES = 8, 3
-_PAIRS, _FOURS, _OCTETS, _SUM = (np.uint64(2**64 // n) for n in (3, 5, 17, 255))  # 0x55.., 33.., 0f.., 01..
 # In a large bucket (skies, blank pages), a hash is compared only with the next ones in sorted order.
 MAX_NEIGHBOURS = 64
 GROUP_PREFIX = "near-"  # of the names of groups
@@ -140,16 +139,8 @@ def bucket_keys(hashes: np.ndarray, chosen: tuple[int, ...]) -> np.ndarray:
 
 def are_near(one: np.ndarray, other: np.ndarray) -> np.ndarray:
     """Whether two hashes are near, for each pair of (M, 2): bool (M,)."""
-    low, high = (count_ones(words) for words in (one ^ other).T)
+    low, high = np.bitwise_count(one ^ other).T
     return (low <= MAX_LOW) & (low + high <= MAX_ALL)
-
-
-def count_ones(words: np.ndarray) -> np.ndarray:
-    """Number of ones in each uint64 (Warren, Hacker's Delight, section 5-1): uint64."""
-    pairs = words - (words >> np.uint64(1) & _PAIRS)
-    fours = (pairs & _FOURS) + (pairs >> np.uint64(2) & _FOURS)
-    octets = fours + (fours >> np.uint64(4)) & _OCTETS
-    return octets * _SUM >> np.uint64(56)
 
 
 def _join(roots: np.ndarray, left: np.ndarray, right: np.ndarray) -> None:

@@ -15,12 +15,11 @@ from vae.prepare.database import connect, literal, quoted, short
 from vae.shards.store import StoreFile
 from vae.system.console import printable
 from vae.system.errors import DataError, UserError
-from vae.system.files import check_regular, parse_json
+from vae.system.files import check_regular
 
 BYTES_STRUCT = "STRUCT(bytes BLOB"  # the type of an image column of `datasets`, with a path beside
 PLAIN_TYPES = ("VARCHAR", "BOOLEAN", "BIGINT", "INTEGER", "SMALLINT", "TINYINT", "UBIGINT", "UINTEGER",
                "USMALLINT", "UTINYINT", "DOUBLE", "FLOAT")  # fmt: skip
-PATH_COLUMNS = ("path", "file_name", "filename", "file", "filepath", "file_path", "image", "image_path")
 
 
 def parquet_blocks(files: Sequence[File], image_column: str | None) -> Iterator["ParquetBlock"]:
@@ -47,12 +46,7 @@ def _row_groups(file: Path, image_column: str | None) -> list[int]:
     try:
         check_regular(file)
         db = connect()
-        image, is_struct, _ = _columns(db, file, image_column)
-        nulls = (
-            "SELECT bool_and(stats_null_count = num_values) FROM parquet_metadata(?) WHERE path_in_schema = ?"
-        )
-        if is_struct and db.execute(nulls, [literal(file), f"{image}, bytes"]).fetchall() == [(True,)]:
-            raise _paths_only(file, f"{quoted(image)}.path")
+        _columns(db, file, image_column)  # an error, if it has no images
         query = (
             "SELECT DISTINCT row_group_id, row_group_num_rows FROM parquet_metadata(?) "
             "WHERE row_group_num_rows > 0 ORDER BY 1"
@@ -62,34 +56,6 @@ def _row_groups(file: Path, image_column: str | None) -> list[int]:
         raise DataError(f"{FLAG} {file} cannot be read: {error.strerror}") from error
     except duckdb.Error as error:
         raise DataError(f"{FLAG} {file} is no Parquet file, or is damaged ({short(error)})") from error
-
-
-def _refuse_known(path: Path, kinds: dict[str, str]) -> None:
-    """DataError, with the next command, for a file with lists of images, or with paths of images."""
-    for name, kind in kinds.items():
-        if kind == "BLOB[]" or (kind.startswith(BYTES_STRUCT) and kind.endswith("[]")):
-            query = f"COPY (SELECT unnest({quoted(name)}) AS image FROM '{path}') TO 'images.parquet'"
-            raise DataError(
-                f"{FLAG} {path} has a list of images in each row, in column {name}: write a row for each, "
-                f"{_command(query)}"
-            )
-    for name, kind in kinds.items():
-        if kind == "VARCHAR" and name.lower() in PATH_COLUMNS:
-            raise _paths_only(path, quoted(name))
-
-
-def _paths_only(path: Path, column: str) -> DataError:
-    query = f"COPY (SELECT {column} FROM '{path}') TO 'list.txt' (FORMAT csv, HEADER false)"
-    return DataError(
-        f"{FLAG} {path} has the paths of images, and not their bytes: write a list of them where the paths "
-        f"begin, {_command(query)}, and give list.txt"
-    )
-
-
-def _command(query: str) -> str:
-    """A command that runs a query of DuckDB, for a terminal."""
-    escaped = query.replace('"', '\\"')
-    return f"python -c \"import duckdb; duckdb.sql('''{escaped} ''')\""
 
 
 def _columns(db: Any, path: Path, image_column: str | None) -> tuple[str, bool, list[str]]:
@@ -109,10 +75,9 @@ def _columns(db: Any, path: Path, image_column: str | None) -> tuple[str, bool, 
             )
         images = [image_column]
     if not images:
-        _refuse_known(path, kinds)
         raise DataError(
-            f"{FLAG} {path} has no column with the bytes of images (columns: {', '.join(kinds)[:500]}): of a "
-            "table with urls, give the tar files beside it, and the table as --join"
+            f"{FLAG} {path} has no column with the bytes of images (columns: {', '.join(kinds)[:500]}): give "
+            "the image files or tar files that it names, and the table as --join"
         )
     if len(images) > 1:
         raise UserError(
@@ -147,7 +112,6 @@ class ParquetBlock(Block):
 
     def _items(self, db: Any, path: Path) -> Iterator[Item]:
         image, is_struct, others = _columns(db, path, self.image_column)
-        labels = _label_names(db, path)
         columns = [f"{quoted(image)}.bytes, {quoted(image)}.path" if is_struct else f"{quoted(image)}, NULL"]
         last = self.first + self.count - 1 if self.count else 2**62
         rows = db.execute(
@@ -159,9 +123,7 @@ class ParquetBlock(Block):
         number = self.first
         while (row := rows.fetchone()) is not None:
             data, source, *values = row
-            metadata = {
-                k: labels.get(k, {}).get(v, v) for k, v in zip(others, values, strict=True) if v is not None
-            }
+            metadata = {k: v for k, v in zip(others, values, strict=True) if v is not None}
             if source is not None:
                 metadata.setdefault("path", source)
             content = (
@@ -169,21 +131,6 @@ class ParquetBlock(Block):
             )
             yield Item(f"{self.name}/{number:08}{_extension(data)}", given(content), metadata)
             number += 1
-
-
-def _label_names(db: Any, path: Path) -> dict[str, dict[int, str]]:
-    """The names of the classes of each ClassLabel column, which `datasets` writes beside the schema."""
-    query = "SELECT value FROM parquet_kv_metadata(?) WHERE key = 'huggingface'::BLOB"
-    names: dict[str, dict[int, str]] = {}
-    for (value,) in db.execute(query, [literal(path)]).fetchall():
-        try:
-            features = parse_json(bytes(value).decode("utf-8"))["info"]["features"]
-            for column, feature in features.items():
-                if isinstance(feature, dict) and isinstance(feature.get("names"), list):
-                    names[column] = dict(enumerate(map(str, feature["names"])))
-        except (ValueError, KeyError, TypeError, AttributeError):
-            continue
-    return names
 
 
 def _extension(data: bytes | None) -> str:

@@ -28,7 +28,7 @@ from vae.images.decoding import parse_background
 from vae.images.formats import BadImageError
 from vae.prepare.blocks import Block, FileBlock, Item, block_id
 from vae.prepare.check import Check, Row, rejected
-from vae.prepare.folders import HIDDEN, check_apart, inside
+from vae.prepare.folders import check_apart
 from vae.prepare.reasons import count_rejected, duplicates_text, print_summary
 from vae.prepare.rows import RowFolder, open_rows, rules_of
 from vae.prepare.source import Source, open_source
@@ -81,11 +81,10 @@ class Convert(Check):
 
     def _write(self, output: str, data: memoryview) -> None:
         os.makedirs((self.root / output).parent, exist_ok=True)
-        final = inside(self.root, output)
         temporary = self.scratch / uuid4().hex
         with open_new(temporary) as file:
             file.write(data)
-        os.replace(temporary, final)
+        os.replace(temporary, self.root / output)
 
 
 def run_preprocess(config: PreprocessConfig) -> int:
@@ -116,7 +115,7 @@ def _preprocess(config: PreprocessConfig, source: Source, folder: RowFolder, roo
         if config.part:
             console.info(folder.part_text(source))
             return 0
-        table = Table(folder, source.blocks)
+        table = Table(folder, source)
         drop_exact(table, also_rejected=True)
         if config.drop_duplicates:
             name_near_groups(table)
@@ -129,7 +128,7 @@ def _preprocess(config: PreprocessConfig, source: Source, folder: RowFolder, roo
             folder.remove(source.blocks[number])
     for (path,) in table.stream("SELECT made.path FROM images WHERE reason <> '' AND made IS NOT NULL"):
         with suppress(FileNotFoundError):  # of duplicates and of others that the rules leave out
-            inside(root, path, str(root / HIDDEN)).unlink()
+            (root / path).unlink()
     orphans = _write_manifest(table, root)
     rejected = table.json_rows(
         "SELECT name AS source, reason, coalesce(detail, '') AS detail FROM images WHERE reason <> '' "
@@ -144,7 +143,6 @@ def _preprocess(config: PreprocessConfig, source: Source, folder: RowFolder, roo
         last.append("no image was accepted: fix the problems listed above")
     print_summary(
         table,
-        source,
         f"{console.printable(config.output_dir)}: {table.accepted} images, {count_rejected(table)} rejected, "
         f"{duplicates_text(table)} ({seconds:.1f} s, {table.count() / max(seconds, 1e-9):.1f} images/s)",
         *last,
@@ -159,7 +157,7 @@ def _blocks_without_files(table: Table, root: Path) -> list[int]:
         "SELECT block, made.path, made.bytes FROM images WHERE reason = ''"
     ):
         try:
-            is_there = inside(root, path or "", str(root / HIDDEN)).stat().st_size == size
+            is_there = (root / (path or "")).stat().st_size == size
         except OSError:
             is_there = False
         if not is_there:

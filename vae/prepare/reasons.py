@@ -1,7 +1,6 @@
 """Reasons for rejecting a file: the remedy for each, and the lines about them in a terminal summary."""
 
 from vae.images.folder import Skips
-from vae.prepare.source import Source
 from vae.prepare.table import Table
 from vae.system import console
 from vae.system.console import counted, printable
@@ -106,9 +105,9 @@ def broken_lines(table: Table) -> list[str]:
     ]
 
 
-def print_summary(table: Table, source: Source, first: str, *last: str) -> None:
+def print_summary(table: Table, first: str, *last: str) -> None:
     """Print what was made, what was left out and why, and what to do next."""
-    lines = [*reason_lines(table), *broken_lines(table), *skip_lines(source.skips)]
+    lines = [*reason_lines(table), *broken_lines(table), *skip_lines(table.skips)]
     console.info("\n".join([first, *lines, *last]))
 
 

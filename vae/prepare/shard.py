@@ -22,7 +22,7 @@ from vae.config.prepare_flags import ShardConfig
 from vae.images.formats import EXTENSIONS_OF, BadImageError
 from vae.prepare.blocks import Block
 from vae.prepare.check import Check
-from vae.prepare.folders import HIDDEN, check_apart, claim_content, inside
+from vae.prepare.folders import HIDDEN, check_apart, claim_content
 from vae.prepare.pool import Failure, Limits, count_workers, run_tasks
 from vae.prepare.preprocess import SETTINGS_NAME
 from vae.prepare.reasons import broken_lines, count_rejected, duplicates_text, print_summary
@@ -57,7 +57,6 @@ from vae.system.files import (
 )
 
 BLOCK_BYTES = tarfile.BLOCKSIZE  # members begin at multiples of it
-_EMPTY_HEADER = tarfile.TarInfo("").tobuf(tarfile.USTAR_FORMAT)
 
 
 class Member(NamedTuple):
@@ -118,7 +117,7 @@ def write_shard(root: Path, plan: Plan) -> Shard:
     digest = plan.digest()
     if done := _read_note(root, plan.name, digest):
         return done
-    with atomic_path(inside(root, plan.name)) as temporary:
+    with atomic_path(root / plan.name) as temporary:
         rows, sha256 = _write_tar(temporary, plan)
         size = temporary.stat().st_size
     shard = Shard(plan.name, len(rows), size, sha256, save_index(index_path(root, plan.name), rows))
@@ -199,12 +198,9 @@ class _TarWriter:
 
 def _header(name: str, size: int) -> bytes:
     """The header of a file in the format USTAR."""
-    header = bytearray(_EMPTY_HEADER)
-    header[: len(name)] = name.encode("ascii")
-    header[124:136] = b"%011o\0" % size
-    header[148:156] = b" " * 8  # the checksum counts itself as spaces
-    header[148:156] = b"%06o\0 " % sum(header)
-    return bytes(header)
+    info = tarfile.TarInfo(name)
+    info.size = size
+    return info.tobuf(tarfile.USTAR_FORMAT)
 
 
 def _read_members(plan: Plan) -> Iterator[tuple[Member, bytes]]:
@@ -260,12 +256,12 @@ def run_shard(config: ShardConfig) -> int:
         if config.part and not all(map(folder.has, source.blocks)):
             console.info(folder.part_text(source))
             return 0
-        table = Table(folder, source.blocks)
+        table = Table(folder, source)
         if broken := broken_lines(table):
             raise DataError(
                 f"--input_dir {config.input_dir}: {broken[0].strip()}: copy it again, or leave it out"
             )
-        _select(table, source, config)
+        _select(table, config)
         images = {name: table.count("reason = '' AND subset = ?", subset) for name, subset in SUBSETS.items()}
         written: dict[str, list[Shard]] = {}
         if not config.part:
@@ -281,7 +277,6 @@ def run_shard(config: ShardConfig) -> int:
         shards = [shard for some in written.values() for shard in some]
         print_summary(
             table,
-            source,
             f"{console.printable(config.output_dir)}: {images[TRAINING]} images for training and "
             f"{images[VALIDATION]} for validation in {len(shards)} shards "
             f"({sum(shard.bytes for shard in shards) / 1e6:.1f} MB, {time.monotonic() - began:.1f} s), "
@@ -293,16 +288,16 @@ def run_shard(config: ShardConfig) -> int:
         return 0 if written else EXIT_DATA
 
 
-def _select(table: Table, source: Source, config: ShardConfig) -> None:
+def _select(table: Table, config: ShardConfig) -> None:
     """Leave out duplicates and what the rules refuse, and set the subset of each image."""
-    table.load_manifest(source)
+    table.load_manifest()
     table.run(
         "UPDATE images SET metadata = json_merge_patch(coalesce(metadata, '{}'::JSON), m.more) FROM manifest "
         "m WHERE m.path = images.name AND m.more IS NOT NULL"
     )
     drop_exact(table)
     apply_rules(table, config)
-    if table.one("SELECT 1 FROM manifest WHERE split IS NOT NULL LIMIT 1"):
+    if table.all("SELECT 1 FROM manifest WHERE split IS NOT NULL LIMIT 1"):
         table.run(
             "UPDATE images SET subset = CASE WHEN name IN (SELECT path FROM manifest WHERE split = 'val') "
             "THEN ? ELSE ? END WHERE reason = ''",

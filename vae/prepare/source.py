@@ -1,7 +1,6 @@
 """--input_dir as blocks: which files it names, and of what kind they are."""
 
 import os
-import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import islice
@@ -22,20 +21,13 @@ from vae.prepare.blocks import (
     read_list,
     refuse_secrets,
 )
-from vae.prepare.folders import inside
 from vae.prepare.parquet_source import parquet_blocks
 from vae.prepare.tar_source import tar_blocks
 from vae.shards.store import StoreFile, list_files
 from vae.system import console
 from vae.system.addresses import is_remote
-from vae.system.errors import DataError
 
 ARCHIVES = (".tar", ".parquet")  # of many images
-# Datasets of other programs, by the names of their files.
-PROGRAMS = {
-    "MDS of mosaicml-streaming": re.compile(r"\.mds(\.zstd)?$", re.IGNORECASE),
-    "LitData": re.compile(r"(^|/)chunk-[^/]*\.bin$", re.IGNORECASE),
-}
 
 
 @dataclass
@@ -90,8 +82,6 @@ def open_source(config: ReadingConfig) -> Source:
     elif is_manifest(text) and os.path.isfile(text):
         root = str(image_root(text))
         names = [row["path"] for row in read_rows(text, flag=FLAG)]
-        for name in names:
-            inside(root, name, f"{FLAG} {text}")
     else:
         root = source.folder = text
         names = list(walk_images(text, flag=FLAG, extensions=OTHER_IMAGES, on_skip=source.skips.add))
@@ -121,22 +111,12 @@ def _kind(text: str) -> str:
 
 
 def _other_files(folder: str) -> set[str]:
-    """An example of each extension in a folder without image files; none in one with image files.
-
-    DataError for the dataset of another program.
-    """
+    """An example of each extension in a folder without image files; none in one with image files."""
     examples: dict[str, str] = {}
 
     def note(name: str, code: str) -> None:
         if code in ("other_file", "archive"):
-            program = next((program for program, names in PROGRAMS.items() if names.search(name)), None)
-            examples.setdefault(program or os.path.splitext(name.lower())[1], name)
+            examples.setdefault(os.path.splitext(name.lower())[1], name)
 
-    if next(walk_images(folder, flag=FLAG, extensions=OTHER_IMAGES, on_skip=note), None) is not None:
-        return set()
-    if program := next((program for program in PROGRAMS if program in examples), None):
-        raise DataError(
-            f"{FLAG} {folder} is a dataset in the format {program}, which is not read: export its images to "
-            "files"
-        )
-    return set(examples.values())
+    walked = walk_images(folder, flag=FLAG, extensions=OTHER_IMAGES, on_skip=note)
+    return set(examples.values()) if next(walked, None) is None else set()

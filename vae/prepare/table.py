@@ -5,8 +5,9 @@ A row is accepted while its `reason` is empty. Selecting sets reasons; nothing i
 
 import hashlib
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,7 @@ import numpy as np
 from vae.config.prepare_flags import SelectConfig
 from vae.data.exclude_list import KEY_DIGITS, read_exclude_list, refuse_unmatched
 from vae.data.manifest import IMAGE_KEYS, SPLIT_KEYS
-from vae.prepare.blocks import Block
+from vae.images.folder import Skips
 from vae.prepare.database import connect_for_all, json_path, literal, read_joined, short, sql
 from vae.prepare.near_duplicates import group_names, words_of
 from vae.prepare.rows import RowFolder
@@ -33,20 +34,21 @@ class Table:
     `n` orders the images: by the number of their block, and then by their number in it.
     """
 
-    def __init__(self, folder: RowFolder, blocks: Sequence[Block]) -> None:
+    def __init__(self, folder: RowFolder, source: Source) -> None:
         """DataError for a file of rows that is damaged."""
         import duckdb
 
         self.scratch = folder.scratch
         self.error = duckdb.Error
         self.db = connect_for_all(self.scratch / "duckdb")
-        self.blocks = blocks
-        files = folder.files(blocks)
+        self.source = source
+        self.blocks = source.blocks
+        files = folder.files(self.blocks)
         columns = {
             "pattern": np.array(list(map(literal, files)), object),
             "path": np.array(list(map(str, files)), object),
             "block": np.arange(len(files)),
-            "name": np.array([block.name for block in blocks], object),
+            "name": np.array([block.name for block in self.blocks], object),
         }
         try:
             with self.arrays("files", **columns):
@@ -74,10 +76,6 @@ class Table:
     def all(self, query: str, *values: Any) -> list[tuple[Any, ...]]:
         """All rows of a query."""
         return self.db.execute(query, list(values)).fetchall()
-
-    def one(self, query: str, *values: Any) -> tuple[Any, ...] | None:
-        """The first row of a query."""
-        return self.db.execute(query, list(values)).fetchone()
 
     def stream(self, query: str, *values: Any) -> Iterator[tuple[Any, ...]]:
         """The rows of a query, some at a time; other queries may run meanwhile."""
@@ -113,11 +111,11 @@ class Table:
         finally:
             self.db.unregister(table)
 
-    def load_manifest(self, source: Source) -> None:
+    def load_manifest(self) -> None:
         """Make a table `manifest` of path, sha256, split, and `more`: what others have written."""
 
         def rows() -> Iterator[dict[str, Any]]:
-            for row in source.manifest():
+            for row in self.source.manifest():
                 more = {utf8_text(k): v for k, v in row.items() if k not in OWN_KEYS and v is not None}
                 path, sha256 = utf8_text(row["path"]), utf8_text(row["sha256"])
                 yield {"path": path, "sha256": sha256, "split": row.get("split"), "more": more or None}
@@ -127,11 +125,6 @@ class Table:
             file.writelines(json.dumps(row) + "\n" for row in rows())
         self.run(sql("manifest"), literal(path))
         path.unlink()
-
-    def lock(self) -> None:
-        """Refuse everything outside of the tables from now on: an expression of the user follows."""
-        self.db.execute("SET enable_external_access = false")
-        self.db.execute("SET lock_configuration = true")
 
     def count(self, where: str = "true", *values: Any) -> int:
         """Number of images for which a condition is true."""
@@ -151,6 +144,17 @@ class Table:
         """Name and detail of the first images with a reason."""
         query = "SELECT name, coalesce(detail, '') FROM images WHERE reason = ? ORDER BY n LIMIT ?"
         return [(name, detail) for name, detail in self.all(query, reason, count)]
+
+    @cached_property
+    def skips(self) -> Skips:
+        """What the source has that is not read: beside its files, and in its tar files."""
+        skips = Skips(self.source.skips.counts.copy(), dict(self.source.skips.examples))
+        query = "SELECT metadata -> 'skipped' FROM blocks WHERE json_exists(metadata, 'skipped')"
+        for (text,) in self.all(query):
+            for code, (count, example) in parse_json(text).items():
+                skips.counts[code] += count
+                skips.examples.setdefault(code, [example])
+        return skips
 
     def broken_blocks(self) -> list[tuple[int, str, str]]:
         """Number, reason and detail of the blocks that could not be read to their end."""
@@ -263,7 +267,8 @@ def _exclude(table: Table, file: str) -> None:
     words = [*(one.decode() for one in listed.hashes), *map(utf8_text, listed.names)]
     values = (f"sha256[1:{KEY_DIGITS}]", "name")
     with table.arrays("excluded", word=np.array(words, object)):
-        matched = any(table.one(f"SELECT 1 FROM images JOIN excluded e ON e.word = {one}") for one in values)
+        queries = (f"SELECT 1 FROM images JOIN excluded e ON e.word = {value} LIMIT 1" for value in values)
+        matched = any(map(table.all, queries))
         for value in values:
             table.leave_out("excluded", f"e.word = {value}", detail="'by --exclude'", source="excluded e")
     if not matched:
@@ -297,7 +302,6 @@ def _where(table: Table, text: str) -> None:
     own = ", ".join(_COLUMNS_OF_ROWS)
     table.run(f"CREATE VIEW wanted AS SELECT n AS _n, {own}{metadata} FROM images WHERE reason = ''")
     try:
-        table.lock()
         numbers: Any = table.columns(f"SELECT _n FROM wanted WHERE (\n{text}\n)")["_n"].astype(np.int64)
     except table.error as error:
         raise _refuse_where(text, short(error)) from None

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from itertools import chain, groupby, islice
 from typing import Any, BinaryIO, NamedTuple
 
-from vae.images.folder import code_of
+from vae.images.folder import Skips, code_of
 from vae.images.formats import EXTENSIONS_OF, MAX_IMAGE_BYTES, BadImageError
 from vae.prepare.blocks import Block, File, Item, block_id, common_folder, given, local_file, stamp_of
 from vae.shards.dataset_json import MAX_NAME_BYTES
@@ -27,13 +27,12 @@ from vae.shards.shard_images import (
     split_name,
 )
 from vae.shards.store import StoreFile
-from vae.system.files import open_regular
+from vae.system.files import open_regular, utf8_text
 
 CHUNK_BYTES = 8 * 2**20  # that are read at once
 IMAGE_EXTENSIONS = {extension[1:] for names in EXTENSIONS_OF.values() for extension in names}
 _BLOCK = tarfile.BLOCKSIZE
 MAX_HELD = 32  # members of one key that are read before the rule for their names is chosen
-_MAGIC = {b"\x1f\x8b": "gzip", b"BZh": "bzip2", b"\xfd7zXZ": "xz", b"\x28\xb5\x2f\xfd": "zstd"}
 
 
 class _Member(NamedTuple):
@@ -52,10 +51,11 @@ class _Member(NamedTuple):
 
 @dataclass
 class _Seen:
-    """What the samples of a tar file before this one were."""
+    """What the samples of a tar file before this one were, and the members that belong to none."""
 
     keys: set[str] = field(default_factory=set)
     beside_images: set[str] = field(default_factory=set)  # extensions, such as seg.png
+    skips: Skips = field(default_factory=Skips)
 
 
 class BrokenTarError(Exception):
@@ -120,23 +120,31 @@ class TarBlock(Block):
             file = _Reader(opened)
             try:
                 with tarfile.open(fileobj=file, mode="r|", tarinfo=_Info) as tar:  # type: ignore[call-overload]
-                    for _, members in groupby(self._members(tar), lambda member: member.key):
+                    for _, members in groupby(self._members(tar, seen), lambda member: member.key):
                         yield from self._group(members, seen)
                 while file.read(CHUNK_BYTES):
                     pass  # what follows the end mark belongs to the SHA-256
             except (*TAR_ERRORS, RecursionError, MemoryError) as error:
-                opened.seek(0)
-                raise BrokenTarError(_why_no_tar(opened.read(8), error)) from error
+                reason = " ".join(str(error).split())[:200]
+                raise BrokenTarError(f"it is no tar file, or is cut or damaged ({reason})") from error
             if facts is not None:
                 facts |= {"bytes": opened.tell(), "sha256": file.digest.hexdigest()}
+                if seen.skips.counts:
+                    facts["skipped"] = {
+                        code: [count, utf8_text(seen.skips.examples[code][0])]
+                        for code, count in seen.skips.counts.items()
+                    }
 
-    def _members(self, tar: tarfile.TarFile) -> Iterator[_Member]:
-        """The members with a key; what is no plain file is with the ones before it."""
+    def _members(self, tar: tarfile.TarFile, seen: _Seen) -> Iterator[_Member]:
+        """The members with a key; what is no plain file is with the ones before it. Others are counted."""
         key = ""
         for info in tar:
             tar.members = []  # type: ignore[attr-defined] # it keeps all that it has seen
             names = split_name(info.name)
-            if names is None or info.isdir() or code_of(posixpath.normpath(info.name)):
+            if info.isdir():
+                continue
+            if (code := code_of(posixpath.normpath(info.name))) or names is None:
+                seen.skips.add(info.name, code or "other_file")
                 continue
             key = names[0] if is_plain(info) else key
             data: bytes | BadImageError = b""
@@ -167,6 +175,7 @@ class TarBlock(Block):
     def _sample(self, members: Iterable[_Member], seen: _Seen) -> Iterator[Item]:
         """The image of a sample, after its members that are left out."""
         image: _Member | None = None
+        others: list[str] = []  # members such as 1.edited.jpg
         text_place = (0, 0)
         extensions = set[str]()
         texts: dict[str, bytes] = {}
@@ -194,7 +203,11 @@ class TarBlock(Block):
                 yield _left_out(info.name, "several_images", "its sample has an image: see --image_key")
             elif is_image:
                 image = member
+            elif self.image_key is None and self._is_image(split_last(info.name)[1]):
+                others.append(info.name)
         if image:
+            for name in others:
+                yield _left_out(name, "several_images", "its sample has an image: see --image_key")
             place = (image.info.offset_data, image.info.size, *text_place)
             name = posixpath.normpath(image.info.name)
             yield Item(name, given(image.data), metadata_of(texts) if texts else {}, place)
@@ -219,13 +232,6 @@ class TarBlock(Block):
             for at, (offset, size) in sorted(places.items()):
                 file.seek(offset)
                 yield at, file.read(size)
-
-
-def _why_no_tar(head: bytes, error: BaseException) -> str:
-    kind = next((kind for magic, kind in _MAGIC.items() if head.startswith(magic)), None)
-    if kind:
-        return f"it is compressed with {kind}, and images are read by their offset: unpack it"
-    return f"it is no tar file, or is cut or damaged ({' '.join(str(error).split())[:200]})"
 
 
 def _data(tar: tarfile.TarFile, member: tarfile.TarInfo) -> bytes:

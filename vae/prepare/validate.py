@@ -20,7 +20,7 @@ from vae.prepare.check import Check
 from vae.prepare.folders import check_apart, check_output_file, output_folder, write_error
 from vae.prepare.reasons import NOT_REJECTED, count_rejected, duplicates_text, print_summary, remedy
 from vae.prepare.rows import RowFolder, parse_part, rules_of
-from vae.prepare.source import Source, open_source
+from vae.prepare.source import open_source
 from vae.prepare.table import EXACT, READABLE, Table, drop_exact, flags
 from vae.system import console
 from vae.system.console import printable
@@ -67,10 +67,10 @@ def run_validate(config: ValidateConfig) -> int:
         if config.part:
             console.info(folder.part_text(source))
             return 0
-        table = Table(folder, source.blocks)
-        has_manifest = compare_with_manifest(table, source, config.limit is None)
+        table = Table(folder, source)
+        has_manifest = compare_with_manifest(table, config.limit is None)
         drop_exact(table)
-        summary = _summarize(table, source, has_manifest, time.monotonic() - began)
+        summary = _summarize(table, has_manifest, time.monotonic() - began)
         try:
             replace_text(Path(config.output_file), _json_parts(table, summary))
         except OSError as error:
@@ -84,7 +84,6 @@ def run_validate(config: ValidateConfig) -> int:
             last.append(f"  moved    {moved:>7}  to quarantine; {RECORD_NAME} in it lists them")
         print_summary(
             table,
-            source,
             f"{printable(config.input_dir)}: {summary['files_checked']} files in {summary['seconds']:.1f} s "
             f"({summary['files_per_minute']}/minute): {summary['accepted']} accepted, {summary['rejected']} "
             f"rejected, {duplicates_text(table)}",
@@ -94,9 +93,10 @@ def run_validate(config: ValidateConfig) -> int:
         return EXIT_DATA if config.strict and summary["rejected"] else 0
 
 
-def compare_with_manifest(table: Table, source: Source, is_whole: bool) -> bool:
+def compare_with_manifest(table: Table, is_whole: bool) -> bool:
     """Reject what differs from the folder's manifest; returns whether it has one."""
-    table.load_manifest(source)
+    table.load_manifest()
+    source = table.source
     table.leave_out(
         "changed_since_manifest",
         "images.name = m.path AND images.sha256 <> m.sha256",
@@ -126,9 +126,9 @@ def _files_to_move(table: Table) -> Iterator[tuple[str, str, str]]:
             yield slice_of.names[at], reason, detail
 
 
-def _summarize(table: Table, source: Source, has_manifest: bool, seconds: float) -> dict[str, Any]:
+def _summarize(table: Table, has_manifest: bool, seconds: float) -> dict[str, Any]:
     """The report without its lists: `accepted`, `rejected` and `exact_duplicates` are all checked files."""
-    checked = table.count()
+    source, checked = table.source, table.count()
     rejected = count_rejected(table)
     return {
         "input_dir": source.text,
@@ -155,8 +155,8 @@ def _summarize(table: Table, source: Source, has_manifest: bool, seconds: float)
         },
         "flags": {flag: {"count": count, "examples": names} for flag, count, names in flags(table)},
         "skipped": {
-            code: {"count": count, "examples": [utf8_text(name) for name in source.skips.examples[code]]}
-            for code, count in source.skips.counts.items()
+            code: {"count": count, "examples": [utf8_text(name) for name in table.skips.examples[code]]}
+            for code, count in table.skips.counts.items()
         },
     }
 
