@@ -110,8 +110,6 @@ def test_new_rows_without_split_are_an_error(tmp_path):
         (json.dumps(row("inner/..\\a.png")), "is not in the manifest"),
         (json.dumps(row("\\\\server\\share\\a.png")), "is not in the manifest"),
         (json.dumps(row("\\a.png")), "is not in the manifest"),
-        ("[" * 100_000, "line 2 is not a JSON object"),
-        (" " * 2_000_000, "longer than"),
         (json.dumps(row("b.png", split="test")), "split 'test'"),
         (json.dumps(row("b.png", fold=-1)), "fold -1"),
         (json.dumps(row("a.png")), "a.png twice"),

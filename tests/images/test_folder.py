@@ -6,13 +6,9 @@ import sys
 
 import pytest
 
-from vae.data.manifest import read_lines
-from vae.images.decoding import decode_image
 from vae.images.folder import Skips, check_images, code_of, list_images, print_skips, split_names, walk_images
-from vae.images.formats import BadImageError
 from vae.prepare.split import find_manifest
 from vae.system.errors import DataError, UserError
-from vae.system.files import sha256_of_file
 
 
 def touch(path):
@@ -168,17 +164,6 @@ def test_links_are_followed_once_and_special_files_skipped(tmp_path, capsys):
     (line,) = capsys.readouterr().out.splitlines()
     assert f"--data_path {tmp_path / 'data'}: skips 3 pipes" in line
     assert any(name in line for name in ("device.png", "pipe.png", "self.png"))
-
-
-@pytest.mark.skipif(sys.platform == "win32", reason="Windows has no FIFOs in folders")
-def test_file_that_became_a_pipe_is_rejected_without_opening_it(tmp_path):
-    os.mkfifo(tmp_path / "pipe.png")
-    with pytest.raises(BadImageError, match="not a regular file"):
-        decode_image(tmp_path / "pipe.png")
-    with pytest.raises(OSError, match="not a regular file"):
-        sha256_of_file(tmp_path / "pipe.png")
-    with pytest.raises(DataError, match="not a regular file"):
-        list(read_lines(tmp_path / "pipe.png"))
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux allows such names")

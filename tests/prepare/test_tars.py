@@ -325,13 +325,6 @@ def test_hostile_header_is_a_broken_tar(kind, tmp_path):
     assert list(read_all(tmp_path / "set" / "dataset.json")) == ["good.tar/class0/000000.png"]
 
 
-@posix
-def test_named_pipe_is_a_broken_tar(tmp_path):
-    write_webdataset(tmp_path / "tars", tars=1)
-    os.mkfifo(tmp_path / "tars" / "pipe.tar")
-    index(tmp_path / "tars", tmp_path / "set", code=77, says="broken  pipe.tar: it is not a regular file")
-
-
 # ---- rows of a dataset -------------------------------------------------------------------------------------
 
 

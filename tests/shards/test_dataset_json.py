@@ -95,8 +95,8 @@ def test_tars_are_where_dataset_json_says(tmp_path):
         found = read_dataset(path)
         assert found.shard_file(SHARD) == expected / SHARD.name
         assert found.index_file(SHARD) == tmp_path / "training" / "images-000000.npy"
-    write_dataset(path, [SHARD], {}, None, more={"tars": "https://host:99999/tars", "indexes": "training"})
-    with pytest.raises(UserError, match="no valid host or port"):
+    write_dataset(path, [SHARD], {}, None, more={"tars": "file:///tars", "indexes": "training"})
+    with pytest.raises(UserError, match="another kind"):
         read_dataset(path)
 
 
@@ -107,7 +107,7 @@ def test_large_texts_are_refused_before_they_are_parsed(tmp_path):
         read_dataset(path)
 
 
-@pytest.mark.parametrize("text", ["", "[]", "{}", "[" * 100_000, "\0"])
+@pytest.mark.parametrize("text", ["", "[]", "{}", "\0"])
 def test_other_file_is_no_dataset(tmp_path, text):
     (tmp_path / "dataset.json").write_text(text)
     with pytest.raises(DataError, match="is not a dataset of shards"):

@@ -119,16 +119,6 @@ def test_truncated_or_missing_shard_costs_its_images(dataset):
         images(dataset).read(0)
 
 
-@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="Windows has no FIFO")
-@pytest.mark.parametrize(("name", "reason"), [("tar", "missing_shard"), ("npy", "bad_index")])
-def test_pipe_instead_of_a_file_is_not_opened(dataset, name, reason):
-    path = dataset.parent / f"images-000000.{name}"
-    path.unlink()
-    os.mkfifo(path)
-    with pytest.raises(BadImageError, match=f"{reason}.*not a regular file"):
-        images(dataset).read(0)
-
-
 def test_index_with_any_other_bytes_is_refused(dataset):
     """Rows, widths and hashes of images that are plausible, a damaged header, and a part of the file."""
     path = index_path(dataset.parent, "images-000000.tar")

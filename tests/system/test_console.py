@@ -8,7 +8,7 @@ import pytest
 
 from tests.harness.runs import ROOT, closed_pipe
 from vae.system import console
-from vae.system.console import command_line, counted, fetch_command, printable, public_line
+from vae.system.console import command_line, counted, fetch_command, printable
 from vae.system.errors import UserError
 
 
@@ -75,13 +75,6 @@ def test_closed_pipe_with_remark_continues():
 )
 def test_printable_escapes_control_characters(text, expected):
     assert printable(text) == expected
-
-
-def test_lines_are_cut_in_the_middle():
-    line = public_line("a" * 10**6 + "b" * 10**6)
-    assert len(line) < 60_000
-    assert line.startswith("aaa")
-    assert line.endswith("bbb")
 
 
 @pytest.mark.parametrize(

@@ -1,26 +1,19 @@
 """Files: atomic writes, SHA-256, the existing part of a path, and whose a folder is."""
 
-import csv
 import hashlib
-import io
 import os
-import re
 from multiprocessing.pool import ThreadPool
 from pathlib import Path
 
 import pytest
 
-from tests.harness.runs import ROOT
 from vae.system.errors import UserError
 from vae.system.files import (
     MARKER_NAME,
     atomic_path,
     check_folder,
     claim_folder,
-    csv_cell,
     nearest_existing,
-    open_regular,
-    parse_json,
     read_json,
     read_json_lines,
     read_marker,
@@ -79,9 +72,10 @@ def test_files_of_killed_processes_are_removed_and_no_others(tmp_path):
             (folder / name).touch()
         return folder
 
-    ours = [leave(".scratch", "a.pt"), leave(".scratch"), leave()]
-    users = [leave("letter.txt"), tmp_path / "a.tmp"]
-    users[1].touch()
+    ours = [leave("a.pt"), leave()]
+    users = [tmp_path / ".vae-scratch-mine", tmp_path / "a.tmp"]
+    for path in users:
+        path.touch()
     remove_temporary(tmp_path)
     assert not any(path.exists() for path in ours)
     assert all(path.exists() for path in users)
@@ -101,12 +95,11 @@ def test_why_not_writable(tmp_path, monkeypatch):
     assert why_not_writable(tmp_path / "file") == "is a file: use another folder"
     assert f"inside of {tmp_path / 'file'}, which is a file" in why_not_writable(tmp_path / "file" / "a")
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
-    assert "a null character" in why_not_writable(tmp_path / "a\0b")
 
-    def refuse(path):
+    def refuse(path, **_):
         raise PermissionError(13, "Permission denied", str(path))
 
-    monkeypatch.setattr("vae.system.files.open_new", refuse)  # permissions do not stop root
+    monkeypatch.setattr(Path, "touch", refuse)  # permissions do not stop root
     expected = f"cannot be written ({tmp_path}: Permission denied): change its permissions or use"
     assert why_not_writable(tmp_path / "a").startswith(expected)
 
@@ -130,16 +123,6 @@ def closed(tmp_path):
 
 def test_folder_and_file_behind_a_closed_folder(closed):
     assert "Permission denied): change its permissions" in why_not_writable(closed / "run")
-    with pytest.raises(PermissionError):
-        open_regular(closed / "file")
-
-
-@pytest.mark.skipif(os.name == "nt", reason="Windows has no such pipes")
-def test_a_pipe_is_not_opened(tmp_path):
-    os.mkfifo(tmp_path / "pipe")
-    for path in (tmp_path / "pipe", tmp_path):
-        with pytest.raises(OSError, match="it is not a regular file"):
-            open_regular(path)
 
 
 def test_nearest_existing(tmp_path, monkeypatch):
@@ -156,11 +139,8 @@ def test_nearest_existing(tmp_path, monkeypatch):
     ("content", "message"),
     [
         (b"{", "Expecting"),
-        (b"[" * 100_000, "nested too deeply"),
         (b" " * (2**24 + 1), "larger than 16 MiB"),
         (b'"\xff"', "line 1 is not UTF-8: save it as UTF-8"),
-        (b"9" * 5000, "digits"),
-        (b'{"scaling": -' + b"9" * 400 + b"}", "a whole number of 401 digits"),
     ],
 )
 def test_unusable_json_is_a_value_error(tmp_path, content, message):
@@ -169,44 +149,15 @@ def test_unusable_json_is_a_value_error(tmp_path, content, message):
         read_json(tmp_path / "a.json")
 
 
-def test_long_digits_in_text_are_no_number():
-    assert parse_json('["' + "9" * 400 + '", 7]') == ["9" * 400, 7]
-
-
 def test_json_with_a_byte_order_mark_is_read(tmp_path):
     (tmp_path / "a.json").write_bytes(b'\xef\xbb\xbf{"a": 1}')
     assert read_json(tmp_path / "a.json") == {"a": 1}
 
 
 def test_json_lines_that_are_no_objects_are_skipped(tmp_path):
-    lines = ['{"a": 1}', "[1]", "{torn", "[" * 100_000, "", '{"a": 2}']
+    lines = ['{"a": 1}', "[1]", "{torn", "", '{"a": 2}']
     (tmp_path / "a.jsonl").write_text("\n".join(lines))
     assert list(read_json_lines(tmp_path / "a.jsonl")) == [{"a": 1}, {"a": 2}]
-    (tmp_path / "a.jsonl").write_text('"' + "a" * 2**21)
-    with pytest.raises(ValueError, match="longer than"):
-        list(read_json_lines(tmp_path / "a.jsonl"))
-
-
-def test_json_is_decoded_here_only():
-    """json.loads raises RecursionError for deep nesting, which no caller expects."""
-    sources = [*(ROOT / "vae").rglob("*.py"), *(ROOT / "launchers").glob("*.py"), *ROOT.glob("*.py")]
-    found = [path.name for path in sources if re.search(r"json\.loads?\(", path.read_text(encoding="utf-8"))]
-    assert found == ["files.py"]
-
-
-@pytest.mark.parametrize(
-    "text", ["=1+1", "+cmd|' /C calc'!A0", "-2+3", "@SUM(1)", "\t=1", "\r=1", "'=1", "''-a", "-", "=", "+a"]
-)
-def test_formulas_in_csv_cells_are_text(text):
-    written = io.StringIO()
-    csv.writer(written).writerow([csv_cell(text)])
-    ((cell,),) = csv.reader(io.StringIO(written.getvalue(), newline=""))
-    assert cell == f"'{text}"
-
-
-@pytest.mark.parametrize("value", [-1.5, -3, None, "-1.5", "+2e-3", "a=b", "it's", "'quoted'", "", "a-b.png"])
-def test_other_csv_cells_are_unchanged(value):
-    assert csv_cell(value) == value
 
 
 def test_new_and_empty_folders_are_claimed_once(tmp_path):

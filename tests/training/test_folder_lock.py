@@ -80,7 +80,6 @@ def test_lock_removes_temporary_files_of_runs_that_were_killed(tmp_path):
     for folder in (tmp_path, tmp_path / "vae"):
         left = folder / ".vae-scratch-0123456789abcdef"
         left.mkdir(parents=True)
-        (left / ".scratch").touch()
         (left / "checkpoint_epoch_1.pt").touch()
     (tmp_path / "notes.tmp").touch()  # these are of the user
     (tmp_path / ".vae-scratch-mine").mkdir()

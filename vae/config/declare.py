@@ -14,7 +14,6 @@ from typing import Any, Literal
 
 from vae.system.addresses import is_like_address
 from vae.system.errors import UserError
-from vae.system.files import is_utf8
 
 MAX_PIXELS = 300_000_000  # per image file: 0.9 GB of decoded RGB
 
@@ -207,10 +206,6 @@ def check(item: Field[Any], value: Any) -> None:
     limits = item.metadata
     if limits["writes"] and isinstance(value, str) and is_like_address(value):
         raise UserError(f"--{item.name} {value} is an address: give a path on this machine")
-    if limits["writes"] and isinstance(value, str) and not is_utf8(value):
-        raise UserError(
-            f"--{item.name} {value} is not valid UTF-8, so PyTorch cannot open files there: give another name"
-        )
     if value == "" or (is_list(item) and value is not None and "" in value):
         raise UserError(f"--{item.name} has no value: give one or remove the flag")
     if limits["choices"] and value is not None and value not in limits["choices"]:

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from vae.images.folder import split_names
 from vae.system.errors import DataError, UserError
-from vae.system.files import bounded_lines, open_text, sha256_of_file
+from vae.system.files import open_text, sha256_of_file
 
 MANIFEST_NAME = "manifest.jsonl"
 # The keys of a row, in this order: of its image, for choosing subsets, and the subsets.
@@ -52,7 +52,7 @@ def read_lines(path: str | os.PathLike[str], *, flag: str = "--data_path") -> It
     """Yield the lines of a manifest unparsed."""
     try:
         with open_text(path) as file:
-            yield from bounded_lines(file)
+            yield from file
     except FileNotFoundError:
         raise DataError(
             f"{flag} {path} does not exist: prepare_data.py --mode preprocess writes one"

@@ -33,7 +33,7 @@ from vae.evaluation.tables import (
 )
 from vae.interop.run_files import OTHER_DATA
 from vae.system.console import printable
-from vae.system.files import open_regular, read_json_lines, replace_text
+from vae.system.files import read_json_lines, replace_text
 
 LOG_FROM = 50  # ratio of the largest to the smallest value above which the axis is logarithmic
 KINDS = {"validation": "Validation images", "train": "Training"}
@@ -268,7 +268,7 @@ def _article(pairs: list[tuple[VaeResult, Sample]], results: Results) -> dict[st
 
 
 def _shown_size(path: Path, shown: EmbeddedImage) -> str:
-    with Image.open(open_regular(path)) as image:
+    with Image.open(path) as image:
         whole = image.size
     cut = "" if whole == (shown.width, shown.height) else f", the middle of {whole[0]} × {whole[1]}"
     return f"{shown.width} × {shown.height} px{cut}"
@@ -292,7 +292,7 @@ def _below_slider(vae: VaeResult, sample: Sample) -> dict[str, Any]:
 
 def _lossless(path: Path, alt: str) -> EmbeddedImage:
     """The image, or its middle if it is larger than MAX_SIDE px."""
-    with Image.open(open_regular(path)) as image:
+    with Image.open(path) as image:
         width, height = (min(side, MAX_SIDE) for side in image.size)
         left, top = (image.width - width) // 2, (image.height - height) // 2
         middle = image.convert("RGB").crop((left, top, left + width, top + height))
@@ -301,14 +301,14 @@ def _lossless(path: Path, alt: str) -> EmbeddedImage:
 
 
 def _error_map(path: Path, alt: str) -> EmbeddedImage:
-    with Image.open(open_regular(path)) as image:
+    with Image.open(path) as image:
         small = image.convert("RGB")
     small.thumbnail((ERROR_SIDE, ERROR_SIDE), Image.Resampling.BOX)
     return _embedded(small, path, alt, "WEBP", quality=80)
 
 
 def _channel(path: Path, alt: str) -> EmbeddedImage:
-    with Image.open(open_regular(path)) as image:
+    with Image.open(path) as image:
         small = image.reduce(-(-max(image.size) // LATENT_SIDE))
     return _embedded(small, path, alt, "PNG", optimize=True)
 

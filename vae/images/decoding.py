@@ -37,7 +37,6 @@ from vae.images.formats import (
 )
 from vae.images.metadata import ORIENTATION, metadata_first, orientation_of, profile_of, read_raw_profiles
 from vae.system.errors import UserError
-from vae.system.files import open_regular
 
 NEW_SUBFILE_TYPE, COMPRESSION = 254, 259  # TIFF 6.0 tags
 UNCOMPRESSED = 1
@@ -94,7 +93,7 @@ def read_image(
 def read_content(path: str | os.PathLike[str]) -> bytes:
     """The bytes of an image file; BadImageError if it cannot be read, or is written to meanwhile."""
     try:
-        with open_regular(path) as file:
+        with open(path, "rb") as file:
             before = os.fstat(file.fileno())
             if before.st_size > MAX_IMAGE_BYTES:
                 raise BadImageError("too_large", f"{before.st_size} bytes")
@@ -147,7 +146,7 @@ def decode_bytes(
 
 def upright_size(path: str | os.PathLike[str], max_pixels: int = MAX_PIXELS) -> tuple[int, int]:
     """Width and height that an image has when it is decoded, from its header; BadImageError or OSError."""
-    with open_regular(path) as file, _errors_explained():
+    with open(path, "rb") as file, _errors_explained():
         head = file.read(HEAD_BYTES)
         kind = sniff_format(head, max_pixels, first_frame=True)
         load_plugin(kind)

@@ -14,7 +14,6 @@ from vae.system import console
 from vae.system.addresses import address_problem, is_remote
 from vae.system.console import counted
 from vae.system.errors import DataError, UserError
-from vae.system.files import open_regular
 
 # In lower case; * stands for any characters, and what is before a slash is the folder around it.
 NAMES = {
@@ -292,7 +291,7 @@ def _classify(entry: os.DirEntry[str], path: str, extensions: tuple[str, ...]) -
 
 def _has_image_signature(path: str) -> bool:
     try:
-        with open_regular(path) as file:
+        with open(path, "rb") as file:
             sniff_format(file.read(HEAD_BYTES), max_pixels=2**62)
     except (OSError, BadImageError):
         return False

@@ -22,9 +22,6 @@ from vae.system.errors import UserError
 from vae.system.files import (
     flush_file,
     flush_folder,
-    open_new,
-    open_new_text,
-    open_regular,
     scratch_folder,
     sha256_of_file,
 )
@@ -167,7 +164,7 @@ def save_checkpoint(path: Path, content: dict[str, Any]) -> None:
         temporary = scratch / path.name
         record = record_path(path)
         digest = _write(temporary, {"format": CHECKPOINT_FORMAT, **content})
-        with open_new_text(scratch / record.name) as file:
+        with open(scratch / record.name, "x", encoding="utf-8", newline="") as file:
             file.write(f"{digest}  {path.name}\n")
         flush_file(scratch / record.name)
         record.unlink(missing_ok=True)  # the old SHA-256 would mark the new file as damaged
@@ -194,7 +191,7 @@ class _HashedFile:
 def _write(path: Path, content: dict[str, Any]) -> str:
     """Write and flush `content`; returns the SHA-256 of the written bytes."""
     try:
-        with open_new(path) as file:
+        with open(path, "xb") as file:
             hashed = _HashedFile(file)
             torch.save(content, cast(IO[bytes], hashed))  # calls only write and flush
             file.flush()
@@ -219,7 +216,7 @@ def _recorded_digest(path: Path) -> str | None:
     record = record_path(path)
     if not record.exists():
         return None
-    with open_regular(record) as file:
+    with open(record, "rb") as file:
         words = file.read(_MAX_RECORD_BYTES).decode("utf-8", "replace").split()
     return words[0] if words else ""
 
@@ -318,7 +315,7 @@ def read_torch_file(path: Path) -> Any:
         if is_whole and path.suffix != ".safetensors":
             return torch.load(path, map_location="cpu", weights_only=True, mmap=True)
         # What PyTorch cannot map: the format before 1.6, and a name for which it uses another reader.
-        with open_regular(path) as file:
+        with open(path, "rb") as file:
             if not is_whole and file.read(len(_ARCHIVE)) == _ARCHIVE:
                 raise DamagedFileError("its end is missing")  # in torch.load, Windows' Python may crash
             file.seek(0)

@@ -8,7 +8,7 @@ from typing import Literal
 
 from vae.interop.hub import download, hub_name
 from vae.system.errors import UserError
-from vae.system.files import is_utf8, open_regular, read_json
+from vae.system.files import is_utf8, read_json
 
 _STEM = "diffusion_pytorch_model"
 WEIGHTS_NAME = f"{_STEM}.safetensors"
@@ -76,7 +76,7 @@ def locate_vae(path: Path, flag: str) -> VaePath:
 def file_format(path: Path, where: str) -> Literal["pickle", "safetensors"]:
     """The format of a file of weights by its content; UserError, which starts with `where`, for others."""
     try:
-        with open_regular(path) as file:
+        with open(path, "rb") as file:
             head = file.read(_HEAD_BYTES)
             size = os.fstat(file.fileno()).st_size
     except OSError as error:

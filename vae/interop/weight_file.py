@@ -17,7 +17,6 @@ from vae.interop.parameter_names import BLOCK, current_name, from_compvis, from_
 from vae.interop.vae_path import CONVERT, VaePath
 from vae.system import console
 from vae.system.errors import UserError
-from vae.system.files import open_regular
 
 _READABLE = {"F64", "F32", "F16", "BF16"}
 _NAMES_OF_DTYPES = {torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16"}
@@ -267,7 +266,7 @@ def _cause_of_damage(path: Path, error: Exception) -> str:
     ):
         return f"it is truncated, for example by an interrupted download ({text}): download it again"
     if isinstance(error, SafetensorError):
-        with open_regular(path) as file:
+        with open(path, "rb") as file:
             size = int.from_bytes(file.read(8), "little")
             if b"\0" in file.read(min(size, 2**20)):
                 return f"only part of it was downloaded ({text}): download it again"

@@ -26,7 +26,7 @@ from vae.interop.vae_path import WEIGHTS_NAME
 from vae.model.autoencoder import IMAGE_CHANNELS, AutoencoderKL, TinyBlock, TinyDecoder
 from vae.system import console
 from vae.system.errors import UserError
-from vae.system.files import atomic_path, parse_json, read_json, utf8_text, write_json
+from vae.system.files import atomic_path, read_json, utf8_text, write_json
 
 TAESD = "https://github.com/madebyollin/taesd"  # whose parameter names single files have
 TAEF2_CHANNELS = 32  # taef2, for FLUX.2's latents, has group norms in its first blocks
@@ -75,7 +75,7 @@ def _sort_metadata(path: Path) -> None:
     """Sort the metadata in the header: safetensors writes it in a random order."""
     with open(path, "r+b") as file:
         size = int.from_bytes(file.read(8), "little")
-        header = parse_json(file.read(size).decode())
+        header = json.loads(file.read(size).decode())
         header["__metadata__"] = dict(sorted(header["__metadata__"].items()))
         text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
         if len(text) <= size:  # it is padded with spaces
@@ -197,7 +197,7 @@ def read_config(config_path: Path, where: str) -> dict[str, Any]:
 def parse_config(text: str, where: str, source: str) -> dict[str, Any]:
     """The JSON object in `text`; UserError with the name `source` if it is invalid or for another class."""
     try:
-        config = parse_json(text)
+        config = json.loads(text)
     except ValueError as error:
         raise UserError(f"{where}: its {source} is not valid JSON: {error}") from None
     return check_class(config, where, source)

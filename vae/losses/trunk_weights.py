@@ -18,7 +18,7 @@ from torchvision import models
 from vae.progress import Progress
 from vae.system.console import fetch_command
 from vae.system.errors import UserError
-from vae.system.files import atomic_path, open_new, sha256_of_file
+from vae.system.files import atomic_path, sha256_of_file
 
 URLS = {
     "vgg": models.VGG16_Weights.IMAGENET1K_V1.url,
@@ -113,7 +113,7 @@ def verified_weights(url: str, given: Path | None = None) -> Path:
 def download(url: str, path: Path) -> None:
     """Download `url` to `path`, completely or not at all; raises OSError, also if the SHA-256 is wrong."""
     with atomic_path(path) as partial:
-        with urllib.request.urlopen(url, timeout=TIMEOUT_SECONDS) as response, open_new(partial) as file:
+        with urllib.request.urlopen(url, timeout=TIMEOUT_SECONDS) as response, open(partial, "xb") as file:
             expected = int(response.headers.get("Content-Length") or 0)
             with Progress(path.name, expected or None, "byte", scaled=True) as bar:
                 while chunk := response.read(CHUNK_BYTES):

@@ -10,7 +10,7 @@ from typing import Any
 
 from vae.system.addresses import is_remote
 from vae.system.errors import UserError
-from vae.system.files import claim_folder, parse_json, read_json, why_not_writable, write_json
+from vae.system.files import claim_folder, read_json, why_not_writable, write_json
 
 HIDDEN = ".prepare"  # in an output folder
 FULL_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
@@ -96,7 +96,7 @@ def claim_settings(path: Path, settings: dict[str, Any], owner: str) -> None:
         theirs = None
     if not isinstance(theirs, dict):
         raise UserError(f"{owner}: {path} is damaged: give another folder, or delete this one")
-    mine = parse_json(json.dumps(settings))
+    mine = json.loads(json.dumps(settings))
     if different := [name for name in mine if theirs.get(name) != mine[name]]:
         values = ", ".join(f"{name} {theirs.get(name)}" for name in different)
         raise UserError(

@@ -15,7 +15,6 @@ from vae.prepare.database import connect, literal, quoted, short
 from vae.shards.store import StoreFile
 from vae.system.console import printable
 from vae.system.errors import DataError, UserError
-from vae.system.files import check_regular
 
 BYTES_STRUCT = "STRUCT(bytes BLOB"  # the type of an image column of `datasets`, with a path beside
 PLAIN_TYPES = ("VARCHAR", "BOOLEAN", "BIGINT", "INTEGER", "SMALLINT", "TINYINT", "UBIGINT", "UINTEGER",
@@ -44,7 +43,6 @@ def _row_groups(file: Path, image_column: str | None) -> list[int]:
     import duckdb
 
     try:
-        check_regular(file)
         db = connect()
         _columns(db, file, image_column)  # an error, if it has no images
         query = (
@@ -103,7 +101,6 @@ class ParquetBlock(Block):
 
         with local_file(self.file) as path, TemporaryDirectory(prefix="vae-trainer-") as scratch:
             try:
-                check_regular(path)
                 yield from self._items(connect(scratch), path)
             except duckdb.Error as error:
                 raise DataError(f"{FLAG} {self.file} is damaged ({short(error)}): copy it again") from error

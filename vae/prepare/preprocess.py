@@ -36,7 +36,7 @@ from vae.prepare.table import Table, apply_rules, check_where, drop_exact, drop_
 from vae.prepare.tar_source import TarBlock
 from vae.system import console
 from vae.system.errors import EXIT_DATA
-from vae.system.files import open_new, replace_text, utf8_text, write_json
+from vae.system.files import replace_text, utf8_text, write_json
 
 SETTINGS_NAME, REJECTED_NAME = "preprocess_settings.json", "rejected.jsonl"
 # Flags that decide which images are accepted, and their pixels; all images of a folder have the same.
@@ -82,7 +82,7 @@ class Convert(Check):
     def _write(self, output: str, data: memoryview) -> None:
         os.makedirs((self.root / output).parent, exist_ok=True)
         temporary = self.scratch / uuid4().hex
-        with open_new(temporary) as file:
+        with open(temporary, "xb") as file:
             file.write(data)
         os.replace(temporary, self.root / output)
 

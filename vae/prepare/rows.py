@@ -30,7 +30,7 @@ from vae.prepare.tar_source import BrokenTarError, TarBlock
 from vae.progress import Progress
 from vae.shards.store import StoreError
 from vae.system.errors import UserError
-from vae.system.files import flush_file, open_new_text
+from vae.system.files import flush_file
 
 OF_BLOCK = -1  # the number of the row about the block itself
 STORE_SECONDS = 300.0  # more for an image on a store, which is asked again several times
@@ -199,7 +199,7 @@ def _collect(scratch: Path, block: Block, facts: dict[str, Any], rows: Iterable[
     bad = 0
     whole: Row = {"number": OF_BLOCK, "name": ""}
     path.unlink(missing_ok=True)  # of a process that has ended
-    with open_new_text(path) as file:
+    with open(path, "x", encoding="utf-8", newline="") as file:
         try:
             for row in rows:
                 file.write(json.dumps(row) + "\n")

@@ -48,8 +48,6 @@ from vae.system import console
 from vae.system.errors import EXIT_DATA, DataError, UserError
 from vae.system.files import (
     atomic_path,
-    open_new,
-    parse_json,
     read_json,
     remove_temporary,
     sha256_of_file,
@@ -127,7 +125,7 @@ def write_shard(root: Path, plan: Plan) -> Shard:
 
 def save_index(path: Path, rows: np.ndarray) -> str:
     """Write the index of a shard; returns its SHA-256."""
-    with atomic_path(path) as temporary, open_new(temporary) as file:
+    with atomic_path(path) as temporary, open(temporary, "xb") as file:
         np.save(file, rows, allow_pickle=False)
     return sha256_of_file(path)
 
@@ -153,7 +151,7 @@ def _read_note(root: Path, name: str, digest: str) -> Shard | None:
 def _write_tar(path: Path, plan: Plan) -> tuple[np.ndarray, str]:
     """Write a tar file; returns its index, index_type (N,), and its SHA-256."""
     rows = np.zeros(len(plan.members), index_type(KEY_DIGITS))
-    with open_new(path) as file:
+    with open(path, "xb") as file:
         tar = _TarWriter(file)
         for at, (member, data) in enumerate(_read_members(plan)):
             image = tar.add(f"{member.key}.{member.extension}", data)
@@ -365,7 +363,7 @@ def _members(table: Table, subset: str) -> Iterator[Member]:
             "source": console.printable(name),
         }
         if metadata:
-            theirs = parse_json(metadata)
+            theirs = json.loads(metadata)
             content = {**theirs, **content, **({"of_source": theirs["key"]} if "key" in theirs else {})}
         extension = EXTENSIONS_OF[kind][0].lstrip(".")
         text = json.dumps(content)

@@ -22,7 +22,7 @@ from vae.prepare.rows import RowFolder
 from vae.prepare.source import Source
 from vae.prepare.subsets import choose_val_groups, gather
 from vae.system.errors import DataError, UserError
-from vae.system.files import open_new_text, parse_json, utf8_text
+from vae.system.files import utf8_text
 
 OWN_KEYS = (*IMAGE_KEYS, *SPLIT_KEYS)  # of a manifest; others are metadata
 FETCHED = 5000  # rows at a time
@@ -121,7 +121,7 @@ class Table:
                 yield {"path": path, "sha256": sha256, "split": row.get("split"), "more": more or None}
 
         path = self.scratch / "manifest.jsonl"
-        with open_new_text(path) as file:
+        with open(path, "x", encoding="utf-8", newline="") as file:
             file.writelines(json.dumps(row) + "\n" for row in rows())
         self.run(sql("manifest"), literal(path))
         path.unlink()
@@ -151,7 +151,7 @@ class Table:
         skips = Skips(self.source.skips.counts.copy(), dict(self.source.skips.examples))
         query = "SELECT metadata -> 'skipped' FROM blocks WHERE json_exists(metadata, 'skipped')"
         for (text,) in self.all(query):
-            for code, (count, example) in parse_json(text).items():
+            for code, (count, example) in json.loads(text).items():
                 skips.counts[code] += count
                 skips.examples.setdefault(code, [example])
         return skips
@@ -293,7 +293,7 @@ def _where(table: Table, text: str) -> None:
     ((structure,),) = table.all(query)
     taken = {"", *_COLUMNS_OF_ROWS}  # in lower case, as SQL compares names
     kinds: dict[str, str] = {}
-    for key, kind in parse_json(structure or "{}").items():
+    for key, kind in json.loads(structure or "{}").items():
         if key.lower() not in taken and len(kinds) < MAX_COLUMNS:
             taken.add(key.lower())
             kinds[key] = _KINDS.get(str(kind), "VARCHAR")

@@ -27,7 +27,7 @@ from vae.shards.shard_images import (
     split_name,
 )
 from vae.shards.store import StoreFile
-from vae.system.files import open_regular, utf8_text
+from vae.system.files import utf8_text
 
 CHUNK_BYTES = 8 * 2**20  # that are read at once
 IMAGE_EXTENSIONS = {extension[1:] for names in EXTENSIONS_OF.values() for extension in names}
@@ -116,7 +116,7 @@ class TarBlock(Block):
         BrokenTarError if it is not complete; OSError or StoreError if it cannot be read.
         """
         seen = _Seen()
-        with local_file(self.file) as path, open_regular(path) as opened:
+        with local_file(self.file) as path, open(path, "rb") as opened:
             file = _Reader(opened)
             try:
                 with tarfile.open(fileobj=file, mode="r|", tarinfo=_Info) as tar:  # type: ignore[call-overload]
@@ -228,7 +228,7 @@ class TarBlock(Block):
         if isinstance(self.file, StoreFile):
             yield from super().chosen(places)
             return
-        with open_regular(self.file) as file:
+        with open(self.file, "rb") as file:
             for at, (offset, size) in sorted(places.items()):
                 file.seek(offset)
                 yield at, file.read(size)

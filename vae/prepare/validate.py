@@ -25,7 +25,7 @@ from vae.prepare.table import EXACT, READABLE, Table, drop_exact, flags
 from vae.system import console
 from vae.system.console import printable
 from vae.system.errors import EXIT_DATA, UserError
-from vae.system.files import check_folder, claim_folder, csv_cell, replace_text, utf8_text
+from vae.system.files import check_folder, claim_folder, replace_text, utf8_text
 
 EXAMPLES = 6  # files named per reason in the report
 LISTS = {
@@ -201,7 +201,7 @@ def move_rejected(files: Iterable[tuple[str, str, str]], input_dir: str, quarant
                 if os.path.lexists(target):
                     _print_not_moved(source, f"{target} exists")
                     continue
-                record.writerow(map(csv_cell, row))
+                record.writerow(row)
                 file.flush()
                 try:
                     target.parent.mkdir(parents=True, exist_ok=True)

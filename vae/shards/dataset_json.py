@@ -11,6 +11,7 @@ count for the version, so these tar files may be moved.
 
 import hashlib
 import io
+import json
 import os
 import re
 import zlib
@@ -25,7 +26,7 @@ from vae.images.formats import BadImageError
 from vae.shards.store import StoreFile, TooLargeError, read_file
 from vae.system.addresses import address_problem, is_remote
 from vae.system.errors import DataError, UserError
-from vae.system.files import MAX_JSON_BYTES, decode_text, parse_json, read_regular, replace_bytes, write_json
+from vae.system.files import MAX_JSON_BYTES, decode_text, read_regular, replace_bytes, write_json
 
 MAX_NAME_BYTES = 256  # of an image's name in a tar file
 # key: the first 32 digits of the SHA-256 of the image file; offset: of its first byte within the tar file;
@@ -270,7 +271,7 @@ def _read_dataset(path: Path | StoreFile, flag: str) -> ShardedDataset:
     try:
         if isinstance(path, StoreFile) and not path.name.endswith(".json"):
             raise ValueError("give the address of its dataset.json")
-        content = parse_json(decode_text(_read(path, MAX_JSON_BYTES), errors="strict"))
+        content = json.loads(decode_text(_read(path, MAX_JSON_BYTES), errors="strict"))
         if not isinstance(content, dict) or type(content.get("format")) is not int:
             raise ValueError("prepare_data.py --mode shard writes one")
         if content["format"] == FORMAT:

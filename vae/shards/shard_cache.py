@@ -36,7 +36,7 @@ from vae.shards.dataset_json import (
 from vae.shards.store import DISK_ERRORS, StoreFile, download
 from vae.system.addresses import is_remote
 from vae.system.errors import DataError, UserError
-from vae.system.files import open_regular, sha256_of_file, why_not_writable
+from vae.system.files import sha256_of_file, why_not_writable
 from vae.system.host import GIB
 
 FOLDER_NAME = "vae-trainer-shards"
@@ -267,7 +267,7 @@ class CachedShards:
             self._cache.touch(self._path(shard))
         for tries in range(READ_TRIES):
             try:
-                with open_regular(self._path(shard)) as file:
+                with open(self._path(shard), "rb") as file:
                     file.seek(offset)
                     data = file.read(size)
             except FileNotFoundError:

@@ -2,6 +2,7 @@
 
 import hashlib
 import io
+import json
 import os
 import posixpath
 import re
@@ -21,7 +22,6 @@ from vae.images.formats import BadImageError
 from vae.sampling.order import Order, StreamOrder, count_streams, default_streams
 from vae.shards.dataset_json import Row, Shard, ShardedDataset, check_bytes, index_path, read_index, row_name
 from vae.shards.shard_cache import CachedShards, ShardCache
-from vae.system.files import open_regular, parse_json
 
 # ---- Shards in a folder ------------------------------------------------------------------------------------
 
@@ -75,7 +75,7 @@ class LocalShards:
             return self._open[shard.name]
         path = self._folder / shard.name
         try:
-            file = _TarFile(open_regular(path))
+            file = _TarFile(open(path, "rb"))  # noqa: SIM115
         except OSError as error:
             raise BadImageError("missing_shard", f"{shard.name}: {error.strerror}") from error
         self._open[shard.name] = file
@@ -160,7 +160,7 @@ def metadata_of(texts: Mapping[str, bytes]) -> dict[str, Any]:
     """The content of a JSON text, with the other texts as `caption` and `label` if it lacks these."""
     content: Any = {}
     with suppress(ValueError):
-        content = parse_json(texts.get("json", b"{}").decode("utf-8"))
+        content = json.loads(texts.get("json", b"{}").decode("utf-8"))
     if not isinstance(content, dict):
         content = {}
     for name, extension in (("caption", "txt"), ("label", "cls")):

@@ -4,7 +4,6 @@ import os
 import re
 from collections.abc import Mapping
 from typing import Any
-from urllib.parse import urlsplit
 
 HTTP = {"http", "https"}
 _REMOTE = re.compile(r"(s3|gs|https?)://", re.IGNORECASE)
@@ -28,19 +27,11 @@ def is_like_address(path: str) -> bool:
 
 
 def address_problem(path: str | os.PathLike[str]) -> str | None:
-    """What is wrong with an address of another kind, or without a valid host and port; None for a path."""
+    """What is wrong with an address of another kind; None for a path and for an address of a store."""
     text = os.fspath(path)
-    if not is_remote(text):
-        remedy = "give one that begins with s3://, gs://, http:// or https://"
-        return f"is an address of another kind: {remedy}" if is_like_address(text) else None
-    try:
-        parts = urlsplit(text)
-        is_valid = bool(parts.netloc) and not re.search(r"[\s\\]", parts.netloc)
-        if parts.scheme in HTTP:
-            is_valid &= bool(parts.hostname and parts.hostname.encode("idna")) and parts.port != 0
-    except ValueError:  # its text may have a password
-        is_valid = False
-    return None if is_valid else "has no valid host or port: correct the address"
+    if is_remote(text) or not is_like_address(text):
+        return None
+    return "is an address of another kind: give one that begins with s3://, gs://, http:// or https://"
 
 
 def public_text(text: str | os.PathLike[str]) -> str:

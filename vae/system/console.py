@@ -13,7 +13,6 @@ from typing import TextIO
 from vae.system.addresses import public_text
 
 STDERR = 2  # file descriptor
-MAX_LINE_CHARS = 50_000  # of a message: far above any command line that is printed to be copied
 EXIT_BROKEN_PIPE = 141  # 128 + SIGPIPE: what a shell reports for a program that SIGPIPE ended
 
 
@@ -158,12 +157,7 @@ def printable(text: str) -> str:
 
 
 def public_line(text: str) -> str:
-    """A line of a message: without control characters, and without credentials in addresses.
-
-    Of a longer line, as a name or value in a file from others may make it, begin and end are left.
-    """
-    if len(text) > MAX_LINE_CHARS:
-        text = f"{text[: MAX_LINE_CHARS // 2]} ... {text[-MAX_LINE_CHARS // 2 :]}"
+    """A line of a message: without control characters, and without credentials in addresses."""
     return public_text(printable(text))
 
 

@@ -2,64 +2,28 @@
 
 import codecs
 import csv
-import errno
 import hashlib
 import io
 import json
 import os
-import re
 import secrets
 import shutil
-import stat
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, BinaryIO, TextIO, cast
+from typing import Any, TextIO
 
 from vae.system.errors import UserError
 
 _PROBE = ".vae-probe-"  # of a file that is written to test a folder
 MAX_JSON_BYTES = 16 * 2**20  # of a whole JSON file: the largest that this toolkit reads has a few kB
-MAX_LINE_CHARS = 2**20  # of a line of a JSONL file
 _CHUNK_BYTES = 2**20
-# Spreadsheets run cells that begin like this as formulas (OWASP, "CSV Injection"). Numbers are no formulas.
-_FORMULA = re.compile(r"'*[=+\-@\t\r]")
-_NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?")
-_HUGE = re.compile(r"(?<![0-9])[0-9]{300}")  # a whole number that no float can be
 _SCRATCH = ".vae-scratch-"  # begin of the names of folders with unfinished files
-_SCRATCH_MARK = ".scratch"  # file in them
 
 
-# ---- opening files ---------------------------------------------------------------------------------------
-
-
-def check_regular(path: str | os.PathLike[str]) -> None:
-    """Raise OSError unless the path is that of a regular file: opening a pipe could wait for ever."""
-    if not stat.S_ISREG(os.stat(path).st_mode):
-        raise OSError(errno.EINVAL, "it is not a regular file", os.fspath(path))
-
-
-def open_regular(path: str | os.PathLike[str]) -> BinaryIO:
-    """A regular file to read."""
-    check_regular(path)
-    return open(path, "rb")
-
-
-def open_new(path: Path) -> BinaryIO:
-    """A new file to write; FileExistsError if there is anything at `path`, a link included."""
-    return open(path, "xb")
-
-
-def open_new_text(path: Path, errors: str = "strict") -> TextIO:
-    """A new UTF-8 file with the line ends that are written to it."""
-    return io.TextIOWrapper(open_new(path), encoding="utf-8", errors=errors, newline="")
-
-
-def open_appending(path: Path) -> BinaryIO:
-    """A file to append to and to read, created if it is missing; each write is one of the system."""
-    return cast(BinaryIO, open(path, "a+b", buffering=0))
+# ---- writing files ---------------------------------------------------------------------------------------
 
 
 @contextmanager
@@ -72,27 +36,15 @@ def scratch_folder(parent: Path) -> Iterator[Path]:
     folder = parent / (_SCRATCH + secrets.token_hex(8))
     folder.mkdir()
     try:
-        open_new(folder / _SCRATCH_MARK).close()
         yield folder
     finally:
-        _remove_scratch_folder(folder)
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def remove_temporary(parent: Path) -> None:
     """Remove what killed processes left behind in a folder. No other process may be writing there."""
-    for folder in parent.glob(f"{_SCRATCH}*"):
-        if (folder / _SCRATCH_MARK).is_file() or not any(folder.iterdir()):
-            _remove_scratch_folder(folder)
-
-
-def _remove_scratch_folder(folder: Path) -> None:
-    with suppress(OSError):  # removed by others, or open in another program of Windows
-        for name in os.listdir(folder):
-            if name != _SCRATCH_MARK:  # the last one: if this process is killed, the rest is still known
-                path = folder / name
-                shutil.rmtree(path) if path.is_dir() else path.unlink()
-        (folder / _SCRATCH_MARK).unlink(missing_ok=True)
-        folder.rmdir()
+    for folder in parent.glob(_SCRATCH + 16 * "[0-9a-f]"):
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 @contextmanager
@@ -106,8 +58,7 @@ def atomic_path(path: Path) -> Iterator[Path]:
     with scratch_folder(path.parent) as folder:
         temporary = folder / path.name
         yield temporary
-        mode = (folder / _SCRATCH_MARK).stat().st_mode & 0o777
-        temporary.chmod(mode)  # safetensors makes its files readable by their owner only
+        temporary.chmod(folder.stat().st_mode & 0o666)  # safetensors' files are readable by their owner only
         flush_file(temporary)
         _replace(temporary, path)
 
@@ -145,13 +96,13 @@ def flush_folder(folder: Path) -> None:
 
 def replace_bytes(path: Path, content: bytes) -> None:
     """Write a file atomically; on failure an older file is unchanged."""
-    with atomic_path(path) as temporary, open_new(temporary) as file:
-        file.write(content)
+    with atomic_path(path) as temporary:
+        temporary.write_bytes(content)
 
 
 def replace_text(path: Path, parts: Iterable[str]) -> None:
     """Write a text file atomically; on failure an older file is unchanged."""
-    with atomic_path(path) as temporary, open_new_text(temporary) as file:
+    with atomic_path(path) as temporary, open(temporary, "w", encoding="utf-8", newline="") as file:
         file.writelines(parts)
 
 
@@ -172,8 +123,9 @@ def write_json(path: Path, content: Any, indent: int | None = None) -> None:
 
 def write_csv_rows(path: Path, rows: Iterable[Iterable[Any]]) -> None:
     """Write a CSV file atomically; OSError if it cannot be written."""
-    with atomic_path(path) as temporary, open_new_text(temporary, errors="backslashreplace") as file:
-        csv.writer(file).writerows(map(csv_cell, row) for row in rows)
+    text = io.StringIO(newline="")
+    csv.writer(text).writerows(rows)
+    replace_bytes(path, text.getvalue().encode("utf-8", "backslashreplace"))
 
 
 # ---- reading files ---------------------------------------------------------------------------------------
@@ -182,35 +134,20 @@ def write_csv_rows(path: Path, rows: Iterable[Iterable[Any]]) -> None:
 def sha256_of_file(path: str | os.PathLike[str]) -> str:
     """Hexadecimal SHA-256 of a file's content; OSError if it cannot be read."""
     digest = hashlib.sha256()
-    with open_regular(path) as file:
+    with open(path, "rb") as file:
         while chunk := file.read(_CHUNK_BYTES):
             digest.update(chunk)
     return digest.hexdigest()
 
 
-def _parse_int(digits: str) -> int:
-    if _HUGE.search(digits):
-        raise ValueError(f"it contains a whole number of {len(digits)} digits")
-    return int(digits)
-
-
-def parse_json(text: str) -> Any:
-    """Decode JSON; a ValueError if anything is wrong, deep nesting and huge whole numbers included."""
-    parse_int = _parse_int if _HUGE.search(text) else None
-    try:
-        return json.loads(text, parse_int=parse_int)
-    except RecursionError:
-        raise ValueError("it is nested too deeply") from None
-
-
 def read_json(path: str | os.PathLike[str], *, max_bytes: int = MAX_JSON_BYTES) -> Any:
     """Content of a JSON file; ValueError if it is not JSON or too large, OSError if it cannot be read."""
-    return parse_json(decode_text(read_regular(path, max_bytes), errors="strict"))
+    return json.loads(decode_text(read_regular(path, max_bytes), errors="strict"))
 
 
 def read_regular(path: str | os.PathLike[str], max_bytes: int) -> bytes:
     """Content of a file; ValueError if it is larger, OSError if it cannot be read."""
-    with open_regular(path) as file:
+    with open(path, "rb") as file:
         data = file.read(max_bytes + 1)
     if len(data) > max_bytes:
         raise ValueError(f"it is larger than {max_bytes // 2**20} MiB")
@@ -224,8 +161,6 @@ def read_text(path: str | os.PathLike[str]) -> str:
 
 def encoding_of(head: bytes) -> str:
     """The encoding of a text file by its byte order mark, which PowerShell and editors of Windows write."""
-    if head.startswith((codecs.BOM_UTF32_LE, codecs.BOM_UTF32_BE)):
-        return "utf-32"
     return "utf-16" if head.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)) else "utf-8-sig"
 
 
@@ -250,36 +185,21 @@ def unquoted(line: str) -> str:
 
 def open_text(path: str | os.PathLike[str]) -> TextIO:
     """A text file to read line by line; OSError if it cannot be read, UnicodeDecodeError while reading."""
-    with open_regular(path) as file:
+    with open(path, "rb") as file:
         encoding = encoding_of(file.read(4))
-    return io.TextIOWrapper(open_regular(path), encoding=encoding)
-
-
-def bounded_lines(file: TextIO) -> Iterator[str]:
-    """The lines of a text file; ValueError for one that would fill the memory."""
-    while line := file.readline(MAX_LINE_CHARS + 1):
-        if len(line) > MAX_LINE_CHARS:
-            raise ValueError(f"a line is longer than {MAX_LINE_CHARS} characters")
-        yield line
+    return open(path, encoding=encoding)
 
 
 def read_json_lines(path: str | os.PathLike[str]) -> Iterator[dict[str, Any]]:
     """The objects in a JSONL file; lines that are no objects are skipped, as a crash may leave one."""
-    with io.TextIOWrapper(open_regular(path), encoding="utf-8", errors="replace") as file:
-        for line in bounded_lines(file):
+    with open(path, encoding="utf-8", errors="replace") as file:
+        for line in file:
             try:
-                value = parse_json(line)
+                value = json.loads(line)
             except ValueError:
                 continue
             if isinstance(value, dict):
                 yield value
-
-
-def csv_cell(value: Any) -> Any:
-    """A value for a CSV file: text that a spreadsheet would run as a formula gets an apostrophe before it."""
-    if isinstance(value, str) and _FORMULA.match(value) and not _NUMBER.fullmatch(value):
-        return f"'{value}"
-    return value
 
 
 def nearest_existing(path: str | os.PathLike[str]) -> Path:
@@ -294,15 +214,13 @@ def nearest_existing(path: str | os.PathLike[str]) -> Path:
 def why_not_writable(folder: str | os.PathLike[str]) -> str | None:
     """What prevents writing into a folder, with the remedy; None if nothing does. It may not exist yet."""
     folder = Path(folder)
-    if "\0" in str(folder):
-        return "contains a null character: remove it"
     nearest = nearest_existing(folder)
     if not nearest.is_dir():
         where = "is a file" if nearest == folder else f"is inside of {nearest}, which is a file"
         return f"{where}: use another folder"
     probe = nearest / f"{_PROBE}{secrets.token_hex(8)}"  # tempfile repeats a refused name without an end
     try:
-        open_new(probe).close()
+        probe.touch(exist_ok=False)
         probe.unlink()
         return None
     except OSError as error:
@@ -382,16 +300,15 @@ def claim_folder(
     path = folder / MARKER_NAME
     marker = FolderMarker(command, folder_id or secrets.token_hex(8))
     try:
-        file = open_new(path)
+        with open(path, "xb") as file:
+            file.write(json.dumps(asdict(marker)).encode())
+            file.flush()
+            os.fsync(file.fileno())
     except FileExistsError:  # another command is faster; or its writer was killed, or it is not ours
         time.sleep(_WRITE_SECONDS)
         if read_marker(folder) is None:
             path.unlink(missing_ok=True)
         return claim_folder(folder, command, flag, folder_id)
-    with file:
-        file.write(json.dumps({"command": marker.command, "id": marker.id}).encode())
-        file.flush()
-        os.fsync(file.fileno())
     return marker
 
 

@@ -44,9 +44,9 @@ class Card:
         return self.compute_capability >= BF16_CAPABILITY
 
 
-_FAST_HOST, _SMALL_CARD = {"prefetch_factor": 4}, {"prefetch_factor": 2}
+_SMALL_CARD = {"prefetch_factor": 2}
 _CARDS_WITH_RATES = (
-    Card("RTX 5090", "RTX 5090", (12, 0), 32607, 1792, 209.5, _RTX_BLACKWELL, _FAST_HOST),
+    Card("RTX 5090", "RTX 5090", (12, 0), 32607, 1792, 209.5, _RTX_BLACKWELL),
     Card("RTX 5080", "RTX 5080", (12, 0), 16303, 960, 112.6, _RTX_BLACKWELL, _SMALL_CARD),
     Card(
         "RTX 5060 Ti 16GB",
@@ -58,7 +58,7 @@ _CARDS_WITH_RATES = (
         "https://www.nvidia.com/en-us/geforce/graphics-cards/50-series/rtx-5060-family/",
         _SMALL_CARD,
     ),
-    Card("RTX 4090", "RTX 4090", (8, 9), 24564, 1008, 165.2, _ADA, _FAST_HOST),
+    Card("RTX 4090", "RTX 4090", (8, 9), 24564, 1008, 165.2, _ADA),
     Card(
         "H100",
         "H100 80GB HBM3",  # the SXM card; H100 PCIe and NVL are slower
@@ -67,7 +67,6 @@ _CARDS_WITH_RATES = (
         3350,
         989,
         "https://www.nvidia.com/en-us/data-center/h100/",
-        _FAST_HOST,
     ),
     Card(
         "H200",
@@ -77,7 +76,6 @@ _CARDS_WITH_RATES = (
         4800,
         989,
         "https://www.nvidia.com/en-us/data-center/h200/",
-        _FAST_HOST,
     ),
     Card(
         "B200",
@@ -87,7 +85,6 @@ _CARDS_WITH_RATES = (
         8000,  # the eight cards of a DGX B200 have 64 TB/s
         2250,  # the eight cards of an HGX B200 have 36 PFLOP/s sparse
         "https://www.nvidia.com/en-us/data-center/dgx-b200/ https://www.nvidia.com/en-us/data-center/hgx/",
-        _FAST_HOST,
     ),
 )
 # Other cards, with the default settings, by compute capability: the name that drivers report, and the memory

@@ -80,8 +80,11 @@ def container_free_memory(cgroup: Path = CGROUP) -> int | None:
 def main_memory() -> tuple[int, int]:
     """Bytes of main memory: total, and available to a new process; a container's limit is not applied."""
     if sys.platform == "win32":
-        status = windows_memory()
-        return status["physical_total"], status["physical_free"]
+        import ctypes
+
+        status = (ctypes.c_ulonglong * 8)(64)  # MEMORYSTATUSEX: length, load, then the sizes in bytes
+        ctypes.windll.kernel32.GlobalMemoryStatusEx(status)
+        return status[1], status[2]
     try:
         lines = read_text("/proc/meminfo").splitlines()
         kib = {line.split(":")[0]: int(line.split()[1]) for line in lines}
@@ -91,44 +94,11 @@ def main_memory() -> tuple[int, int]:
         return total, total
 
 
-def address_space() -> int | None:
-    """Bytes that this process may still map (RLIMIT_AS, `ulimit -v`); None without a limit."""
-    if sys.platform == "win32":
-        return None
-    import resource
-
-    limit, _ = resource.getrlimit(resource.RLIMIT_AS)
-    if limit == resource.RLIM_INFINITY:
-        return None
-    try:
-        pages = int(read_text("/proc/self/statm").split()[0])
-    except (OSError, ValueError, IndexError):  # macOS has no /proc
-        pages = 0
-    return max(0, limit - pages * os.sysconf("SC_PAGE_SIZE"))
-
-
 def free_memory(cgroup: Path = CGROUP) -> int:
-    """Bytes of main memory that this process may still use, with its own limit and that of its container."""
-    limits = main_memory()[1], container_free_memory(cgroup), address_space()
-    return min(limit for limit in limits if limit is not None)
-
-
-def windows_memory() -> dict[str, int]:
-    """The fields of GlobalMemoryStatusEx in their order, in bytes."""
-    import ctypes
-
-    if sys.platform != "win32":  # for the type checker
-        raise AssertionError
-    names = ("physical_total", "physical_free", "commit_limit", "commit_free", "virtual", "virtual_free")
-
-    class Status(ctypes.Structure):
-        _fields_ = [("length", ctypes.c_ulong), ("load", ctypes.c_ulong)] + [
-            (name, ctypes.c_ulonglong) for name in (*names, "extended")
-        ]
-
-    status = Status(length=ctypes.sizeof(Status))
-    ctypes.windll.kernel32.GlobalMemoryStatusEx(ctypes.byref(status))
-    return {name: getattr(status, name) for name in names}
+    """Bytes of main memory that this process may still use, with the limit of its container."""
+    free = main_memory()[1]
+    in_container = container_free_memory(cgroup)
+    return free if in_container is None else min(free, in_container)
 
 
 def find_compiler() -> str | None:

@@ -19,7 +19,6 @@ from typing import Any
 
 from vae.system import console
 from vae.system.errors import EXIT_FAILED, EXIT_INTERRUPTED, HangError, UserError
-from vae.system.files import open_appending
 from vae.training.run_folder import check_run_folder, resume_command
 
 # What a stop signal prints, for each part of a run.
@@ -176,7 +175,7 @@ class Watchdog:
         try:
             if not self._folder.is_dir() or check_run_folder(self._folder) is None:
                 raise FileNotFoundError(errno.ENOENT, "the run has not begun")
-            with open_appending(path) as file:
+            with open(path, "ab", buffering=0) as file:
                 file.write(f"{time.ctime()}: no progress for {self._minutes:g} minutes\n".encode())
                 faulthandler.dump_traceback(file)
             where = str(path)

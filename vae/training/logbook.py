@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from functools import partial
 from importlib import import_module
-from io import TextIOWrapper
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -19,7 +18,7 @@ from vae.interop.run_files import METRICS_NAME
 from vae.system import console, files
 from vae.system.addresses import public_text
 from vae.system.errors import UserError
-from vae.system.files import MAX_LINE_CHARS, open_appending, open_regular, parse_json, read_text, replace_text
+from vae.system.files import read_text, replace_text
 from vae.training.command import check_wandb_installed
 from vae.training.results_image import RESULTS_NAME, write_results
 
@@ -62,7 +61,7 @@ class Appender:
     def _write_waiting(self) -> None:
         if self._file is None:
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            self._file = open_appending(self.path)
+            self._file = open(self.path, "ab", buffering=0)  # noqa: SIM115
         while self._waiting:
             self._waiting = self._waiting[self._file.write(self._waiting) :]
 
@@ -190,10 +189,10 @@ def _remove_later_records(path: Path, last_step: int) -> None:
 
 
 def _records_until(path: Path, last_step: int) -> Iterator[str]:
-    with TextIOWrapper(open_regular(path), encoding="utf-8", errors="replace") as file:
-        while line := file.readline(MAX_LINE_CHARS):
+    with open(path, encoding="utf-8", errors="replace") as file:
+        for line in file:
             with suppress(ValueError, KeyError, TypeError):
-                if parse_json(line)["step"] <= last_step:
+                if json.loads(line)["step"] <= last_step:
                     yield line.rstrip() + "\n"
 
 

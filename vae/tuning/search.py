@@ -32,7 +32,6 @@ from vae.system.errors import UserError
 from vae.system.files import (
     check_folder,
     claim_folder,
-    open_appending,
     replace_bytes,
     replace_text,
     write_json,
@@ -268,7 +267,8 @@ def _open_study(folder: Path, identity: dict[str, Any]) -> Study:
     lock = JournalFileOpenLock(str(path))  # works on Windows, too
     lock.acquire()
     try:
-        with open_appending(path) as journal:  # a record that a full disk cut would damage the next one
+        # a record that a full disk cut would damage the next one
+        with open(path, "a+b", buffering=0) as journal:
             journal.seek(0)
             journal.truncate(journal.read().rfind(b"\n") + 1)
     finally:

@@ -12,7 +12,6 @@ from vae.config.declare import base_type, check, is_list, nearest
 from vae.config.flags import read_object
 from vae.config.options import Config, all_options, flatten
 from vae.system.errors import UserError
-from vae.system.files import parse_json
 
 Part = FloatDistribution | IntDistribution | CategoricalDistribution
 Space = dict[str, Part]
@@ -122,6 +121,6 @@ def options_of(params: Mapping[str, Any]) -> dict[str, Any]:
     """The parameters of a trial as options of train_vae.py: lists are lists again."""
     options = all_options()
     return {
-        name: parse_json(value) if isinstance(value, str) and is_list(options[name][1]) else value
+        name: json.loads(value) if isinstance(value, str) and is_list(options[name][1]) else value
         for name, value in params.items()
     }

@@ -17,7 +17,7 @@ from vae.interop.run_files import METRICS_NAME
 from vae.system import child_process, console
 from vae.system.addresses import public_options
 from vae.system.errors import EXIT_CONFIG, EXIT_NON_FINITE
-from vae.system.files import open_appending, open_regular, read_json_lines, write_json
+from vae.system.files import read_json_lines, write_json
 from vae.system.script import ROOT
 from vae.training.run_folder import LOCK_NAME, checkpoint_paths
 
@@ -41,7 +41,7 @@ def train(run: Path, options: dict[str, Any], watch: Callable[[Validation], bool
     while is_locked(run / LOCK_NAME):  # by the run of a search that was killed: it saves and ends
         time.sleep(POLL_SECONDS)
     log = run.with_suffix(".log")
-    with open_appending(log) as output:
+    with open(log, "ab", buffering=0) as output:
         process = child_process.start(
             [sys.executable, str(ROOT / "train_vae.py"), *_words(run, options)],
             stdin=subprocess.DEVNULL,
@@ -115,7 +115,7 @@ def validations(run: Path) -> Iterator[Validation]:
 
 def _last_line(log: Path) -> str:
     """The error line of the run: the last one that it printed."""
-    with open_regular(log) as file:
+    with open(log, "rb") as file:
         file.seek(max(0, file.seek(0, os.SEEK_END) - _LAST_BYTES))
         text = file.read(_LAST_BYTES).decode("utf-8", "replace")
     lines = [line.strip() for line in text.splitlines() if line.strip()]
