@@ -56,7 +56,7 @@ def own_dataset(folder: Path, files: dict[str, bytes]) -> Path:
                     tar.addfile(info, io.BytesIO(content))
                 text = tar.offset - 2 * 512
                 offset = text - -(-len(data) // 512) * 512
-                rows.append((key, offset, len(data), 0, 64, 64, 0, 0, text, tar.offset, key))
+                rows.append((key, offset, len(data), 0, 64, 64, text, tar.offset, key))
         shards.append(write_index(folder, tar_path, tar_path.name, np.array(rows, index_type(32))))
     write_dataset(folder / "dataset.json", shards, {}, None)
     return folder / "dataset.json"
@@ -74,7 +74,7 @@ def foreign_dataset(folder: Path) -> Path:
                     found.append(member)
             rows = [
                 (
-                    *(sha256(tar.extractfile(one).read())[:32], one.offset_data, one.size, 0, 64, 64, 0, 0),
+                    *(sha256(tar.extractfile(one).read())[:32], one.offset_data, one.size, 0, 64, 64),
                     *(one.offset, ends[one.name.partition(".")[0]], one.name),
                 )
                 for one in found

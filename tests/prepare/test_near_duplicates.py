@@ -7,7 +7,7 @@ import pytest
 from PIL import Image, ImageEnhance, ImageFilter, ImageOps
 
 from vae.prepare.demo import draw_image
-from vae.prepare.near_duplicates import MIRROR, are_near, find_clusters, hash_pixels, near_between
+from vae.prepare.near_duplicates import MIRROR, find_clusters, hash_pixels
 
 
 @pytest.fixture(scope="module")
@@ -74,17 +74,3 @@ def test_clusters_equal_those_from_all_pairs():
 def test_no_hashes_and_thousands_of_equal_hashes():
     assert find_clusters(np.zeros((0, 2), np.uint64)).tolist() == []
     assert set(find_clusters(np.zeros((50_000, 2), np.uint64)).tolist()) == {0}
-
-
-def test_near_hashes_of_two_sets_are_those_of_all_pairs():
-    random = np.random.default_rng(4)
-    one, other = (random.integers(0, 2**63, (400, 2), dtype=np.uint64) for _ in range(2))
-    one[:200] = other[:200] ^ (np.uint64(1) << random.integers(0, 63, (200, 2)).astype(np.uint64))
-    one[200:250] = other[200:250] ^ MIRROR
-    found = {pair for ours, theirs in near_between(one, other) for pair in zip(ours, theirs, strict=True)}
-    expected = set()
-    for theirs, hash_ in enumerate(other):
-        near = are_near(one, hash_[None]) | are_near(one, (hash_ ^ MIRROR)[None])
-        expected |= {(ours, theirs) for ours in np.flatnonzero(near)}
-    assert found == expected
-    assert len(found) >= 250

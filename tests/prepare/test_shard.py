@@ -181,7 +181,7 @@ def test_manifest_that_is_split_decides(source, tmp_path):
 
 def test_image_that_changed_after_its_check_is_an_error(source, tmp_path):
     block = FileBlock(id="", file=source, names=("00.png",))
-    member = shard_module.Member(0, 0, 0, 64 * "0", "png", 1, (1, 1), 32 * "0", "{}")
+    member = shard_module.Member(0, 0, 0, 64 * "0", "png", 1, (1, 1), "{}")
     plan = shard_module.Plan("dataset.json", "images-000000.tar", [member], {0: block})
     with pytest.raises(DataError, match="has changed"):
         shard_module.write_shard(tmp_path, plan)
@@ -197,7 +197,7 @@ def foreign_dataset(folder, members):
             info = tarfile.TarInfo(name)
             info.size = len(data)
             key = f"{number:032}"
-            rows.append((key, tar.offset + 512, len(data), zlib.crc32(data), 64, 64, 0, 0, 0, 0, key))
+            rows.append((key, tar.offset + 512, len(data), zlib.crc32(data), 64, 64, 0, 0, key))
             tar.addfile(info, io.BytesIO(data))
     index = save_index(index_path(folder, tar_path.name), np.array(rows, index_type(32)))
     one = Shard(tar_path.name, len(rows), tar_path.stat().st_size, sha256_of_file(tar_path), index)

@@ -87,7 +87,7 @@ def test_mistakes_are_refused(given, dataset, image_folder):
     for change, words in (
         ({"val_split": 0.5}, "--val_split 0.5"),
         ({"fold": 1}, "--fold 1"),
-        ({"val_path": str(dataset)}, "--val_path .*14 of its images are training images"),
+        ({"val_path": str(dataset)}, "--val_path .*14 of its 14 images are training images"),
         ({"val_path": str(image_folder)}, "--val_path .* of its 16 images are training images"),
         ({"data_path": str(dataset.with_name("other.json"))}, "--mode shard"),
         ({"batch_size": 16}, "--batch_size 16"),

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from functools import cache
 
 import numpy as np
 
@@ -182,6 +183,7 @@ def _reasons(rejected: list[Rejection], other_remedy: str) -> str:
 # ---- Images of both sets -----------------------------------------------------------------------------------
 
 MAX_FILES = 100_000  # of a folder whose sizes are compared: 12 s on a share that takes 1 ms for each
+MAX_ROWS = 2_000_000  # of the indexes of shards that are compared, whose reading takes minutes
 MAX_BYTES = 8 * 2**30  # that are hashed: BMP and TIFF files of one camera have one size
 
 Set = FolderImages | ShardImages
@@ -214,22 +216,17 @@ def find_shared_images(train: Set, validation: Set, exclude: ExcludeList | None)
 
 def _in_same_folders(train: FolderImages, validation: FolderImages) -> Pairs:
     """Files in folders that both sets have, by whatever path: links, and on Windows letters of other case."""
-    places = {place: index for index, place in enumerate(_places(train)) if place[0]}
-    found = ((ours, places.get(place)) for ours, place in enumerate(_places(validation)))
+    places = {place: index for index, place in enumerate(_real_paths(train))}
+    found = ((ours, places.get(place)) for ours, place in enumerate(_real_paths(validation)))
     return [(ours, theirs) for ours, theirs in found if theirs is not None]
 
 
-def _places(images: FolderImages) -> Iterator[tuple[tuple[int, int] | None, str]]:
-    """The device and inode of each image's folder, and the name of its file."""
-    folders: dict[str, tuple[int, int] | None] = {}
+def _real_paths(images: FolderImages) -> Iterator[tuple[str, str]]:
+    """The real path of each image's folder, and the name of its file."""
+    real = cache(lambda folder: os.path.normcase(os.path.realpath(os.path.join(images.root, folder))))
     for name in images.names:
         folder, file = os.path.split(name)
-        if folder not in folders:
-            folders[folder] = None
-            with suppress(OSError):
-                status = os.stat(os.path.join(images.root, folder))
-                folders[folder] = (status.st_dev, status.st_ino)
-        yield folders[folder], file
+        yield real(folder), os.path.normcase(file)
 
 
 def _with_same_bytes(train: Set, validation: Set) -> Pairs:
@@ -248,10 +245,10 @@ def _with_same_bytes(train: Set, validation: Set) -> Pairs:
 
 def _sizes(images: Set) -> np.ndarray:
     """The size of each image in bytes; 0 for a file that cannot be read."""
+    if len(images) > (MAX_ROWS if isinstance(images, ShardImages) else MAX_FILES):
+        raise NotComparedError(f"{images.location} has {len(images)} images")
     if isinstance(images, ShardImages):
         return np.concatenate([rows["size"] for rows in images.indexes()])
-    if len(images) > MAX_FILES:
-        raise NotComparedError(f"{images.location} has {len(images)} images")
     with ThreadPoolExecutor(THREADS) as threads:
         return np.fromiter(threads.map(_size, _paths(images, range(len(images)))), np.int64, len(images))
 

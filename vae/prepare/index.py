@@ -155,7 +155,7 @@ def _write_datasets(table: Table, root: Path, base: str, policy: dict[str, Any])
     for name, folder in FOLDERS.items():
         shards = []
         rows = table.stream(
-            f"SELECT block, sha256[1:{KEY_DIGITS}], position, bytes, crc32, width, height, 0, 0, text_start, "
+            f"SELECT block, sha256[1:{KEY_DIGITS}], position, bytes, crc32, width, height, text_start, "
             "text_end, encode(name) FROM images WHERE reason = '' AND subset = ? ORDER BY n",
             SUBSETS[name],
         )

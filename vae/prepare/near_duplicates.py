@@ -4,14 +4,11 @@ A hash is uint64 (2,): the signs of the 128 lowest frequencies of the image's br
 contains the lower 64 of them. Shapes: N images; U different hashes.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from itertools import combinations
-from typing import NamedTuple
 
 import numpy as np
 from PIL import Image
-
-from vae.shards.shard_images import ShardImages
 
 SIDE = 32  # px: the image's brightness is reduced to a square with this side
 # Measured on 60 drawn images and 11 changed copies of each (JPEG 30, reduced, other brightness and contrast,
@@ -25,7 +22,6 @@ BYTES, KEY_BYTES = 8, 3
 # In a large bucket (skies, blank pages), a hash is compared only with the next ones in sorted order.
 MAX_NEIGHBOURS = 64
 GROUP_PREFIX = "near-"  # of the names of groups
-MIN_ROWS = 2**18  # of an index that are compared at once
 
 
 def lowest_frequencies(side: int, count: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -110,24 +106,6 @@ def _cluster_sorted(unique: np.ndarray) -> np.ndarray:
     return roots
 
 
-def near_between(one: np.ndarray, other: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """Positions of near hashes, of (M, 2) and of (N, 2), in blocks; some pairs more than once."""
-    both = np.concatenate([other, other ^ MIRROR])
-    for chosen in combinations(range(BYTES), KEY_BYTES):
-        keys = bucket_keys(both, chosen)
-        order = np.argsort(keys, kind="stable")
-        keys, wanted = keys[order], bucket_keys(one, chosen)
-        first = np.searchsorted(keys, wanted)
-        for at in range(min(MAX_NEIGHBOURS, len(keys))):
-            places = np.minimum(first + at, len(keys) - 1)
-            same = np.flatnonzero((first + at < len(keys)) & (keys[places] == wanted))
-            if len(same) == 0:
-                break
-            neighbours = order[places[same]]
-            near = are_near(one[same], both[neighbours])
-            yield same[near], neighbours[near] % len(other)
-
-
 def bucket_keys(hashes: np.ndarray, chosen: tuple[int, ...]) -> np.ndarray:
     """The chosen bytes of the lower word of (M, 2) hashes as one number each: uint32 (M,)."""
     keys = np.zeros(len(hashes), dtype=np.uint32)
@@ -153,53 +131,3 @@ def _join(roots: np.ndarray, left: np.ndarray, right: np.ndarray) -> None:
         np.minimum.at(roots, ends[1][apart], ends[0][apart])
         while not np.array_equal(roots, roots[roots]):
             roots[:] = roots[roots]
-
-
-class SharedImage(NamedTuple):
-    """An image of the validation set, and one of the training set that it equals or looks like."""
-
-    key: str
-    training_key: str
-
-    @property
-    def is_equal(self) -> bool:
-        """Whether both have the same bytes."""
-        return self.key == self.training_key
-
-
-def find_shared(training: ShardImages, validation: ShardImages) -> list[SharedImage]:
-    """One for each shared image of `validation`, in the order of their keys. BadImageError for a bad index.
-
-    A dataset that was written with --no-near_duplicates is compared by keys alone.
-    """
-    validation_rows = np.concatenate(list(validation.indexes()))
-    validation_rows = validation_rows[np.argsort(validation_rows["key"])]
-    datasets = training.datasets + validation.datasets
-    allowed = any(dataset.policy.get("near_duplicates") is False for dataset in datasets)
-    pairs: dict[bytes, bytes] = {}
-    for rows in parts(training.indexes(), max(MIN_ROWS, len(validation_rows))):
-        if not allowed:
-            for ours, theirs in near_between(phashes_of(rows), phashes_of(validation_rows)):
-                for our, their in zip(ours.tolist(), theirs.tolist(), strict=True):
-                    pairs.setdefault(validation_rows["key"][their], rows["key"][our])
-        for key in np.intersect1d(rows["key"], validation_rows["key"]):
-            pairs[key] = key
-    texts = ((key.decode("ascii", "replace") for key in pair) for pair in pairs.items())
-    return sorted(SharedImage(*pair) for pair in texts)
-
-
-def parts(indexes: Iterator[np.ndarray], least: int) -> Iterator[np.ndarray]:
-    """The rows of several indexes together, at least so many but for the last part."""
-    part: list[np.ndarray] = []
-    for rows in indexes:
-        part.append(rows)
-        if sum(map(len, part)) >= least:
-            yield np.concatenate(part)
-            part = []
-    if part:
-        yield np.concatenate(part)
-
-
-def phashes_of(rows: np.ndarray) -> np.ndarray:
-    """The perceptual hashes of an index: uint64 (N, 2)."""
-    return np.stack([rows["phash_low"], rows["phash_high"]], axis=1)

@@ -67,7 +67,6 @@ class Member(NamedTuple):
     extension: str
     bytes: int
     size: tuple[int, int]  # width, height
-    phash: str  # perceptual hash: 32 hexadecimal digits
     json: str  # ASCII
 
     @property
@@ -156,10 +155,9 @@ def _write_tar(path: Path, plan: Plan) -> tuple[np.ndarray, str]:
         for at, (member, data) in enumerate(_read_members(plan)):
             image = tar.add(f"{member.key}.{member.extension}", data)
             text = tar.add(f"{member.key}.json", member.json.encode()).header, tar.size
-            phash = int(member.phash[:16], 16), int(member.phash[16:], 16)
             key = member.key.encode()
             crc32 = zlib.crc32(data)
-            rows[at] = (key, image.offset, image.size, crc32, *member.size, *phash, *text, key)
+            rows[at] = (key, image.offset, image.size, crc32, *member.size, *text, key)
         tar.finish()
     return rows, tar.digest.hexdigest()
 
@@ -349,11 +347,11 @@ def _plans(table: Table, dataset: str, max_bytes: float) -> Iterator[Plan]:
 
 def _members(table: Table, subset: str) -> Iterator[Member]:
     query = (
-        "SELECT block, number, coalesce(position, 0), sha256, format, bytes, width, height, phash, flags, "
+        "SELECT block, number, coalesce(position, 0), sha256, format, bytes, width, height, flags, "
         "name, metadata FROM images WHERE reason = '' AND subset = ? ORDER BY n"
     )
     for row in table.stream(query, subset):
-        block, number, position, sha256, kind, size, width, height, phash, flags, name, metadata = row
+        block, number, position, sha256, kind, size, width, height, flags, name, metadata = row
         content = {
             "key": sha256[:KEY_DIGITS],
             "width": width,
@@ -367,7 +365,7 @@ def _members(table: Table, subset: str) -> Iterator[Member]:
             content = {**theirs, **content, **({"of_source": theirs["key"]} if "key" in theirs else {})}
         extension = EXTENSIONS_OF[kind][0].lstrip(".")
         text = json.dumps(content)
-        yield Member(block, number, position, sha256, extension, size, (width, height), phash, text)
+        yield Member(block, number, position, sha256, extension, size, (width, height), text)
 
 
 def _write_datasets(root: Path, written: dict[str, list[Shard]], config: ShardConfig, source: Source) -> None:

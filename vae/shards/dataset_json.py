@@ -30,7 +30,6 @@ from vae.system.files import MAX_JSON_BYTES, decode_text, read_regular, replace_
 
 MAX_NAME_BYTES = 256  # of an image's name in a tar file
 # key: the first 32 digits of the SHA-256 of the image file; offset: of its first byte within the tar file;
-# phash_low, phash_high: of vae/prepare/near_duplicates.py, to find images that look alike, or 0;
 # text_start, text_end: the part of the tar file with the TEXTS of an image, which may be around it, or 0.
 _COLUMNS = [
     ("key", "S32"),
@@ -39,8 +38,6 @@ _COLUMNS = [
     ("crc32", "<u4"),
     ("width", "<u4"),
     ("height", "<u4"),
-    ("phash_low", "<u8"),
-    ("phash_high", "<u8"),
     ("text_start", "<i8"),
     ("text_end", "<i8"),
 ]
@@ -117,7 +114,7 @@ def check_bytes(data: bytes, row: Row) -> bytes:
     return data
 
 
-FORMAT = 4
+FORMAT = 5
 _PATH = re.compile(r"(\S.*?\.json(?:\?\S*?)?)(?:\s+|$)", re.IGNORECASE)  # of several
 MAX_TABLE_BYTES = 2**31
 _TABLE_COLUMNS = [("samples", "<i8"), ("bytes", "<i8"), ("sha256", "u1", 32), ("index_sha256", "u1", 32)]

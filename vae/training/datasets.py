@@ -27,7 +27,6 @@ from vae.images.folder import list_images, split_names
 from vae.images.formats import BadImageError
 from vae.interop.checkpoint_file import Position
 from vae.model.autoencoder import downsampling
-from vae.prepare.near_duplicates import find_shared
 from vae.sampling.buckets import BucketOrder, Shape, aspects, bucket_shapes
 from vae.sampling.order import (
     Order,
@@ -46,8 +45,6 @@ from vae.system.errors import DataError, UserError
 from vae.system.host import GIB
 from vae.training.distributed import Distributed
 from vae.training.validation import ValidationSet
-
-MAX_COMPARED = 2_000_000  # training images that are compared with those of --val_path when a run starts
 
 
 @dataclass(frozen=True)
@@ -248,7 +245,9 @@ def _images_of_datasets(
         return train, None
     validation = ShardImages(held_out, data.data_streams, cache)
     if len(datasets) > 1:
-        _refuse_shared(train, validation, f"--data_path {public_text(validation.location)}", data.exclude)
+        _refuse_same_images(
+            train, validation, f"--data_path {public_text(validation.location)}", data.exclude
+        )
     return train, validation
 
 
@@ -262,14 +261,11 @@ def _validation_images(config: Config, train: Images, cache: ShardCache | None) 
         else FolderImages(Path(path), list_images(path, flag="--val_path"))
     )
     shown = f"--val_path {public_text(path)}"
-    if isinstance(train, ShardImages) and isinstance(images, ShardImages):
-        _refuse_shared(train, images, shown, config.data.exclude)
-    else:
-        _refuse_same_files(train, images, shown, config.data.exclude)
+    _refuse_same_images(train, images, shown, config.data.exclude)
     return images
 
 
-def _refuse_same_files(
+def _refuse_same_images(
     train: FolderImages | ShardImages, images: FolderImages | ShardImages, shown: str, exclude: str | None
 ) -> None:
     """DataError if validation images are training images too, unless --exclude has them."""
@@ -283,36 +279,10 @@ def _refuse_same_files(
     except BadImageError as error:
         raise DataError(f"{shown}: {error.detail}: copy the dataset again") from error
     if shared:
-        examples = ", ".join(f"{ours} ({theirs})" for ours, theirs in shared[:3])
+        examples = ", ".join(f"{ours} ({theirs})" for ours, theirs in shared[:2])
         raise DataError(
             f"{shown}: {len(shared)} of its {len(images)} images are training images of --data_path "
-            f"{train.location} too, for example {examples}: move them out of one of the two folders; "
-            "without --val_path, --val_split sets images aside"
-        )
-
-
-def _refuse_shared(train: ShardImages, images: ShardImages, shown: str, exclude: str | None) -> None:
-    """DataError if validation images are in the training set, or look like one of its images.
-
-    Unless --exclude has the key of one of both.
-    """
-    if len(train) > MAX_COMPARED:
-        console.info(f"{shown} is not compared with the {len(train)} training images, which takes minutes")
-        return
-    try:
-        shared = find_shared(train, images)
-    except BadImageError as error:
-        raise DataError(f"{shown}: {error.detail}: copy the dataset again") from error
-    if exclude and shared:
-        pairs = np.array([(image.key, image.training_key) for image in shared], "S32")
-        is_listed = read_exclude_list(exclude).contains(pairs.reshape(-1)).reshape(-1, 2).any(axis=1)
-        shared = [shared[place] for place in np.flatnonzero(~is_listed)]
-    if shared:
-        equal = sum(image.is_equal for image in shared)
-        examples = ", ".join(f"{image.key} ({image.training_key})" for image in shared[:3])
-        raise DataError(
-            f"{shown}: {equal} of its images are training images too and {len(shared) - equal} "
-            f"look like one, for example {examples}: give other images"
+            f"{train.location} too, for example {examples}: give other images"
         )
 
 
