@@ -30,8 +30,8 @@ from PIL import Image
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from benchmarks.on_card import verdicts  # noqa: E402
-from benchmarks.on_card.verdicts import Found  # noqa: E402
+from benchmarks.on_card import result  # noqa: E402
+from benchmarks.on_card.result import Found  # noqa: E402
 from vae.images.folder import list_images  # noqa: E402
 from vae.system.errors import UserError  # noqa: E402
 from vae.system.files import (  # noqa: E402
@@ -72,7 +72,7 @@ class Case:
     words: list[str]  # with {folder} and {seconds}
     limit: float  # seconds
     least: float  # seconds that must be left to start it
-    read: Callable[[Path, str], Found] = verdicts.read_result
+    read: Callable[[Path, str], Found] = result.read_result
     codes: tuple[int, ...] = (0,)  # exit codes with results
 
 
@@ -111,12 +111,12 @@ def build_cases(machine: Found, images: Path, small: bool) -> list[Case]:
 
     def compare(name: str, question: str, limit: float, least: float, flags: str) -> Case:
         command = [PYTHON, "benchmarks/run.py", *shlex.split(COMPARISON + flags), *["--small"] * small]
-        return Case(name, question, command, limit, least, verdicts.read_comparison)
+        return Case(name, question, command, limit, least, result.read_comparison)
 
     def train(name: str, question: str, limit: float, least: float, flags: str) -> Case:
         words = [PYTHON, "train_vae.py", "--data_path", str(images), *shlex.split(TRAINER + flags)]
         words += shlex.split(SMALL) * small
-        read = verdicts.read_learning if name == "learns" else verdicts.read_profile
+        read = result.read_learning if name == "learns" else result.read_profile
         return Case(name, question, words, limit, least, read)
 
     fits = "Does the profile reserve the predicted memory, and how fast is it?"
@@ -132,7 +132,7 @@ def build_cases(machine: Found, images: Path, small: bool) -> list[Case]:
         compare("compiled", "How fast, both compiled?", 130, 60, "--compile --minutes 1.5"),
         train("ultra", fits, 75, 40, f"--profile ultra {steps} {margin}"),
         train("small", fits, 60, 30, f"--profile small {steps} {margin}"),
-        Case("tests", "Do the tests pass that need a card?", tests, 90, 30, verdicts.read_tests, (0, 1)),
+        Case("tests", "Do the tests pass that need a card?", tests, 90, 30, result.read_tests, (0, 1)),
     ]
     if machine["free_gib"] > 1.1 * RTX_5090_GIB:
         found.append(train("whole-card", fits, 60, 30, f"--profile standard {steps}"))

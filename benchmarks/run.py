@@ -3,24 +3,16 @@
 
 On a CPU the sizes are small and it takes some minutes; on a GPU they are large and should take eight minutes
 on an H200. Both sides have the same weights, images and noise. Before it measures anything, it checks that
-both sides give the same reconstruction, losses and gradients.
+both sides give the same reconstruction, losses and gradients. It needs requirements-test.txt.
 """
 
 import argparse
-import importlib.util
 import json
 import sys
 import time
+from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    import torch
-
-    from benchmarks.comparison.cases import Bench
-    from benchmarks.comparison.measuring import Measured
+from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
@@ -28,27 +20,23 @@ from vae.system.files import write_json  # noqa: E402
 from vae.system.gpus import set_gpu_memory_variables  # noqa: E402
 from vae.system.script import end_process  # noqa: E402
 
-CASE_COUNT = 11
+if __name__ == "__main__":
+    set_gpu_memory_variables()  # before PyTorch is imported, as every script does
+
+import torch  # noqa: E402
+
+from benchmarks.comparison import report  # noqa: E402
+from benchmarks.comparison.cases import CASES, Bench  # noqa: E402
+from benchmarks.comparison.measuring import Measured, Stopwatch  # noqa: E402
+from benchmarks.comparison.theirs import check_same_work  # noqa: E402
 
 
 def case_numbers(text: str) -> list[int]:
     """The numbers in "1,2"."""
-    try:
-        numbers = [int(word) for word in text.split(",")]
-    except ValueError:
-        numbers = []
-    if not numbers or any(not 1 <= number <= CASE_COUNT for number in numbers):
-        raise argparse.ArgumentTypeError(
-            f"{text!r}: give numbers from 1 to {CASE_COUNT}, separated by commas, for example 1,2"
-        )
-    return sorted(set(numbers))
-
-
-def at_least_one(text: str) -> int:
-    """A positive whole number."""
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r}: give a whole number of at least 1")
-    return int(text)
+    numbers = sorted({int(word) for word in text.split(",")})
+    if not set(numbers) <= CASES.keys():
+        raise ValueError
+    return numbers
 
 
 def read_options() -> argparse.Namespace:
@@ -61,10 +49,8 @@ def read_options() -> argparse.Namespace:
     size.add_argument("--small", action="store_true", help="sizes for a CPU; the default on a CPU")
     size.add_argument("--large", action="store_true", help="sizes for a GPU; the default on a GPU")
     parser.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto")
-    parser.add_argument(
-        "--rounds", type=at_least_one, help="minimum repeats of each run; default: 2, on a GPU 3"
-    )
-    parser.add_argument("--threads", type=at_least_one, default=1, help="threads on a CPU; default: 1")
+    parser.add_argument("--rounds", type=int, help="minimum repeats of each run; default: 2, on a GPU 3")
+    parser.add_argument("--threads", type=int, default=1, help="threads on a CPU; default: 1")
     parser.add_argument(
         "--compile",
         action=argparse.BooleanOptionalAction,
@@ -77,47 +63,34 @@ def read_options() -> argparse.Namespace:
     options = parser.parse_args()
     if options.out is not None and not options.out.parent.is_dir():
         parser.error(f"{options.out}: the folder {options.out.parent} does not exist: create it first")
-    if options.out is not None and options.out.is_dir():
-        parser.error(f"{options.out} is a folder: give a file in it")
-    for package in ("torch", "diffusers", "lpips"):
-        if importlib.util.find_spec(package) is None:
-            parser.error(f"{package} is not installed: pip install -r requirements-test.txt")
+    if options.device == "auto":
+        options.device = "cuda" if torch.cuda.is_available() else "cpu"
+    if options.large and options.device == "cpu":
+        parser.error("--large is for GPUs, because one of its steps takes hours on a CPU: remove the flag")
     return options
 
 
 def main() -> None:
     """Check, measure, print, and write the requested files."""
     options = read_options()
-    set_gpu_memory_variables()
-    import torch
-
-    from benchmarks.comparison import report
-    from benchmarks.comparison.cases import Bench
-    from benchmarks.comparison.measuring import Stopwatch
-
-    device = choose_device(options)
-    if device.type == "cpu":
+    start = time.monotonic()
+    gpu = options.device == "cuda"
+    if not gpu:
         torch.set_num_threads(options.threads)
     torch.backends.cudnn.benchmark = True  # as in the trainer; sizes are fixed
     torch.set_float32_matmul_precision("high")
-    start = time.monotonic()
-    gpu = device.type == "cuda"
     compiled = gpu if options.compile is None else options.compile
     size = "large" if options.large or (gpu and not options.small) else "small"
+    device = torch.device(options.device)
     stopwatch = Stopwatch(device, options.rounds or (3 if gpu else 2), start + options.minutes * 60)
-    bench = Bench(stopwatch, size, compiled)
     found = {"machine": report.describe_machine(device), "size": size, "clock": stopwatch.clock}
     print(json.dumps(found["machine"], indent=1))
-    run_cases(bench, options, found, start)
+    run_cases(Bench(stopwatch, size, compiled), options, found, start)
     print(f"\n{found['minutes']} minutes")
 
 
-def run_cases(bench: "Bench", options: argparse.Namespace, found: dict, start: float) -> None:
+def run_cases(bench: Bench, options: argparse.Namespace, found: dict[str, Any], start: float) -> None:
     """Check that both sides do the same work, then measure the cases; add the results to `found`."""
-    from benchmarks.comparison import report
-    from benchmarks.comparison.cases import CASES
-    from benchmarks.comparison.equality import check_same_work
-
     found["same_work"] = check_same_work(bench.device)
     print("same work on both sides:", json.dumps(found["same_work"]))
     found["cases"] = {}
@@ -126,7 +99,7 @@ def run_cases(bench: "Bench", options: argparse.Namespace, found: dict, start: f
         contestants: dict[str, dict] = {}
         found["cases"][str(number)] = {"title": title, "contestants": contestants}
 
-        def keep(results: "Iterable[Measured]", contestants: dict[str, dict] = contestants) -> None:
+        def keep(results: Iterable[Measured], contestants: dict[str, dict] = contestants) -> None:
             contestants |= {measured.name: measured.as_dict() for measured in results}
             write(options.out, found, start)  # a run that is stopped early keeps what it has measured
 
@@ -137,24 +110,11 @@ def run_cases(bench: "Bench", options: argparse.Namespace, found: dict, start: f
         write(options.out, found, start)
 
 
-def write(path: Path | None, found: dict, start: float) -> None:
+def write(path: Path | None, found: dict[str, Any], start: float) -> None:
     """Write all results so far, if a file was requested."""
     found["minutes"] = round((time.monotonic() - start) / 60, 2)
     if path is not None:
         write_json(path, found, indent=1)
-
-
-def choose_device(options: argparse.Namespace) -> "torch.device":
-    """The requested device; exit with one line if it is not available."""
-    import torch
-
-    has_cuda = torch.cuda.is_available()
-    if options.device == "cuda" and not has_cuda:
-        sys.exit("--device cuda: PyTorch finds no CUDA device: remove the flag to measure on the CPU")
-    device = torch.device("cuda" if has_cuda and options.device != "cpu" else "cpu")
-    if options.large and device.type == "cpu":
-        sys.exit("--large is for GPUs, because one of its steps takes hours on a CPU: remove the flag")
-    return device
 
 
 if __name__ == "__main__":

@@ -19,7 +19,7 @@ from benchmarks.comparison.measuring import (
     memory_limit,
     speed_of_best,
 )
-from benchmarks.comparison.ours import Ours
+from benchmarks.comparison.ours import Ours, Work
 from benchmarks.comparison.theirs import (
     AUTOCAST,
     AUTOCAST_CHECKPOINTING,
@@ -32,7 +32,6 @@ from benchmarks.comparison.theirs import (
     Theirs,
     Variant,
 )
-from benchmarks.comparison.work import Work
 from vae.model.autoencoder import RECOMPUTE_LEVELS
 from vae.system.host import GIB
 

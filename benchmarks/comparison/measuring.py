@@ -6,6 +6,7 @@ each contestant is measured alone, so that the memory peak is its own.
 """
 
 import gc
+import math
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -15,7 +16,6 @@ from typing import Any
 
 import torch
 
-from benchmarks.comparison.tables import rounded
 from vae.memory.live_bytes import LiveBytes
 
 Run = Callable[[], Any]
@@ -185,3 +185,15 @@ def saved_bytes(forward: Run, parameters: list[torch.Tensor]) -> int:
     with torch.autograd.graph.saved_tensors_hooks(record, lambda tensor: tensor):
         forward()
     return sum(storage.nbytes() for storage in saved.values())
+
+
+# ---- Tables ------------------------------------------------------------------------------------------------
+def rounded(number: float, digits: int = 4) -> float:
+    """A number with some significant digits, for a file that people read."""
+    return float(f"{number:.{digits}g}") if math.isfinite(number) else number
+
+
+def markdown(header: list[str], rows: list[list[Any]]) -> list[str]:
+    """A table; None is shown as an empty cell."""
+    cells = [["" if cell is None else str(cell) for cell in row] for row in rows]
+    return [f"| {' | '.join(row)} |" for row in (header, ["---"] * len(header), *cells)]

@@ -11,11 +11,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from benchmarks.comparison.cuda_rules import CudaRules
 from benchmarks.comparison.measuring import Contestant, Stopwatch, counted, saved_bytes, speed_of_best
-from benchmarks.comparison.ours import Ours
-from benchmarks.comparison.theirs import FASTEST_MODE, Theirs, Variant, build_lpips
-from benchmarks.comparison.work import SEED, Work
+from benchmarks.comparison.ours import SEED, Ours, Work
+from benchmarks.comparison.theirs import FASTEST_MODE, CudaRules, Theirs, Variant, build_lpips
 from vae.losses.perceptual import build_perceptual
 from vae.ops.attention import attention
 from vae.ops.fused_conv import upsample_conv

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from benchmarks.comparison.work import WAN_OPTIONS
+from benchmarks.comparison.ours import WAN_OPTIONS
 from benchmarks.on_card.result import LATE, Result, first_line, flags
 from tests.harness import kernel_checks as checks
 from vae.config.resolve import resolve

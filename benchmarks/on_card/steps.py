@@ -10,8 +10,7 @@ from typing import Any
 
 import torch
 
-from benchmarks.comparison.ours import Ours
-from benchmarks.comparison.work import WAN_OPTIONS, Work
+from benchmarks.comparison.ours import WAN_OPTIONS, Ours, Work
 from benchmarks.on_card.result import LATE, Result, first_line, flags
 from vae.config.options import ModelConfig, SpeedConfig
 from vae.ops.library import KERNEL_KEYS, REPLACED

@@ -9,8 +9,7 @@ from typing import Any
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from benchmarks.comparison.ours import Ours
-from benchmarks.comparison.work import Work
+from benchmarks.comparison.ours import Ours, Work
 from benchmarks.on_card.result import Result, flags
 from vae.config.options import SpeedConfig
 from vae.ops.kernel_check import choose_kernels

@@ -13,7 +13,7 @@ import torch
 
 from benchmarks import card
 from benchmarks.card import SUMMARY_CHARACTERS, Case
-from benchmarks.on_card import steps, verdicts, where
+from benchmarks.on_card import result, steps, where
 from benchmarks.on_card.result import first_line
 from tests.harness.runs import ROOT
 from tests.null_gpu.child import NEEDS_NULL_GPU, run_on_null_gpu
@@ -48,16 +48,16 @@ def write_run(folder: Path, train: list[dict], psnr: tuple = ()) -> None:
 )
 def test_verdict_on_a_profile(tmp_path, change, printed, verdict):
     write_run(tmp_path, [{"loss": 1.0}] * 5 + [{"loss": 1.0, **change}])
-    found = verdicts.read_profile(tmp_path, PLAN + printed)
+    found = result.read_profile(tmp_path, PLAN + printed)
     assert (found["verdict"], found["predicted_gib"]) == (verdict, 25.8)
 
 
 def test_a_profile_without_a_plan_or_a_step_has_no_figures(tmp_path):
     with pytest.raises(ValueError, match="no plan"):
-        verdicts.read_profile(tmp_path, PLAN)
+        result.read_profile(tmp_path, PLAN)
     write_run(tmp_path, [{"loss": 1.0}])
     with pytest.raises(ValueError, match="no plan"):
-        verdicts.read_profile(tmp_path, "UserError")
+        result.read_profile(tmp_path, "UserError")
 
 
 @pytest.mark.parametrize(
@@ -72,7 +72,7 @@ def test_a_profile_without_a_plan_or_a_step_has_no_figures(tmp_path):
 )
 def test_verdict_on_learning(tmp_path, losses, psnr, verdict):
     write_run(tmp_path, [{"loss": loss} for loss in losses], psnr)
-    assert verdicts.read_learning(tmp_path, "")["verdict"] == verdict
+    assert result.read_learning(tmp_path, "")["verdict"] == verdict
 
 
 @pytest.mark.parametrize(
@@ -85,13 +85,13 @@ def test_verdict_on_learning(tmp_path, losses, psnr, verdict):
     ],
 )
 def test_verdict_on_tests(tmp_path, printed, verdict):
-    assert verdicts.read_tests(tmp_path, printed)["verdict"] == verdict
+    assert result.read_tests(tmp_path, printed)["verdict"] == verdict
 
 
 @pytest.mark.parametrize("printed", ["", "..F.."])
 def test_tests_that_have_not_ended_have_no_verdict(tmp_path, printed):
     with pytest.raises(ValueError, match="has not ended"):
-        verdicts.read_tests(tmp_path, printed)
+        result.read_tests(tmp_path, printed)
 
 
 def test_verdict_on_the_comparison_is_about_our_side(tmp_path):
@@ -99,12 +99,12 @@ def test_verdict_on_the_comparison_is_about_our_side(tmp_path):
     rows["diffusers bf16"]["failure"] = "out of memory"
     path = tmp_path / "result.json"
     path.write_text(json.dumps({"cases": {"2": {"contestants": rows}}}))
-    found = verdicts.read_comparison(tmp_path, "")
+    found = result.read_comparison(tmp_path, "")
     assert found["verdict"] == "-"
     assert "ours none 0.3 s" in found["line"]
     rows["ours none"] = {"side": "ours", "failure": "out of memory"}
     path.write_text(json.dumps({"cases": {"2": {"contestants": rows}}}))
-    assert verdicts.read_comparison(tmp_path, "")["verdict"] == "WRONG"
+    assert result.read_comparison(tmp_path, "")["verdict"] == "WRONG"
 
 
 @pytest.fixture
@@ -203,7 +203,7 @@ def test_a_case_that_fails_is_named_with_its_last_line(tmp_path):
     found = card.run(python_case("bad", "raise RuntimeError('CUDA error')"), tmp_path / "bad", 60.0)
     assert found["verdict"] == "FAILED"
     assert found["line"].startswith("exit code 1: RuntimeError: CUDA error")
-    unread = python_case("unread", "print('no figures')", verdicts.read_result)
+    unread = python_case("unread", "print('no figures')", result.read_result)
     found = card.run(unread, tmp_path / "unread", 60.0)
     assert found["verdict"] == "FAILED"
     assert found["line"] == "exit code 0: no figures | ValueError: no result was written"

