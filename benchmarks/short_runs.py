@@ -155,9 +155,9 @@ def train(
             inputs.running_moments = running
         factor = learning_rate_factor("cosine", step, steps, int(WARMUP_SHARE * steps))
         set_learning_rate(optimizer, peak * factor, 1.0 if given.start else WARM_ENDS_SHARE)
-        sums = compute_gradients(networks, inputs, [given.batch])
+        result = compute_gradients(networks, inputs, [given.batch])
         if needs_statistics(loss):
-            running = update_running(running, sums["latent_moments"] / given.batch)
+            running = update_running(running, result.latent_moments / given.batch)
         apply_update([optimizer], update, optim, fp16, empty=False)
         decay = ema_decay(EMA_DECAY, step, TRAINED if given.start else WARM, steps - step)
         with torch.no_grad():

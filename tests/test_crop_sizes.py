@@ -22,8 +22,10 @@ def step_sums(tiles: int, loss: LossConfig = ALL_LOSSES) -> dict[str, float]:
     smooth = torch.nn.functional.avg_pool2d(inputs.images.float(), 5, 1, 2)
     inputs.images = smooth.to(torch.uint8).tile(1, 1, tiles, tiles)
     inputs.noise = inputs.noise.tile(1, 1, tiles, tiles).float()
-    sums = compute_gradients(networks, inputs, [1])
-    return {name: float(value) for name, value in sums.items() if value.numel() == 1}
+    result = compute_gradients(networks, inputs, [1])
+    names = "reconstruction_sq_norm", "adversarial_sq_norm"
+    norms = dict(zip(names, result.gradient_sq_norms, strict=True))
+    return {name: float(value) for name, value in (result.losses | norms).items()}
 
 
 @pytest.mark.parametrize(

@@ -23,11 +23,11 @@ from vae.update import LOSS_SCALE_GROWTH_STEPS, LOSS_SCALE_START, UpdateState, a
 
 
 def step_gradients(sizes, loss=ALL_LOSSES, inputs=None, **networks):
-    """Gradients of the autoencoder and the discriminator, and the sums, of a step with passes of `sizes`."""
+    """Gradients of the autoencoder and the discriminator, and the result, of a step with these passes."""
     nets = toy_networks(loss=loss, **networks)
     inputs = inputs or toy_inputs(sum(sizes))
-    sums = compute_gradients(nets, inputs, sizes)
-    return gradients(nets.autoencoder), gradients(nets.discriminator), sums
+    result = compute_gradients(nets, inputs, sizes)
+    return gradients(nets.autoencoder), gradients(nets.discriminator), result
 
 
 @pytest.mark.slow
@@ -36,18 +36,22 @@ def step_gradients(sizes, loss=ALL_LOSSES, inputs=None, **networks):
 )
 def test_micro_batches_do_not_change_gradients(sizes, pixel_loss):
     loss = LossConfig(**{**vars(ALL_LOSSES), "reconstruction_loss": pixel_loss})
-    whole_vae, whole_disc, whole_sums = step_gradients([4], loss)
-    vae, disc, sums = step_gradients(sizes, loss)
+    whole_vae, whole_disc, whole = step_gradients([4], loss)
+    vae, disc, result = step_gradients(sizes, loss)
     assert relative_difference(vae, whole_vae) < 1e-12
     assert relative_difference(disc, whole_disc) < 1e-12
-    for name, value in whole_sums.items():
+    for name, value in whole.losses.items():
         rtol = 1e-5 if value.dtype == torch.float32 else 1e-12
-        torch.testing.assert_close(sums[name], value, rtol=rtol, atol=1e-9)
+        torch.testing.assert_close(result.losses[name], value, rtol=rtol, atol=1e-9)
+    # the adaptive weight uses these norms, so they must not depend on micro-batches either
+    torch.testing.assert_close(result.gradient_sq_norms, whole.gradient_sq_norms, rtol=1e-12, atol=0)
+    torch.testing.assert_close(result.latent_moments, whole.latent_moments, rtol=1e-5, atol=1e-9)
+    assert whole.gradient_sq_norms.min() > 0
 
 
 def test_gradients_equal_plain_autograd_of_the_formulas(monkeypatch):
     inputs, loss = toy_inputs(4, 32), ALL_LOSSES
-    vae, disc, sums = step_gradients([2, 2], loss, inputs)
+    vae, disc, result = step_gradients([2, 2], loss, inputs)
     monkeypatch.setattr("vae.model.layers.attention", attention_reference)
     monkeypatch.setattr("vae.model.layers.upsample_conv", upsample_conv_reference)
     nets = toy_networks(loss=loss)
@@ -58,11 +62,11 @@ def test_gradients_equal_plain_autograd_of_the_formulas(monkeypatch):
     plain_disc = dict(zip(names, torch.autograd.grad(disc_loss, list(names.values())), strict=True))
     assert relative_difference(vae, plain_vae) < 1e-10  # fp64; other kernels, other order of sums
     assert relative_difference(disc, plain_disc) < 1e-10
-    assert float(sums["discriminator"]) / 4 == pytest.approx(float(disc_loss.detach()), rel=1e-6)
+    assert float(result.losses["discriminator"]) / 4 == pytest.approx(float(disc_loss.detach()), rel=1e-6)
 
 
 def test_sums_are_over_images():
-    _, _, sums = step_gradients([4])
+    sums = step_gradients([4])[2].losses
     nets, inputs = toy_networks(), toy_inputs(4)
     with torch.no_grad():
         images = to_float(inputs.images).double()
@@ -79,18 +83,10 @@ def test_losses_without_a_backward_pass_are_the_same_bit_for_bit():
     assert gradients(nets.autoencoder) == {}
     with_backward = compute_gradients(nets, inputs, [3, 1])
     terms = {term.name for term in nets.terms.all}
-    assert set(found) == {"mse", "reconstruction", "perceptual", "kl", "latent_moments", *terms}
-    for name, value in found.items():
-        assert torch.equal(value, with_backward[name]), name
-
-
-def test_squared_norms_of_micro_batches_add_up():
-    # the adaptive weight uses these norms, so they must not depend on micro-batches either
-    _, _, whole = step_gradients([4])
-    _, _, split = step_gradients([1, 1, 1, 1])
-    for name in ("reconstruction_sq_norm", "adversarial_sq_norm"):
-        assert float(split[name]) == pytest.approx(float(whole[name]), rel=1e-12)
-        assert float(whole[name]) > 0
+    assert set(found.losses) == {"mse", "reconstruction", "perceptual", "kl", *terms}
+    for name, value in found.losses.items():
+        assert torch.equal(value, with_backward.losses[name]), name
+    assert torch.equal(found.latent_moments, with_backward.latent_moments)
 
 
 def test_gradients_are_added_to_existing_ones():

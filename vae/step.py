@@ -5,9 +5,9 @@ Every loss is a mean over the images of all processes, so micro-batches do not c
 """
 
 import operator
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial, reduce
 
 import torch
@@ -57,6 +57,34 @@ class StepInputs:
         return [replace(self, images=images, noise=noise) for images, noise in parts]
 
 
+@dataclass
+class StepResult:
+    """What a step measures in this process, on the device.
+
+    `gradient_sq_norms`: of the gradients at the reconstruction, without the adversarial term and of it alone.
+    """
+
+    losses: dict[str, torch.Tensor] = field(default_factory=dict)  # () each: sums over the images, by term
+    gradient_sq_norms: torch.Tensor | None = None  # (2,), if the discriminator trains
+    latent_moments: torch.Tensor | None = None  # (3, Z) sums over the images, if a term needs them
+
+    def add(self, values: dict[str, torch.Tensor]) -> None:
+        """Add the losses (b,) of a micro-batch."""
+        for name, value in values.items():
+            self.losses[name] = self.losses.get(name, 0) + value.sum()
+
+    def tensors(self) -> list[torch.Tensor]:
+        """All tensors; `mapped` visits them in this order."""
+        others = (self.gradient_sq_norms, self.latent_moments)
+        return [*self.losses.values(), *(tensor for tensor in others if tensor is not None)]
+
+    def mapped(self, change: Callable[[torch.Tensor], torch.Tensor]) -> "StepResult":
+        """The result with each tensor changed."""
+        losses = {name: change(value) for name, value in self.losses.items()}
+        others = (self.gradient_sq_norms, self.latent_moments)
+        return StepResult(losses, *(None if tensor is None else change(tensor) for tensor in others))
+
+
 def trained_networks(networks: Networks) -> list[nn.Module]:
     """The networks that a step trains."""
     return [network for network in (networks.autoencoder, networks.discriminator) if network]
@@ -89,32 +117,33 @@ def compute_gradients(
     networks: Networks,
     inputs: StepInputs,
     sizes: list[int],
-) -> dict[str, torch.Tensor]:
-    """Add this step's gradients to .grad of all trained parameters; return sums over images, on the device.
+) -> StepResult:
+    """Add this step's gradients to .grad of all trained parameters.
 
     With several processes, .grad becomes the mean over them.
     The discriminator's gradients are computed before any weight changes. It gets the same detached
     reconstructions in either order, and this way a step that ran out of memory can restart.
     """
-    sums, recons = autoencoder_gradients(networks, inputs, sizes)
+    result, recons = autoencoder_gradients(networks, inputs, sizes)
     if inputs.adversarial_factor is not None:
-        sums |= discriminator_gradients(networks, inputs, recons, sizes)
-    return sums
+        discriminator_gradients(networks, inputs, recons, sizes, result)
+    return result
 
 
 def autoencoder_gradients(
     networks: Networks, inputs: StepInputs, sizes: list[int]
-) -> tuple[dict[str, torch.Tensor], list[torch.Tensor]]:
-    """Gradients of all losses of the autoencoder; returns sums and detached reconstructions."""
-    sums: dict[str, torch.Tensor] = {}
+) -> tuple[StepResult, list[torch.Tensor]]:
+    """Gradients of all losses of the autoencoder; returns their values and detached reconstructions."""
+    result = StepResult()
     recons = []
     for index, part in enumerate(inputs.split(sizes)):
         with _pass(networks.autoencoder, is_last=index == len(sizes) - 1):
             images = to_float(part.images)
             recon, mean, logvar, *views = _forward(networks, images, part)
-            grad_recon, values = reconstruction_gradient(networks, recon.detach(), images, part)
-            if inputs.adversarial_factor is not None:
+            grad_recon, values, sq_norms = reconstruction_gradient(networks, recon.detach(), images, part)
+            if sq_norms is not None:
                 recons.append(recon.detach())
+                result.gradient_sq_norms = _sum(result.gradient_sq_norms, sq_norms)
             view_gradients, view_values = _view_gradients(networks, views, images, part)
             values |= view_values
             roots, gradients = [recon, *views], [grad_recon, *view_gradients]
@@ -124,16 +153,16 @@ def autoencoder_gradients(
                     roots, gradients = [*roots, root], [*gradients, torch.ones_like(root)]
                 values[name] = value.detach()
             if inputs.running_moments is not None:
-                values["latent_moments"] = moments(mean)
+                result.latent_moments = _sum(result.latent_moments, moments(mean).sum(0))
             torch.autograd.backward(roots, gradients)
-        _accumulate(sums, values)
-    return sums, recons
+        result.add(values)
+    return result, recons
 
 
 @torch.no_grad()
-def forward_losses(networks: Networks, inputs: StepInputs, sizes: list[int]) -> dict[str, torch.Tensor]:
-    """The sums of `compute_gradients`, except adversarial ones, without a backward pass."""
-    sums: dict[str, torch.Tensor] = {}
+def forward_losses(networks: Networks, inputs: StepInputs, sizes: list[int]) -> StepResult:
+    """What `compute_gradients` returns, except adversarial values, without a backward pass."""
+    result = StepResult()
     for part in inputs.split(sizes):
         images = to_float(part.images)
         recon, mean, logvar, *views = _forward(networks, images, part)
@@ -145,9 +174,9 @@ def forward_losses(networks: Networks, inputs: StepInputs, sizes: list[int]) -> 
             name: value for name, _, value in _latent_terms(networks.terms, mean, logvar, images, inputs)
         }
         if inputs.running_moments is not None:
-            values["latent_moments"] = moments(mean)
-        _accumulate(sums, values)
-    return sums
+            result.latent_moments = _sum(result.latent_moments, moments(mean).sum(0))
+        result.add(values)
+    return result
 
 
 def _forward(networks: Networks, images: torch.Tensor, part: StepInputs) -> tuple[torch.Tensor, ...]:
@@ -198,21 +227,21 @@ def _view_gradients(
 
 def reconstruction_gradient(
     networks: Networks, recon: torch.Tensor, images: torch.Tensor, inputs: StepInputs
-) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+) -> tuple[torch.Tensor, dict[str, torch.Tensor], torch.Tensor | None]:
     """Gradient of the losses at the reconstruction; their graph is freed before the backward of the decoder.
 
-    `recon` (b, 3, H, W) is detached. Returns the gradient and the values: (b,), or () for norms.
+    `recon` (b, 3, H, W) is detached. Returns the gradient, the values (b,), and with the adversarial term the
+    squared norms (2,) of the gradient without it and of its own.
     """
     recon.requires_grad_()
     total, values = _image_terms(networks.terms, recon, images)
     scale = inputs.image_share * inputs.loss_scale
     (grad,) = torch.autograd.grad((total * scale).sum(), recon)
     if inputs.adversarial_factor is None:
-        return grad, values
+        return grad, values, None
     adversarial_grad, values["adversarial"] = adversarial_gradient(networks, recon, inputs)
-    values["reconstruction_sq_norm"] = squared_norm(grad)
-    values["adversarial_sq_norm"] = squared_norm(adversarial_grad)
-    return grad + (inputs.adversarial_factor * adversarial_grad).to(grad.dtype), values
+    sq_norms = torch.stack([squared_norm(grad), squared_norm(adversarial_grad)])
+    return grad + (inputs.adversarial_factor * adversarial_grad).to(grad.dtype), values, sq_norms
 
 
 def adversarial_gradient(
@@ -244,10 +273,13 @@ def discriminator_gradients(
     inputs: StepInputs,
     recons: list[torch.Tensor],
     sizes: list[int],
-) -> dict[str, torch.Tensor]:
-    """Gradients of the discriminator: hinge loss of real images and detached reconstructions."""
+    result: StepResult,
+) -> None:
+    """Gradients of the discriminator: hinge loss of real images and detached reconstructions.
+
+    The values are added to `result`.
+    """
     assert networks.discriminator is not None
-    sums: dict[str, torch.Tensor] = {}
     for index, (part, recon) in enumerate(zip(inputs.split(sizes), recons, strict=True)):
         with _pass(networks.discriminator, is_last=index == len(sizes) - 1):
             images = network_input(to_float(part.images), networks)
@@ -256,8 +288,7 @@ def discriminator_gradients(
             terms = {"discriminator": hinge, "logits_real": real, "logits_fake": fake}
             ((hinge * inputs.image_share).sum() * inputs.loss_scale).backward()
         count = len(recon)
-        _accumulate(sums, {k: v.detach().float().reshape(count, -1).mean(1) for k, v in terms.items()})
-    return sums
+        result.add({k: v.detach().float().reshape(count, -1).mean(1) for k, v in terms.items()})
 
 
 def _pass(network: nn.Module, is_last: bool) -> AbstractContextManager[None]:
@@ -267,6 +298,5 @@ def _pass(network: nn.Module, is_last: bool) -> AbstractContextManager[None]:
     return nullcontext()
 
 
-def _accumulate(sums: dict[str, torch.Tensor], terms: dict[str, torch.Tensor]) -> None:
-    for name, value in terms.items():
-        sums[name] = sums.get(name, 0) + (value.sum(0) if value.dim() > 1 else value.sum())
+def _sum(total: torch.Tensor | None, value: torch.Tensor) -> torch.Tensor:
+    return value if total is None else total + value

@@ -32,22 +32,22 @@ class Recorder:
 
     def __call__(self, compute):
         self.captures += 1
-        sums = compute()
-        written = dict(sums) | {p: p.grad for p in self._parameters()}
-        for tensor in written.values():
+        result = compute()
+        written = self._written(result)
+        for tensor in written:
             tensor.fill_(float("nan"))  # a capture computes nothing
 
         def replay():
             self.replays += 1
             clear_gradients(self.networks)
-            found = compute() | {p: p.grad for p in self._parameters()}
-            for key, tensor in written.items():
-                tensor.copy_(found[key])
+            for tensor, found in zip(written, self._written(compute()), strict=True):
+                tensor.copy_(found)
 
-        return replay, sums
+        return replay, result
 
-    def _parameters(self):
-        return [p for network in trained_networks(self.networks) for p in network.parameters()]
+    def _written(self, result):
+        parameters = [p for network in trained_networks(self.networks) for p in network.parameters()]
+        return [*result.tensors(), *(p.grad for p in parameters)]
 
 
 @pytest.fixture
@@ -72,13 +72,14 @@ def inputs_of(step: int, batch: int = 4) -> StepInputs:
 
 def step_of(compute, networks, inputs, sizes):
     clear_gradients(networks)
-    sums = compute(networks, inputs, sizes)
-    return sums, [gradients(network) for network in trained_networks(networks)]
+    result = compute(networks, inputs, sizes)
+    return result, [gradients(network) for network in trained_networks(networks)]
 
 
 def assert_equal(found, expected):
-    assert found[0].keys() == expected[0].keys()
-    assert all(torch.equal(found[0][name], value) for name, value in expected[0].items())
+    assert found[0].losses.keys() == expected[0].losses.keys()
+    pairs = zip(found[0].tensors(), expected[0].tensors(), strict=True)
+    assert all(torch.equal(mine, theirs) for mine, theirs in pairs)
     for mine, theirs in zip(found[1], expected[1], strict=True):
         assert mine.keys() == theirs.keys()
         assert all(torch.equal(mine[name], value) for name, value in theirs.items())

@@ -63,18 +63,18 @@ def test_lpips_alone_gives_the_decoder_a_gradient():
 
 def test_discriminator_loss_gives_the_autoencoder_no_gradient():
     nets, inputs = toy_networks(), toy_inputs(2)
-    _, recons = autoencoder_gradients(nets, inputs, [1, 1])
+    result, recons = autoencoder_gradients(nets, inputs, [1, 1])
     assert not any(recon.requires_grad for recon in recons)
     before = gradients(nets.autoencoder)
-    discriminator_gradients(nets, inputs, recons, [1, 1])
+    discriminator_gradients(nets, inputs, recons, [1, 1], result)
     assert all(torch.equal(before[n], g) for n, g in gradients(nets.autoencoder).items())
     assert len(gradients(nets.discriminator)) == len(list(nets.discriminator.parameters()))
 
 
 def test_autoencoder_losses_give_the_discriminator_no_gradient():
     nets = toy_networks()
-    sums, _ = autoencoder_gradients(nets, toy_inputs(2), [1, 1])
-    assert "adversarial" in sums
+    result, _ = autoencoder_gradients(nets, toy_inputs(2), [1, 1])
+    assert "adversarial" in result.losses
     assert gradients(nets.discriminator) == {}
     assert gradients(lpips_of(nets.terms)) == {}
 

@@ -12,12 +12,10 @@ from typing import Any, TypeVar
 
 import torch
 
-from vae.step import Networks, StepInputs, clear_gradients, compute_gradients, trained_networks
+from vae.step import Networks, StepInputs, StepResult, clear_gradients, compute_gradients, trained_networks
 from vae.system import console
 
 WARMUP_STEPS = 3  # before a capture: they compile kernels and let cuDNN search its algorithms
-
-Sums = dict[str, torch.Tensor]
 
 _Result = TypeVar("_Result")
 
@@ -38,7 +36,7 @@ class _Captured:
     key: tuple[Any, ...]
     inputs: StepInputs
     replay: Callable[[], None]
-    sums: Sums
+    result: StepResult
     gradients: list[tuple[torch.nn.Parameter, torch.Tensor]]
 
 
@@ -54,13 +52,13 @@ class StepGraph:
         self._steps = 0  # without a graph, in a row, with this key
         self._failed = False
 
-    def gradients(self, networks: Networks, inputs: StepInputs, sizes: list[int]) -> Sums:
+    def gradients(self, networks: Networks, inputs: StepInputs, sizes: list[int]) -> StepResult:
         """The same as vae.step.compute_gradients."""
         # Backward in this thread: cuDNN's plans and a capture are each those of one thread.
         with torch.autograd.set_multithreading_enabled(False):
             return self._gradients(networks, inputs, sizes)
 
-    def _gradients(self, networks: Networks, inputs: StepInputs, sizes: list[int]) -> Sums:
+    def _gradients(self, networks: Networks, inputs: StepInputs, sizes: list[int]) -> StepResult:
         key = (*sizes, inputs.image_share, *(tensor.shape for _, tensor in _tensors(inputs)))
         if self._captured is not None and self._captured.key == key:
             return _replay(self._captured, inputs)
@@ -98,25 +96,27 @@ class StepGraph:
 def _capture(key: tuple[Any, ...], networks: Networks, inputs: StepInputs, sizes: list[int]) -> _Captured:
     copies: dict[str, Any] = {name: tensor.clone() for name, tensor in _tensors(inputs)}
     inputs = replace(inputs, **copies)
-    replay, sums = record(lambda: compute_gradients(networks, inputs, sizes))
+    replay, result = record(lambda: compute_gradients(networks, inputs, sizes))
     trained = [p for network in trained_networks(networks) for p in network.parameters()]
     gradients = [(p, p.grad) for p in trained if p.grad is not None]
-    return _Captured(key, inputs, replay, sums, gradients)
+    return _Captured(key, inputs, replay, result, gradients)
 
 
-def _replay(captured: _Captured, inputs: StepInputs) -> Sums:
+def _replay(captured: _Captured, inputs: StepInputs) -> StepResult:
     for (_, target), (_, tensor) in zip(_tensors(captured.inputs), _tensors(inputs), strict=True):
         target.copy_(tensor)
     captured.replay()
     for parameter, gradient in captured.gradients:
         parameter.grad = gradient
-    return _copied(captured.sums)  # the next step overwrites them
+    return _copied(captured.result)
 
 
-def _copied(sums: Sums) -> Sums:
-    values = torch.cat([value.flatten() for value in sums.values()])
-    parts = values.split([value.numel() for value in sums.values()])
-    return {name: part.view(sums[name].shape) for name, part in zip(sums, parts, strict=True)}
+def _copied(result: StepResult) -> StepResult:
+    """A copy by one kernel; the next step overwrites the original."""
+    tensors = result.tensors()
+    values = torch.cat([tensor.flatten() for tensor in tensors])
+    parts = iter(values.split([tensor.numel() for tensor in tensors]))
+    return result.mapped(lambda tensor: next(parts).view(tensor.shape))
 
 
 def _tensors(inputs: StepInputs) -> list[tuple[str, torch.Tensor]]:

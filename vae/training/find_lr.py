@@ -179,7 +179,7 @@ def _losses(trial: Trial, rates: Sequence[float], unchanged: Sequence[float]) ->
     losses: list[float] = []
     with trial.batches() as batches:
         for rate, before, (batch, images) in zip(rates, unchanged, batches, strict=False):
-            loss = _loss(trial, trial.stepper.step(batch, images, learning_rate=rate).sums, images)
+            loss = _loss(trial, trial.stepper.step(batch, images, learning_rate=rate).losses, images)
             if has_diverged(loss, before):
                 break
             losses.append(loss)

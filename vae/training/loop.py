@@ -121,7 +121,7 @@ class TrainingLoop:
         if isinstance(batch, Exception) and world_size == 1:
             return self._stop_without_batch(batch)
         loaded = batch if isinstance(batch, Batch) else _without_images(state.stage.image_size)
-        sums = self.stepper.gradients(loaded)
+        result = self.stepper.gradients(loaded)
         started = time.perf_counter()
         counts = self._all_reduced_counts(batch)  # from here on, all processes do the same
         sync_seconds = time.perf_counter() - started
@@ -130,7 +130,7 @@ class TrainingLoop:
         self._check_rejected(counts.rejected)
         steps = self.stepper.schedule.steps
         images = steps.images - counts.rejected - counts.excluded
-        update = self.stepper.update(loaded, sums, images)
+        update = self.stepper.update(loaded, result, images)
         state.advance(steps.images)
         self.recorder.add(loaded, update, images, sync_seconds)
         if counts.save:

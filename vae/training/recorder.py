@@ -269,7 +269,7 @@ class Recorder:
 
     def add(self, batch: Batch, update: Update, total_images: int, sync_seconds: float) -> None:
         """Add a step. `sync_seconds`: of it, waiting for the other processes."""
-        self._metrics.add(update.sums, total_images, update.norms)
+        self._metrics.add(update.losses, total_images, update.norms)
         self._metrics.health.add(batch, sync_seconds)
         self._bar.update()
 

@@ -18,6 +18,7 @@ from vae.ops.library import REPLACED, KernelKey, runs_kernels
 from vae.step import (
     Networks,
     StepInputs,
+    StepResult,
     clear_gradients,
     compute_gradients,
     forward_losses,
@@ -28,7 +29,7 @@ from vae.system import console
 from vae.system.errors import UserError
 from vae.system.files import read_json, read_marker, write_json
 from vae.system.host import GIB
-from vae.training.cuda_graph import StepGraph, Sums
+from vae.training.cuda_graph import StepGraph
 from vae.training.distributed import Distributed
 from vae.training.logbook import Logbook
 from vae.training.run_folder import resume_command
@@ -71,15 +72,15 @@ class OomRetry:
         self._folder = folder
         self._image_size = image_size
 
-    def gradients(self, inputs: StepInputs) -> Sums:
-        """Compute the gradients of a step; returns the sums of the losses over its images."""
+    def gradients(self, inputs: StepInputs) -> StepResult:
+        """Compute the gradients of a step."""
         return self._repeated(inputs, backward=True)
 
-    def losses(self, inputs: StepInputs) -> Sums:
-        """The sums of the losses, without adversarial ones; nothing else is computed."""
+    def losses(self, inputs: StepInputs) -> StepResult:
+        """Compute the losses, without adversarial ones, and nothing else."""
         return self._repeated(inputs, backward=False)
 
-    def _repeated(self, inputs: StepInputs, backward: bool) -> Sums:
+    def _repeated(self, inputs: StepInputs, backward: bool) -> StepResult:
         settings = self.settings
         while True:
             sizes = micro_batch_sizes(len(inputs.images), settings.micro_batch)
@@ -101,7 +102,7 @@ class OomRetry:
                 raise self._start_again(message)
             console.info(f"out of memory: {change}")
 
-    def _computed(self, inputs: StepInputs, sizes: list[int], backward: bool) -> Sums:
+    def _computed(self, inputs: StepInputs, sizes: list[int], backward: bool) -> StepResult:
         if not backward:
             return forward_losses(self.networks, inputs, sizes)
         if self.settings.graph:

@@ -10,8 +10,7 @@ from vae.losses.adversarial import adaptive_weight, update_running
 from vae.losses.variance import needs_statistics
 from vae.ops.noise import image_noise
 from vae.optimizers import set_learning_rate
-from vae.step import StepInputs
-from vae.training.cuda_graph import Sums
+from vae.step import StepInputs, StepResult
 from vae.training.distributed import Distributed
 from vae.training.schedule import StageSchedule
 from vae.training.stage_memory import OomRetry
@@ -22,7 +21,7 @@ from vae.update import apply_update
 class Update(NamedTuple):
     """What a step has measured."""
 
-    sums: Sums  # over the images of this process
+    losses: dict[str, torch.Tensor]  # () each: sums over the images of this process, by term
     norms: list[torch.Tensor]  # gradient norms of the autoencoder and, if it has started, the discriminator
 
 
@@ -40,7 +39,7 @@ class Stepper:
         """Update all weights from a batch: `gradients`, then `update`."""
         return self.update(batch, self.gradients(batch), total_images, learning_rate)
 
-    def gradients(self, batch: Batch) -> Sums:
+    def gradients(self, batch: Batch) -> StepResult:
         """Compute the gradients of a batch, their means over all processes.
 
         As if no image of the other processes were unusable.
@@ -48,9 +47,9 @@ class Stepper:
         return self._measured(batch, self.retry.gradients(self.inputs(batch, self._expected_images(batch))))
 
     def update(
-        self, batch: Batch, sums: Sums, total_images: int, learning_rate: float | None = None
+        self, batch: Batch, result: StepResult, total_images: int, learning_rate: float | None = None
     ) -> Update:
-        """Update all weights with the gradients of a batch; `sums` is what `gradients` has returned.
+        """Update all weights with the gradients of a batch; `result` is what `gradients` has returned.
 
         `total_images` counts the images of all processes in this step. `learning_rate` replaces the
         schedule's, for the autoencoder. The position does not change, so the state is then `is_changing`.
@@ -66,20 +65,21 @@ class Stepper:
             groups = [group["params"] for optimizer in optimizers for group in optimizer.param_groups]
             torch._foreach_mul_([p.grad for params in groups for p in params if p.grad is not None], scale)
         norms = apply_update(optimizers, state.update, schedule.optim, state.fp16, total_images == 0)
+        losses = result.losses
         if factor is not None:
-            measured = torch.stack([sums.pop("reconstruction_sq_norm"), sums.pop("adversarial_sq_norm")])
-            measured = self.dist.all_reduce(measured) * scale**2
+            assert result.gradient_sq_norms is not None
+            measured = self.dist.all_reduce(result.gradient_sq_norms) * scale**2
             state.running_sq_norms = update_running(state.running_sq_norms, measured)
-            sums["adversarial_factor"] = factor * len(batch.images)
-        self._update_statistics(sums, total_images)
+            losses = {**losses, "adversarial_factor": factor * len(batch.images)}
+        self._update_moments(result.latent_moments, total_images)
         if total_images:
             state.update_ema(schedule.ema_decay(state.position))
-        return Update(sums, norms)
+        return Update(losses, norms)
 
-    def _update_statistics(self, sums: Sums, total_images: int) -> None:
+    def _update_moments(self, moments: torch.Tensor | None, total_images: int) -> None:
         """Update the running values of the latents, if terms read them; all processes together."""
-        if "latent_moments" in sums:
-            measured = self.dist.all_reduce(sums.pop("latent_moments")) / max(1, total_images)
+        if moments is not None:
+            measured = self.dist.all_reduce(moments) / max(1, total_images)
             if total_images:
                 self.state.running_moments = update_running(self.state.running_moments, measured)
 
@@ -87,14 +87,14 @@ class Stepper:
         """The images of all processes in this step, before they have exchanged their numbers."""
         return len(batch.images) if self.dist.world_size == 1 else self.schedule.steps.images
 
-    def losses(self, batch: Batch, total_images: int) -> Sums:
+    def losses(self, batch: Batch, total_images: int) -> dict[str, torch.Tensor]:
         """Sums of the losses over the images of a batch, without adversarial ones.
 
         The statistics of the latents change as in a step, and nothing else.
         """
-        sums = self._measured(batch, self.retry.losses(self.inputs(batch, total_images)))
-        self._update_statistics(sums, total_images)
-        return sums
+        result = self._measured(batch, self.retry.losses(self.inputs(batch, total_images)))
+        self._update_moments(result.latent_moments, total_images)
+        return result.losses
 
     def inputs(self, batch: Batch, total_images: int) -> StepInputs:
         """The batch on the device with its noise; a process without images gets a placeholder of weight 0."""
@@ -124,11 +124,9 @@ class Stepper:
         reconstruction, adversarial = self.state.running_sq_norms
         return adaptive_weight(reconstruction, adversarial, self.schedule.loss.disc_max_weight) * weight
 
-    def _measured(self, batch: Batch, sums: Sums) -> Sums:
-        """Sums over the images of the batch: the placeholder of a process without images does not count."""
-        if len(batch.images) == 0:
-            return {name: torch.zeros_like(value) for name, value in sums.items()}
-        return sums
+    def _measured(self, batch: Batch, result: StepResult) -> StepResult:
+        """Of the images of the batch: the placeholder of a process without images does not count."""
+        return result if len(batch.images) else result.mapped(torch.zeros_like)
 
     def _set_learning_rates(self, learning_rate: float | None) -> None:
         rates = self.schedule.learning_rates(self.state.position, self.state.caps)
