@@ -251,7 +251,7 @@ def test_run_with_a_list_is_the_run_without_these_images(image_folder, tmp_path,
     )
     found = json.loads((tmp_path / "one" / "split.json").read_text())
     assert found == {part: [name for name in names[part] if name not in gone] for part in names}
-    training = one["contract"]["training"]
+    training = one["provenance"]["training"]
     assert training["exclude"] == sha256(Path(listed).read_bytes())
     assert training["images"] == 12
 

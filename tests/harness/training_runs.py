@@ -118,7 +118,7 @@ def assert_same_result(found: Path, expected: Path) -> None:
     pair = []
     for folder in (found, expected):
         content = last_checkpoint(folder)
-        del content["run"], content["contract"]  # random ids: see test_provenance.py
+        del content["run"], content["provenance"]  # random ids: see test_provenance.py
         content["config"] = {k: v for k, v in content["config"].items() if k not in PER_COMMAND}
         pair.append([content, reproducible_records(folder, "train")])
     assert_same(*pair, "result")

@@ -147,7 +147,7 @@ def test_scores_of_different_validation_images_are_refused(tmp_path):
         folder = tmp_path / str(number)
         shape = replace(SMALL, channels=(16,))
         paths.append(write_vae(folder / "vae", number, shape, start=start, init="default"))
-        record = {"contract": {"validation": {"version": str(number)}}}
+        record = {"provenance": {"validation": {"version": str(number)}}}
         (folder / "config.json").write_text(json.dumps(record))
     with pytest.raises(UserError, match=r"different images.*evaluate_vae\.py.*--scores"):
         combined(*paths, options="--average_by score")

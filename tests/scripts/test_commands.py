@@ -11,7 +11,7 @@ from PIL import Image
 import train_vae
 from tests.harness.runs import ROOT, run_script
 from vae.config.flags import command_words, parse_flags
-from vae.config.options import CONTRACT, flatten
+from vae.config.options import PROVENANCE, flatten
 from vae.config.resolve import resolve
 from vae.interop.checkpoint_file import load_checkpoint
 from vae.system.errors import UserError
@@ -70,7 +70,7 @@ def saved_options(folder: str) -> dict:
     checkpoints = list(Path(folder).glob("checkpoint_*.pt"))
     assert checkpoints
     options = json.loads(Path(folder, "config.json").read_text())
-    del options[CONTRACT]
+    del options[PROVENANCE]
     saved = load_checkpoint(checkpoints[0])["config"]
     assert saved == {**options, "num_epochs": saved["num_epochs"]}
     return options

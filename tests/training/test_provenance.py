@@ -79,10 +79,10 @@ def test_run_records_its_samples_and_each_resume(image_folder, tmp_path, capsys)
     runs = records(out, "run")
     assert [run["resume"] for run in runs] == ["new", EXACT, TOPOLOGY, OTHER_DATA]
     assert "crop random -> center" in runs[-1]["changed"]
-    recorded = json.loads((out / "config.json").read_text())["contract"]
+    recorded = json.loads((out / "config.json").read_text())["provenance"]
     assert recorded["training"]["version"] == runs[-1]["training"]
     assert recorded["topology"]["processes"] == 1
     assert recorded["continues"]["run"] == runs[-2]["id"]
     assert recorded["continues"]["step"] == 3
-    assert last_checkpoint(out)["contract"] == recorded
+    assert last_checkpoint(out)["provenance"] == recorded
     assert parse_flags(["--config", str(out / "config.json")])["crop"] == "center"  # it can be used again

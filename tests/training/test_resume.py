@@ -61,7 +61,7 @@ def final_checkpoint(folder: Path) -> dict:
 def assert_same_checkpoint(found: dict, expected: dict, *changed: str) -> None:
     """Everything is equal, except for the run's id, options of one command and the `changed` options."""
     for content in (found, expected):
-        del content["run"], content["contract"]  # random ids
+        del content["run"], content["provenance"]  # random ids
         options = content["config"].items()
         content["config"] = {k: v for k, v in options if k not in PER_COMMAND and k not in changed}
     assert found["discriminator"]

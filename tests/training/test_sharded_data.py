@@ -99,6 +99,6 @@ def test_mistakes_are_refused(given, dataset, image_folder):
 def test_a_resumed_run_keeps_the_streams_that_its_data_decided():
     """Whatever the default is later."""
     content = {"config": {"data_streams": None, "shuffle_shards": None}}
-    content["contract"] = {"topology": {"streams": 480, "shuffle_shards": 480}}
+    content["provenance"] = {"topology": {"streams": 480, "shuffle_shards": 480}}
     _keep_order(content)
     assert content["config"] == {"data_streams": 480, "shuffle_shards": 480}

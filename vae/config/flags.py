@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from vae.config.declare import base_type, check, is_list, nearest
-from vae.config.options import CONTRACT, ActionConfig, all_options, section_title, sections
+from vae.config.options import PROVENANCE, ActionConfig, all_options, section_title, sections
 from vae.config.resolve import BATCHES
 from vae.system import files
 from vae.system.errors import UsageError, UserError
@@ -226,7 +226,7 @@ def read_json(path: Path) -> dict[str, Any]:
     options, words = all_options(), []
     unset: dict[str, Any] = {}
     for name, value in loaded.items():
-        if (name == CONTRACT and isinstance(value, dict)) or (name == "config" and value is None):
+        if (name == PROVENANCE and isinstance(value, dict)) or (name == "config" and value is None):
             continue  # in the config.json of a run
         if name == "config":
             raise UserError(f'--config {path} contains the key "config": put all options into one file')

@@ -21,7 +21,7 @@ from vae.config.declare import (
 )
 from vae.system.addresses import public_options
 
-CONTRACT = "contract"  # a key of config.json that is no option: see vae/training/provenance.py
+PROVENANCE = "provenance"  # a key of config.json that is no option: see vae/training/provenance.py
 NO_JITTER = (0.0, 0.0, 0.0, 0.0)  # --color_jitter of brightness, contrast, saturation and hue
 MAX_CHANNELS = 2**16  # of a layer: a hundred times the widest in use, and no tensor overflows its count
 MIN_VIEW = 16  # px of a smaller image of --equivariance_weight: LPIPS halves it four times

@@ -120,7 +120,7 @@ def _validation_set(path: str) -> str | None:
     """What identifies the validation images of a checkpoint's run, if the run recorded them."""
     try:
         config: Any = read_json(Path(path).parent / "config.json")
-        return str(config["contract"]["validation"]["version"])
+        return str(config["provenance"]["validation"]["version"])
     except (OSError, ValueError, KeyError, TypeError):
         return None
 

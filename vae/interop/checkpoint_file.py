@@ -138,7 +138,7 @@ class CheckpointContent:
     history: Validations
     config: dict[str, Any]
     stages: list[Stage]
-    contract: Samples
+    provenance: Samples
     begun_from: Literal["random weights", "warm start", "trained VAE"]
     torch_version: str
 

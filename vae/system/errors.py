@@ -26,14 +26,8 @@ class UsageError(UserError):
     exit_code = EXIT_USAGE
 
 
-class HangError(UserError):
-    """The run makes no progress."""
-
-    exit_code = EXIT_FAILED
-
-
 class LostProcessError(UserError):
-    """Another process of the run has ended."""
+    """Another process of the run has ended, or cannot be reached."""
 
     exit_code = EXIT_FAILED
 

@@ -21,7 +21,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from vae.device import pick_device
 from vae.system import console
-from vae.system.errors import EXIT_FAILED, HangError, LostProcessError, UserError
+from vae.system.errors import EXIT_FAILED, LostProcessError, UserError
 
 JOIN_MINUTES = 10.0  # until all processes have joined, or --hang_minutes if that is less
 WITHOUT_LIMIT_MINUTES = 24 * 60.0  # of a collective if --hang_minutes is 0; PyTorch has no "off"
@@ -190,7 +190,7 @@ def _join_limit(hang_minutes: float, world_size: int) -> Iterator[None]:
     try:
         yield
     except dist.DistError as error:
-        raise HangError(f"{line}: {str(error).splitlines()[0]}") from error
+        raise LostProcessError(f"{line}: {str(error).splitlines()[0]}") from error
     finally:
         timer.cancel()
 

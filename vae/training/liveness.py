@@ -18,7 +18,7 @@ from types import FrameType
 from typing import Any
 
 from vae.system import console
-from vae.system.errors import EXIT_FAILED, EXIT_INTERRUPTED, HangError, UserError
+from vae.system.errors import EXIT_FAILED, EXIT_INTERRUPTED, UserError
 from vae.training.run_folder import check_run_folder, resume_command
 
 # What a stop signal prints, for each part of a run.
@@ -108,15 +108,13 @@ class StopSignals:
 
 
 CHECK_SECONDS = 1.0
-REACTION_SECONDS = 300.0  # a main thread that waits for images saves and ends the run itself
 SAVE_SECONDS = 600.0  # for the last checkpoint: a disk that hangs must not keep the process alive
 
 
 class Watchdog:
     """A context in which every process must `beat` at least every `minutes`; 0: it only counts as a context.
 
-    If the main thread does not react to a hang with `check`, `save_alone` saves on the main process, and the
-    process exits.
+    After a hang, `save_alone` saves on the main process, and the process exits without its main thread.
     """
 
     def __init__(self, minutes: float, folder: Path, rank: int = 0) -> None:
@@ -125,8 +123,6 @@ class Watchdog:
         self._folder = folder
         self._rank = rank
         self._beats = 0
-        self._line: str | None = None  # what a hang prints
-        self._reacted = False
         self._ended = threading.Event()
 
     def __enter__(self) -> "Watchdog":
@@ -145,12 +141,6 @@ class Watchdog:
         """Report progress."""
         self._beats += 1
 
-    def check(self) -> None:
-        """Raise HangError if the run hangs; for the main thread while it waits."""
-        if self._line is not None:
-            self._reacted = True
-            raise HangError(self._line)
-
     def _watch(self) -> None:
         seen, silent = -1, 0.0
         while not self._ended.wait(CHECK_SECONDS):
@@ -158,16 +148,11 @@ class Watchdog:
                 seen, silent = self._beats, 0.0
             # Not by a clock: a process that was paused, for example by Ctrl-Z, does not hang.
             silent += CHECK_SECONDS
-            if self._line is None and silent >= 60 * self._minutes:
-                self._line, silent = self._report(), 0.0
-            elif self._line is not None and silent >= self._patience():
-                self._exit()
-
-    def _patience(self) -> float:
-        """Seconds until the process ends, after a hang was noticed; the main process ends first."""
-        if self._reacted:
-            return SAVE_SECONDS
-        return min(REACTION_SECONDS, 60 * self._minutes) + (SAVE_SECONDS if self._rank else 0)
+            if silent >= 60 * self._minutes:
+                line = self._report()
+                if self._rank:  # the main process saves first
+                    time.sleep(SAVE_SECONDS)
+                self._exit(line)
 
     def _report(self) -> str:
         """Write the stacks; returns the line about the hang."""
@@ -187,13 +172,13 @@ class Watchdog:
             f"all threads are in {where}; check the disk or share of --data_path"
         )
 
-    def _exit(self) -> None:
+    def _exit(self, line: str) -> None:
         """End the process without its main thread, which does not react."""
         saved: list[str | None] = []
         saving = threading.Thread(target=lambda: saved.append(self.save_alone()), daemon=True)
         saving.start()
         saving.join(SAVE_SECONDS)
-        text = f"{self._line}; {f'{saved[0]} is saved' if saved and saved[0] else 'nothing new is saved'}"
+        text = f"{line}; {f'{saved[0]} is saved' if saved and saved[0] else 'nothing new is saved'}"
         console.error_from_signal_handler(
             f"train_vae.py: {text}; resume with: {resume_command(self._folder)}"
         )
@@ -214,6 +199,5 @@ class Liveness:
         self.watchdog.beat()
 
     def check(self) -> None:
-        """End a wait with an exception, if the run hangs, or LOADING_SECONDS after a signal to stop."""
-        self.watchdog.check()
+        """End a wait for images with an exception, LOADING_SECONDS after a signal to stop."""
         self.signals.check_loading()

@@ -1,6 +1,7 @@
 """The training loop of a stage: the way of a batch, from the loader to the checkpoint."""
 
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import Enum
 from typing import NamedTuple
@@ -95,21 +96,30 @@ class TrainingLoop:
                 if first_step >= steps.per_epoch:
                     self.end_epoch()
                     continue
-                for batch in self.recorder.timed(loader.batches(state.position.epoch, first_step)):
+                batches = loader.batches(state.position.epoch, first_step)
+                while end is None and (batch := self._next_batch(batches)) is not None:
                     step = state.position.step
                     end = self.take_step(batch)
                     self.alive.beat()
                     if state.position.step > step:
-                        assert isinstance(batch, Batch)
                         self.profiler.step()
-                        self.after_step(batch, stopping=end is StageEnd.SIGNALLED)
-                    if end is not None:
-                        self.saver.save_and_wait()
-                        break
+                        self.after_step(stopping=end is StageEnd.SIGNALLED)
+                if end is not None:
+                    self.saver.save_and_wait()
         if end is not StageEnd.SIGNALLED:  # too late for a spike that lasts
             streak = int(state.update.nonfinite_streak)
             raise_if_diverged(self.stepper.dist, self.stability.at_end(state.position.step, streak))
         return end or StageEnd.FINISHED
+
+    def _next_batch(self, batches: Iterator[Batch]) -> Batch | Exception | None:
+        """The next batch, None after the last one, or why it cannot be loaded: other processes must know."""
+        started = time.perf_counter()
+        try:
+            batch = next(batches, None)
+        except (DataError, LoadingStoppedError) as error:
+            return error
+        self.recorder.add_wait(time.perf_counter() - started)
+        return batch
 
     def take_step(self, batch: Batch | Exception) -> StageEnd | None:
         """Make one optimizer step from a batch; returns why training must stop after it, or None.
@@ -140,8 +150,8 @@ class TrainingLoop:
         limit = self.options.max_steps
         return StageEnd.MAX_STEPS if limit is not None and state.position.step >= limit else None
 
-    def after_step(self, batch: Batch, stopping: bool) -> None:
-        """Log, sample, validate and save, each if it is due after this step with `batch`.
+    def after_step(self, stopping: bool) -> None:
+        """Log, sample, validate and save, each if it is due after this step.
 
         If a signal asked to stop, only log: a validation could take minutes. The resumed run ends the epoch.
         """

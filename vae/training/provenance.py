@@ -76,7 +76,7 @@ class Resume(NamedTuple):
 class Provenance:
     """Where this run comes from, fixed from its preparation on."""
 
-    samples: dict[str, Any]  # `contract` of a checkpoint
+    samples: dict[str, Any]  # `provenance` of a checkpoint
     begun_from: str  # RANDOM, WARM or TRAINED: the weights of the first stage
     resumed_from: Path | None  # the checkpoint
     resume: Resume

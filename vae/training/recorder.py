@@ -4,7 +4,6 @@ import math
 import statistics
 import time
 from collections import Counter
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -17,11 +16,9 @@ from vae.data.dataset import Batch
 from vae.losses.adversarial import adaptive_weight
 from vae.losses.terms import LossTerms
 from vae.system import console
-from vae.system.errors import DataError, HangError
 from vae.system.files import atomic_path, replace_text
 from vae.system.host import MIB
 from vae.training.distributed import Distributed, GradientWaits
-from vae.training.liveness import LoadingStoppedError
 from vae.training.logbook import Logbook
 from vae.training.schedule import StageSchedule
 from vae.training.stage_memory import OomRetry, low_memory_warning, memory_peaks
@@ -184,9 +181,10 @@ class RunningMetrics:
         self.norms = norms
         self.step_ended = time.perf_counter()
 
-    def exclude_pause(self) -> None:
-        """Exclude the time since the last step from the training time."""
-        self.pause_seconds += time.perf_counter() - self.step_ended
+    def add_wait(self, seconds: float) -> None:
+        """Add a wait for a batch that ends now; between the last step and it were validations and saves."""
+        self.wait_seconds += seconds
+        self.pause_seconds += time.perf_counter() - seconds - self.step_ended
 
     def all_reduced_means(self, dist: Distributed) -> dict[str, float]:
         """The mean of each sum over the images of all processes. This synchronizes the device."""
@@ -249,23 +247,9 @@ class Recorder:
     def __exit__(self, *_exception: object) -> None:
         self._bar.close()
 
-    def timed(self, batches: Iterator[Batch]) -> Iterator[Batch | Exception]:
-        """The batches; waits for them are measured, and the time of validations and saves is left out.
-
-        If one cannot be loaded, the reason comes last: the other processes must be notified.
-        """
-        while True:
-            started = time.perf_counter()
-            try:
-                batch = next(batches, None)
-            except (DataError, HangError, LoadingStoppedError) as error:
-                yield error
-                return
-            if batch is None:
-                return
-            self._metrics.wait_seconds += time.perf_counter() - started
-            yield batch
-            self._metrics.exclude_pause()
+    def add_wait(self, seconds: float) -> None:
+        """Add a wait for a batch. What has passed between the last step and this wait is no training time."""
+        self._metrics.add_wait(seconds)
 
     def add(self, batch: Batch, update: Update, total_images: int, sync_seconds: float) -> None:
         """Add a step. `sync_seconds`: of it, waiting for the other processes."""

@@ -159,7 +159,7 @@ def _keep_order(content: dict[str, Any]) -> None:
     config = content["config"]
     for name, of_run in (("data_streams", "streams"), ("shuffle_shards", "shuffle_shards")):
         if config[name] is None:
-            config[name] = content["contract"]["topology"][of_run]
+            config[name] = content["provenance"]["topology"][of_run]
 
 
 def _existing_vae(config: Config, given: dict[str, Any], dist: Distributed) -> tuple[Config, VaeFile | None]:

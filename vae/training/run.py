@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from vae.config.options import CONTRACT, flatten
+from vae.config.options import PROVENANCE, flatten
 from vae.device import is_out_of_memory
 from vae.interop.latent_statistics import LatentConstants
 from vae.interop.run_files import METRICS_NAME, RUN_COMMAND
@@ -235,7 +235,7 @@ class _Run:
             if run.validation_set:
                 split["validation"] = run.validation_set.record()
             samples = run.provenance.samples
-            write_json(folder / "config.json", {**flatten(run.config), CONTRACT: samples}, indent=2)
+            write_json(folder / "config.json", {**flatten(run.config), PROVENANCE: samples}, indent=2)
             write_json(folder / "split.json", split, indent=1)
         self.dist.barrier()
 

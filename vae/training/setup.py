@@ -346,7 +346,7 @@ def _provenance(
     samples = samples_record(config, training_set, validation_set, stage, processes, continues)
     resume = Resume(NEW)
     if content is not None:
-        resume = compare(content["contract"], samples)
+        resume = compare(content["provenance"], samples)
         print_resume(resume, None if is_started(stage, position) else stage.image_size)
     return Provenance(samples, options.begun_from, path, resume)
 

@@ -160,7 +160,7 @@ def checkpoint_content(
         "run": asdict(state.identity),
         "config": config,
         "stages": [asdict(stage) for stage in state.stages],
-        "contract": samples,
+        "provenance": samples,
         "begun_from": begun_from,
         "torch_version": str(torch.__version__),
     }
