@@ -67,7 +67,7 @@ class ModelConfig:
     )
     decoder_layers_per_block: int | None = option(
         None,
-        "residual blocks per decoder level, without the additional one",
+        "residual blocks per decoder level, minus one",
         unset="--layers_per_block",
         at_least=1,
         at_most=100,
@@ -180,7 +180,7 @@ class DataConfig:
     )
     crop_scale: tuple[float, ...] = option(
         (0.25, 1.0),
-        "area of the regions of --crop resized, as fractions of the image",
+        "area of the regions of --crop resized",
         at_least=0.01,
         at_most=1,
         changes_samples=True,
@@ -213,14 +213,12 @@ class DataConfig:
         at_most=1,
         changes_samples=True,
     )
-    upscale: bool = option(
-        False, "enlarge images smaller than --image_size instead of rejecting them", changes_samples=True
-    )
+    upscale: bool = option(False, "enlarge images smaller than --image_size", changes_samples=True)
     background: str = background_option()
     max_pixels: int = max_pixels_option("reject")
     max_bad_fraction: float = option(
         0.05,
-        "fraction of unusable training images above which a run stops; one is accepted, except with 0",
+        "fraction of unusable training images above which a run stops",
         at_least=0,
         at_most=1,
     )
@@ -292,7 +290,7 @@ class LossConfig:
         1000, "optimizer steps over which the adversarial loss ramps up to its weight", at_least=0
     )
     disc_max_weight: float = option(
-        100.0, "upper limit of the adaptive factor: reconstruction / adversarial gradient norm", at_least=0
+        100.0, "upper limit of the adaptive weight (docs/monitoring.md)", at_least=0
     )
     disc_channels: int = option(
         64, "channels of the PatchGAN discriminator's first layer", at_least=1, at_most=MAX_CHANNELS
@@ -300,9 +298,7 @@ class LossConfig:
     disc_layers: int = option(
         3, "number of strided layers in the PatchGAN discriminator", at_least=1, at_most=100
     )
-    disc_learning_rate: float = option(
-        1e-4, "peak learning rate of the discriminator; its schedule begins at --disc_start", at_least=0
-    )
+    disc_learning_rate: float = option(1e-4, "peak learning rate of the discriminator", at_least=0)
 
 
 @dataclass(frozen=True)
@@ -346,7 +342,7 @@ class OptimConfig:
         choices=("all", "decoder"),
     )
     max_nonfinite_steps: int = option(
-        50, "consecutive non-finite steps after which training counts as diverged", at_least=1
+        50, "non-finite steps in a row after which training counts as diverged", at_least=1
     )
 
 
@@ -377,7 +373,7 @@ class SpeedConfig:
     )
     micro_batch_size: str = option(
         "auto",
-        "images per forward and backward pass; auto: as many as fit; the gradient stays the same",
+        "images per forward and backward pass; auto: as many as fit",
         metavar="N",
         auto=True,
         at_least=1,
@@ -408,7 +404,7 @@ class SpeedConfig:
     kernels: str = kernels_option()
     profile_steps: int = option(
         0,
-        "write a torch profiler trace and table of this many steps; 0: off",
+        "write a trace of torch.profiler of this many steps; 0: off",
         at_least=0,
         inherited=False,
         scope="machine",
@@ -497,7 +493,7 @@ class RunConfig:
     )
     sample_images: str | None = option(
         None,
-        "folder of up to 8 images for the sample grids, instead of the first validation images",
+        "folder of up to 8 images for the sample grids",
         metavar="DIR",
         scope="machine",
     )
