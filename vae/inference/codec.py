@@ -66,12 +66,18 @@ def crop_back(images: torch.Tensor, size: Sequence[int]) -> torch.Tensor:
 # counted by vae.memory.live_bytes. A level keeps its input until its last block ends: with more than one
 # block, one more map.
 _MAPS = {"encode": 3.0, "decode": 5.5}
+LEAST_SHARE = 0.7  # of the peak that is counted so, for the default network
 
 
 def check_main_memory(
-    model: AutoencoderKL, operation: str, pixels: int, dtype: torch.dtype, tile: int | None
+    model: AutoencoderKL,
+    operation: str,
+    pixels: int,
+    dtype: torch.dtype,
+    tile: int | None,
+    share: float = 1.0,
 ) -> None:
-    """Raise MemoryError if an operation on that many pixels needs more main memory than is free.
+    """Raise MemoryError if an operation on that many pixels needs more than `share` of the free main memory.
 
     `operation` is "encode" or "decode". Without this check, Linux ends the process without a message. Memory
     of a GPU needs no check: PyTorch reports it.
@@ -88,7 +94,7 @@ def check_main_memory(
     width = (config.channels if operation == "encode" else config.up_channels)[0]
     needed = int(factor * pixels * width * dtype.itemsize)
     free = free_memory()
-    if needed > free:
+    if needed > share * free:
         raise MemoryError(f"{operation} needs at least {needed / GIB:.1f} GiB, and {free / GIB:.1f} are free")
 
 

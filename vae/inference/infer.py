@@ -1,6 +1,5 @@
 """A command of infer_vae.py: load the VAE, then process the tasks one by one."""
 
-import os
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -16,7 +15,7 @@ from vae.device import DTYPES, is_out_of_memory, pick_device, precision_support,
 from vae.images.decoding import decode_image
 from vae.images.formats import BadImageError
 from vae.images.pixels import to_float, to_uint8
-from vae.inference.codec import MIN_SIDE, check_main_memory, decode_latents, encode_images
+from vae.inference.codec import LEAST_SHARE, MIN_SIDE, check_main_memory, decode_latents, encode_images
 from vae.inference.latent_file import (
     BadLatentsError,
     Latents,
@@ -65,8 +64,8 @@ class Session:
 
     def encode(self, images: torch.Tensor) -> Latents:
         """Latents of images (1, 3, H, W) in [-1, 1]; MemoryError if what follows does not fit either."""
-        if self.config.mode != "encode":
-            check_main_memory(self.model, "decode", images[:, 0].numel(), self.dtype, self.tile)
+        for operation in ("encode",) if self.config.mode == "encode" else ("encode", "decode"):
+            self._check_memory(operation, images[:, 0].numel())
         with _tile_progress("encode") as on_step:
             posterior = encode_images(self.model, images, dtype=self.dtype, on_step=on_step, tile=self.tile)
         if self._leaves_fp16(posterior.mean):
@@ -76,6 +75,7 @@ class Session:
 
     def decode(self, latents: torch.Tensor, size: tuple[int, int]) -> np.ndarray:
         """uint8 (H, W, 3) pixels of latents (1, Z, h, w)."""
+        self._check_memory("decode", latents[:, 0].numel() * self.model.downsampling**2)
         how: dict[str, Any] = {"dtype": self.dtype, "tile": self.tile}
         with _tile_progress("decode") as on_step:
             images = decode_latents(self.model, latents, size, on_step=on_step, **how)
@@ -83,6 +83,11 @@ class Session:
             return self.decode(latents, size)
         self._check_finite(images)
         return to_uint8(images[0]).permute(1, 2, 0).cpu().numpy()
+
+    def _check_memory(self, operation: str, pixels: int) -> None:
+        """Raise MemoryError if the main memory is too small, and also if it may be and tiles are allowed."""
+        share = 1.0 if self.config.tiles == "off" else LEAST_SHARE
+        check_main_memory(self.model, operation, pixels, self.dtype, self.tile, share)
 
     def _leaves_fp16(self, values: torch.Tensor) -> bool:
         """Whether the network overflows fp16, which --dtype auto took: it computes in fp32 from here on."""
@@ -173,8 +178,6 @@ def infer(config: InferConfig, tasks: list[Task]) -> int:
 
 def _attempt(session: Session, task: Task) -> str | None:
     """Do one task; returns the reason if it cannot be done."""
-    if reason := _unusable_name(task):
-        return reason
     try:
         _WORK[session.config.mode](session, task)
     except (BadImageError, BadLatentsError) as error:
@@ -195,22 +198,10 @@ def _attempt(session: Session, task: Task) -> str | None:
     return f"out_of_memory: {problem}: {_smaller_setting(session)}"
 
 
-def _unusable_name(task: Task) -> str | None:
-    """Why the file system has no files with the names of the results: one is too long."""
-    for output in task.outputs:
-        try:
-            os.lstat(output)
-        except FileNotFoundError:
-            continue
-        except OSError as error:
-            return f"{output.name} cannot be written: {error.strerror}"
-    return None
-
-
 def _smaller_setting(session: Session) -> str:
     """The remedy if a command has run out of memory."""
     if session.config.tiles == "off":
-        return "remove --tiles off"
+        return "use --tiles blended"
     return "lower --tile_size" if session.device.type == "cuda" else "add --dtype bf16, or shrink the image"
 
 

@@ -97,14 +97,13 @@ def load_latents(path: Path, source: LatentSource, any_vae: bool = False) -> Lat
             names = sorted(file.keys())
             ours = "latents" in names and (any_vae or metadata.get("format") == FORMAT)
             if not ours:
-                raise BadLatentsError("not_latents", _other_content(names))
+                remedy = "give files written by --mode encode"
+                raise BadLatentsError("not_latents", f"has other tensors ({', '.join(names[:3])}): {remedy}")
             mean = file.get_tensor("latents").float()
             logvar = file.get_tensor("logvar").float() if "logvar" in names else torch.full_like(mean, -30.0)
     except (SafetensorError, OSError, ValueError) as error:
-        text = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise BadLatentsError(
-            "damaged", f"truncated, or not a safetensors file ({text}): encode again"
-        ) from None
+        problem = f"truncated, or not a safetensors file ({error}): encode again"
+        raise BadLatentsError("damaged", problem) from None
     theirs = metadata.get("encoder_fingerprint", "")
     if source.fingerprint not in ("", theirs) and not any_vae:
         raise BadLatentsError(
@@ -121,28 +120,19 @@ def _checked(
     """Posterior and image size, if the tensors, the metadata and the VAE are consistent."""
     if mean.dim() == 3:
         mean, logvar = mean[None], logvar[None]
-    if mean.dim() != 4 or mean.shape[:2] != (1, source.z_channels) or logvar.shape != mean.shape:
+    if mean.dim() != 4 or mean.shape[:2] != (1, source.z_channels):
         shape = "x".join(map(str, mean.shape))
         raise BadLatentsError("wrong_shape", f"{shape}, but --vae has {source.z_channels} latent channels")
-    if 0 in mean.shape or not (torch.isfinite(mean).all() and torch.isfinite(logvar).all()):
-        raise BadLatentsError("not_finite", "contains NaN or infinity, or is empty: encode again")
+    if not (torch.isfinite(mean).all() and torch.isfinite(logvar).all()):
+        raise BadLatentsError("not_finite", "contains NaN or infinity: encode again")
     sides = [side * source.downsampling for side in mean.shape[2:]]
-    try:
-        size = [int(metadata.get(name, side)) for name, side in zip(("height", "width"), sides, strict=True)]
-    except ValueError:
-        raise BadLatentsError(
-            "damaged", "width or height in its metadata is not a number: encode again"
-        ) from None
-    if [padded_side(side, source.downsampling) for side in size] != sides:
-        shape = f"{mean.shape[3]}x{mean.shape[2]} latents do not match an image of {size[1]}x{size[0]} px"
+    height = int(metadata.get("height", sides[0]))
+    width = int(metadata.get("width", sides[1]))
+    if [padded_side(side, source.downsampling) for side in (height, width)] != sides:
+        shape = f"{mean.shape[3]}x{mean.shape[2]} latents do not match an image of {width}x{height} px"
         raise BadLatentsError("wrong_shape", f"{shape} with the downsampling {source.downsampling} of --vae")
-    return Posterior(mean, logvar), (size[0], size[1])
+    return Posterior(mean, logvar), (height, width)
 
 
 def _per_channel(values: torch.Tensor) -> list[float]:
     return [round(value, 6) for value in values.tolist()]
-
-
-def _other_content(names: list[str]) -> str:
-    shown = ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
-    return f"a safetensors file with other tensors ({shown or 'none'}): give files written by --mode encode"

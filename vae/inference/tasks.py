@@ -10,9 +10,8 @@ from pathlib import Path
 
 from vae.config.trained_vae_flags import InferConfig
 from vae.images.decoding import parse_background
-from vae.images.folder import Skips, print_skips, walk_images
+from vae.images.folder import Skips, no_images, print_skips, walk_images
 from vae.interop.vae_path import locate_vae
-from vae.system.addresses import is_remote
 from vae.system.errors import DataError, UserError
 from vae.system.files import check_folder
 
@@ -64,32 +63,23 @@ def _list(given: str, mode: str, output_dir: Path) -> list[tuple[str, Path]]:
     """(name, path) of one --input: the file itself, or each file in the folder that the mode reads."""
     path = Path(given)
     if not path.is_dir():
-        if is_remote(given):
-            raise DataError(f"--input {given} is on a remote store: give a file or a folder here")
-        if not path.exists():
-            raise DataError(f"--input {given} does not exist: give a file or a folder")
         if not path.is_file():
-            raise DataError(f"--input {given} is neither a file nor a folder: give one of these")
+            raise DataError(f"--input {given} does not exist: give a file or a folder on this machine")
         if not _is_read(path.name, mode):
             raise DataError(f"--input {given}: --mode {mode} {_READS[mode]}")
         return [(path.name, path)]
-    if Path(os.path.realpath(output_dir)).is_relative_to(os.path.realpath(path)):
+    if output_dir.resolve().is_relative_to(path.resolve()):
         raise UserError(f"--output_dir {output_dir} is inside --input {given}: give a folder outside of it")
     skips = Skips()
-    all_names = sorted(walk_images(given, flag="--input", extensions=(LATENTS,), on_skip=skips.add))
-    names = [name for name in all_names if _is_read(name, mode)]
-    if all_names and not names:
-        raise DataError(
-            f"--input {given} contains {len(all_names)} other files, but --mode {mode} {_READS[mode]}"
-        )
-    if not names:
-        expected = {"reconstruct": "images", "encode": "images", "decode": f"latents ({LATENTS})"}
-        found = skips.formats() or skips.unreadable() or skips.others()
-        remedy = f", but {found}" if found else ": give another folder"
-        raise DataError(f"--input {given} contains no {expected.get(mode, 'images or latents')}{remedy}")
+    names = sorted(walk_images(given, flag="--input", extensions=(LATENTS,), on_skip=skips.add))
+    read = [name for name in names if _is_read(name, mode)]
+    if not names and mode != "decode":
+        raise no_images(given, "--input", skips)
+    if not read:
+        raise DataError(f"--input {given} has no such files: --mode {mode} {_READS[mode]}")
     if mode != "decode":
         print_skips(skips, f"--input {given}")
-    return [(name, path / name) for name in names]
+    return [(name, path / name) for name in read]
 
 
 def _is_read(name: str, mode: str) -> bool:
@@ -127,11 +117,11 @@ def _stems(inputs: list[tuple[str, Path]]) -> list[str]:
 
 
 def _check_outputs(tasks: list[Task], overwrite: bool) -> None:
-    sources = {os.path.realpath(path) for task in tasks for path in task.inputs}
+    sources = {path.resolve() for task in tasks for path in task.inputs}
     writer: dict[str, str] = {}
     for task in tasks:
         for output in task.outputs:
-            if os.path.realpath(output) in sources:
+            if output.resolve() in sources:
                 raise UserError(
                     f"--output_dir {output.parent} would replace the input {output.name}: give another folder"
                 )
@@ -142,7 +132,7 @@ def _check_outputs(tasks: list[Task], overwrite: bool) -> None:
                     "run them separately with different --output_dir"
                 )
             writer[key] = task.name
-    existing = [output for task in tasks for output in task.outputs if os.path.lexists(output)]
+    existing = [output for task in tasks for output in task.outputs if output.exists()]
     if existing and not overwrite:
         more = f" (and {len(existing) - 1} more)" if len(existing) > 1 else ""
         raise UserError(f"{existing[0]} exists{more}: add --overwrite, or give another --output_dir")

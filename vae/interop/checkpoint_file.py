@@ -28,6 +28,7 @@ from vae.system.files import (
 from vae.update import UpdateState
 
 RANDOM, WARM, TRAINED = "random weights", "warm start", "trained VAE"  # what a stage begins with
+CHECKPOINT_FORMAT = 5  # increase it when keys are renamed or removed: older files are then refused
 _ARCHIVE = b"PK\x03\x04"  # how a ZIP archive begins
 
 
@@ -114,16 +115,13 @@ class Samples:
     continues: dict[str, Any] | None  # run, step and checkpoint
 
 
-Weights = dict[str, torch.Tensor]
-
-
 @dataclass(frozen=True)
 class CheckpointContent:
     """All of it. `optimizers` are state dicts, the autoencoder's first."""
 
-    model: Weights
-    ema: Weights | None
-    discriminator: Weights | None
+    model: dict[str, torch.Tensor]
+    ema: dict[str, torch.Tensor] | None
+    discriminator: dict[str, torch.Tensor] | None
     optimizers: list[dict[str, Any]]
     update: UpdateState
     fp16: bool
@@ -141,10 +139,6 @@ class CheckpointContent:
     provenance: Samples
     begun_from: Literal["random weights", "warm start", "trained VAE"]
     torch_version: str
-
-
-_MAX_RECORD_BYTES = 4096  # a SHA-256 and a file name
-CHECKPOINT_FORMAT = 5  # increase it when keys are renamed or removed: older files are then refused
 
 
 class DamagedCheckpointError(UserError):
@@ -217,7 +211,7 @@ def _recorded_digest(path: Path) -> str | None:
     if not record.exists():
         return None
     with open(record, "rb") as file:
-        words = file.read(_MAX_RECORD_BYTES).decode("utf-8", "replace").split()
+        words = file.read().decode("utf-8", "replace").split()
     return words[0] if words else ""
 
 

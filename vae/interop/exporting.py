@@ -220,13 +220,10 @@ def _measure_latents(
     latents, patches = sums_of(map(model.encode, batches), model.bn)
     statistics = latents.statistics()
     num_crops = statistics.count // (image_size // model.downsampling) ** 2
-    mean, std = (" ".join(f"{x:.3g}" for x in part.tolist()) for part in (statistics.mean, statistics.std))
     console.info(
         f"latents of {num_crops} crops of {image_size} px: mean {statistics.shift:.5g}, "
         f"standard deviation {1 / statistics.scaling:.5g}"
     )
-    console.info(f"  mean of each channel:               {mean}")
-    console.info(f"  standard deviation of each channel: {std}")
     if model.bn is not None and is_unmeasured(model.bn, encoder_trained):
         set_latent_norm(model, patches.statistics())
         console.info("  the latent norm is set to these statistics")
@@ -296,7 +293,7 @@ def _channel_constants(loaded: LoadedVae, config: ExportConfig, findings: _Findi
 
 
 def _write_into(video: Path, output: Path, model: AutoencoderKL, dtype: str) -> None:
-    """Write the video VAE at `video` with `model`, the 2-D network that is a part of it (wan_names.py).
+    """Write the video VAE at `video` with `model`, the 2-D network that is a part of it (parameter_names.py).
 
     A folder is written if `video` is one, else a single file. Raises UserError if it is another network.
     """
@@ -326,11 +323,8 @@ def _write_into(video: Path, output: Path, model: AutoencoderKL, dtype: str) -> 
 
 def _latents_beside(old: Mapping[str, torch.Tensor], new: Mapping[str, torch.Tensor]) -> str:
     """The latents of the `new` weights of an encoder beside those of the `old` ones, in words."""
-    pairs = [
-        (value.flatten(), new[name].flatten())
-        for name, value in old.items()
-        if name.startswith(("encoder.", "quant_conv."))
-    ]
+    names = [name for name in old if name.startswith(("encoder.", "quant_conv."))]
+    pairs = [(old[name].flatten(), new[name].flatten()) for name in names]
     if all(torch.equal(before.to(torch.float64), after.to(torch.float64)) for before, after in pairs):
         return "unchanged"
     for dtype in DTYPES.values():  # of `new`, or of the file that it comes from

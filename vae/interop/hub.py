@@ -145,30 +145,21 @@ def _one_line(where: str, done: str = "") -> Iterator[None]:
     """Errors of huggingface_hub as a UserError that starts with `where` and ends with what is done."""
     from huggingface_hub import errors
 
-    ending = f"; {done}" if done else ""
     login = "log in with: hf auth login"
-    here = "" if done else "there is no such file or folder, and "
-
-    def failed(text: str) -> UserError:
-        return UserError(f"{where}: {text}{ending}")
+    begins = f"{where}: " if done else f"{where}: there is no such file or folder, and "
+    ending = f"; {done}" if done else ""
 
     try:
         yield
     except errors.GatedRepoError:
-        raise failed(f"the repository is gated: accept its terms on its page, and {login}") from None
-    except errors.RemoteEntryNotFoundError:
-        raise failed("the repository has no such file: correct the path after the colon") from None
+        raise UserError(
+            f"{where}: the repository is gated: accept its terms on its page, and {login}{ending}"
+        ) from None
     except errors.RepositoryNotFoundError:
-        raise failed(f"{here}the hub has no such public repository: correct it, or {login}") from None
-    except (errors.HfHubHTTPError, errors.LocalEntryNotFoundError) as error:
-        response = getattr(error, "response", None) or getattr(error.__cause__, "response", None)
-        if response is not None:
-            refused = response.status_code in (401, 403)
-            remedy = f"you have no access: {login}, as a user who has" if refused else str(error)
-            text = f"{here}the hub answered {response.status_code}: {' '.join(remedy.split())}"
-            raise failed(text) from None
-        remedy = "connect to the network, or give a folder"
-        raise failed(f"{here}the hub cannot be reached, and the cache has no copy: {remedy}") from None
-    # a name or a license, no connection, a full disk
-    except (ValueError, errors.HTTPError, OSError) as error:
-        raise failed(f"{here}{type(error).__name__}: {' '.join(str(error).split())}") from None
+        raise UserError(
+            f"{begins}the hub has no such public repository: correct it, or {login}{ending}"
+        ) from None
+    # no access, no such file, a name or a license, no connection, a full disk
+    except (errors.HfHubHTTPError, errors.HTTPError, ValueError, OSError) as error:
+        text = " ".join(str(error).split())
+        raise UserError(f"{begins}{type(error).__name__}: {text}{ending}") from None

@@ -1,11 +1,9 @@
 """The model card of an upload: README.md with the facts of the VAE and of the run that it comes from."""
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from vae.config.options import all_options
 from vae.interop.families import class_of
 from vae.interop.hub import hub_name
 from vae.interop.run_files import METRICS_NAME
@@ -13,7 +11,6 @@ from vae.model.autoencoder import AutoencoderKL
 from vae.system.files import read_json, read_json_lines
 
 _FIGURES = {"psnr": ("PSNR", "{:.2f} dB"), "ssim": ("SSIM", "{:.4f}"), "lpips": ("LPIPS", "{:.4f}")}
-_PATHS = ("PATH", "FILE", "DIR")  # metavars of options that name files of the user's machine
 PREFIX = "modelspec."
 # Of the file that was trained or converted: what stays true of the result.
 _INHERITED = ("architecture", "author", "license", "usage_hint", "category", "description")
@@ -36,10 +33,10 @@ def card_files(
     pictures = {} if run is None else _pictures(run)
     text = "\n".join(
         [
-            *_header(license, content, {} if run is None else _read_settings(run)),
+            *_header(license, content, run),
             f"# {name}\n",
             *_facts(model, content),
-            *([] if run is None else [*_figures(run, step), *_settings(run)]),
+            *([] if run is None else _figures(run, step)),
             *(f"![{title}]({title}.png)\n" for title in pictures),
         ]
     )
@@ -58,11 +55,12 @@ def _pictures(run: Path) -> dict[str, Path]:
     return found | ({"results": run / "results.png"} if (run / "results.png").is_file() else {})
 
 
-def _header(license: str, content: dict[str, Any], settings: dict[str, Any]) -> list[str]:
+def _header(license: str, content: dict[str, Any], run: Path | None) -> list[str]:
     lines = ["---", f"license: {license}", "tags: [vae, autoencoder, image-to-image]"]
     if not content["_class_name"].startswith("VaeTrainer"):
         lines.append("library_name: diffusers")
-    if base := hub_name(Path(str(settings.get("init_from") or ""))):
+    settings = read_json(run / "config.json") if run is not None else {}
+    if base := hub_name(Path(settings.get("init_from") or "")):
         lines.append(f"base_model: {base[0]}")
     return [*lines, "---\n"]
 
@@ -100,28 +98,6 @@ def _figures(run: Path, step: int | None) -> list[str]:
     record = last["VAE"]
     size, images = record.get("image_size"), record.get("images")
     return [f"Mean of {images} validation images at {size} px:\n", *lines, ""]
-
-
-def _read_settings(run: Path) -> dict[str, Any]:
-    try:
-        content = read_json(run / "config.json")
-    except (OSError, ValueError):
-        return {}
-    return content if isinstance(content, dict) else {}
-
-
-def _settings(run: Path) -> list[str]:
-    """The options of the run that change its result and differ from their defaults, without paths."""
-    known = all_options()
-    settings = _read_settings(run)
-    shown = {}
-    for name, value in settings.items():
-        item = known[name][1] if name in known else None
-        if item is None or item.metadata["scope"] != "result" or item.metadata["metavar"] in _PATHS:
-            continue
-        if json.dumps(value) != json.dumps(item.default):
-            shown[name] = " ".join(map(str, value)) if isinstance(value, list) else value
-    return _table("setting of the training", shown) if shown else []
 
 
 def _table(title: str, values: dict[str, Any]) -> list[str]:

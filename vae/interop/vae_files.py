@@ -1,6 +1,5 @@
 """Loading a VAE of any supported format: checkpoints, diffusers folders, single safetensors files."""
 
-import itertools
 import math
 import re
 from collections.abc import Collection
@@ -37,7 +36,6 @@ _USE_WITHOUT = {
     "decoder": "it can only encode images (infer_vae.py --mode encode), or get a new decoder "
     "(train_vae.py --profile decoder --init_from); for all else, give the whole VAE",
 }
-_UP_BLOCK = re.compile(r"decoder\.up_blocks\.(\d{1,9})\.resnets\.(\d{1,9})\.conv1\.weight")
 # The parts of a network that files have without each other, by the beginnings of their names.
 PARTS = {"encoder": ("encoder.", "quant_conv."), "decoder": ("decoder.", "post_quant_conv.")}
 _MAX_CHARS = 256  # of a parameter name that is shown
@@ -170,48 +168,42 @@ def _from_checkpoint(content: dict[str, Any], where: str, weights: str) -> VaeFi
     )
 
 
+def _numbers(values: Any, name: str, count: int, where: str) -> tuple[float, ...]:
+    """`values` of config.json as numbers; UserError if they are not `count` finite ones."""
+    try:
+        numbers = tuple(map(float, values))
+        if len(numbers) == count and all(map(math.isfinite, numbers)):
+            return numbers
+    except (TypeError, ValueError):
+        pass
+    raise UserError(f"{where}: {name} in config.json is not a list of {count} numbers: {values}")
+
+
 def _number(config: dict[str, Any], name: str, where: str) -> float | None:
-    value = config.get(name)
-    if value is not None and (type(value) not in (int, float) or not math.isfinite(value)):
-        raise UserError(f"{where}: {name} {value} in config.json is not a number")
-    return value
+    return None if config.get(name) is None else _numbers([config[name]], name, 1, where)[0]
 
 
 def _of_channels(
     config: dict[str, Any], z_channels: int, where: str
 ) -> tuple[tuple[float, ...], tuple[float, ...]]:
     """`latents_mean` and `latents_std`, empty unless `config` has both; UserError if they do not fit."""
-    values = {name: config.get(name) for name in ("latents_mean", "latents_std")}
-    if None in values.values():
+    mean, std = (config.get(name) for name in ("latents_mean", "latents_std"))
+    if mean is None or std is None:
         return (), ()
-    mean, std = (_numbers(numbers, name, z_channels, where) for name, numbers in values.items())
-    return mean, std
-
-
-def _numbers(values: Any, name: str, count: int, where: str) -> tuple[float, ...]:
-    is_list = isinstance(values, list) and len(values) == count
-    if not is_list or not all(type(value) in (int, float) and math.isfinite(value) for value in values):
-        raise UserError(f"{where}: {name} in config.json is not a list of {count} numbers")
-    return tuple(values)
+    return (
+        _numbers(mean, "latents_mean", z_channels, where),
+        _numbers(std, "latents_std", z_channels, where),
+    )
 
 
 def _latent_norm(
     weights: dict[str, torch.Tensor], config: dict[str, Any], where: str
 ) -> dict[str, torch.Tensor]:
     """The latent norm of a file of Wan 2.1 or Qwen-Image; that of a new network if it is not known."""
-    decoding, encoding = (weights.get(f"{n}.weight") for n in ("decoder.conv_in", "encoder.conv_out"))
-    z = 0
-    if decoding is not None and decoding.dim() == 4:
-        z = decoding.shape[1]
-    elif encoding is not None:
-        z = len(encoding) // 2
+    z = _latent_channels(weights)
     published = (WAN_MEAN, WAN_STD) if z == len(WAN_MEAN) else ((0.0,) * z, (1.0,) * z)
-    found = []
-    for name, default in zip(("latents_mean", "latents_std"), published, strict=True):
-        known = config.get(name) is not None
-        values = _numbers(config[name], name, z, where) if known else default
-        found.append(torch.tensor(values, dtype=torch.float64))
-    mean, std = found
+    in_config = _of_channels(config, z, where)
+    mean, std = (torch.tensor(v, dtype=torch.float64) for v in (in_config if in_config[0] else published))
     return {
         "bn.running_mean": mean.float(),
         "bn.running_var": std.square().float(),
@@ -268,102 +260,71 @@ def _from_tensors(
 def config_from_shapes(weights: dict[str, torch.Tensor], where: str) -> dict[str, Any]:
     """ModelConfig values that follow from tensor names and shapes; UserError for another architecture.
 
-    The number of norm groups is missing, because it does not follow from any tensor.
+    The number of norm groups is missing, because it does not follow from any tensor. A decoder without an
+    encoder gets one of the same widths.
     """
-    missing = missing_part(weights)
-    if missing == "encoder":
-        return _mirrored_encoder(weights, where)
-    pattern = re.compile(rf"encoder\.down_blocks\.({BLOCK})\.resnets\.({BLOCK})\.conv1\.weight")
-    down = map(pattern.fullmatch, weights)
-    blocks = [(int(m[1]), int(m[2])) for m in down if m]
-    if not blocks or "encoder.conv_out.weight" not in weights:
+    channels, per_level = _levels(weights, "encoder.down_blocks", where)
+    up_channels, up_blocks = _levels(weights, "decoder.up_blocks", where)
+    up_channels.reverse()
+    z_channels = _latent_channels(weights)
+    if missing_part(weights) == "encoder":
+        channels, per_level = up_channels, up_blocks - 1
+    if not channels or not z_channels:
         some = ", ".join(sorted(weights)[:3])
         raise UserError(
             f"{where} does not have the parameter names of an AutoencoderKL (first names: {some})"
         )
-    levels, per_level = 1 + max(level for level, _ in blocks), 1 + max(block for _, block in blocks)
-    if levels * per_level != len(blocks):
-        known = set(blocks)
-        grid = ((level, block) for level in range(levels) for block in range(per_level))
-        level, block = next(pair for pair in grid if pair not in known)
-        raise UserError(f"{where} lacks encoder.down_blocks.{level}.resnets.{block}.conv1.weight")
-    conv_names = [f"encoder.down_blocks.{level}.resnets.0.conv1.weight" for level in range(levels)]
-    for name in (*conv_names, "encoder.conv_out.weight"):
-        if name not in weights:
-            raise UserError(f"{where} lacks {name}")
-        if weights[name].dim() == 5:
-            raise UserError(
-                f"{where} is a video VAE: {name} has a time axis, and of these only Wan 2.1 and Qwen-Image "
-                "are supported"
-            )
-        if weights[name].dim() != 4 or 0 in weights[name].shape:
-            raise UserError(f"{where} has another shape of {name}: it is not a convolution")
-    channels = [weights[name].shape[0] for name in conv_names]
-    return {
+    shape = {
         "channels": channels,
         "layers_per_block": per_level,
-        **_decoder_shape(weights, channels, per_level),
-        "z_channels": weights["encoder.conv_out.weight"].shape[0] // 2,
-        **_layers(weights),
+        "decoder": "tiny" if "decoder.layers.0.weight" in weights else None,
+        "decoder_channels": None,
+        "decoder_layers_per_block": None,
+        "z_channels": z_channels,
+        "family": "kl" if any(name.endswith(".norm1.bias") for name in weights) else "wan",
+        "mid_attention": any(".mid_block.attentions." in name for name in weights),
+        "use_quant_conv": any(name in weights for name in ("quant_conv.weight", "post_quant_conv.weight")),
+        "latent_norm": "bn.running_mean" in weights,
     }
+    if len(up_channels) == len(channels) and up_channels != channels:
+        shape["decoder_channels"] = up_channels
+    if len(up_channels) == len(channels) and up_blocks - 1 not in (per_level, 0):
+        shape["decoder_layers_per_block"] = up_blocks - 1
+    return shape
+
+
+def _levels(weights: dict[str, torch.Tensor], part: str, where: str) -> tuple[list[int], int]:
+    """The width of each level of encoder or decoder, and blocks per level; UserError if some are missing."""
+    pattern = re.compile(rf"{part}\.({BLOCK})\.resnets\.({BLOCK})\.conv1\.weight")
+    found = {match: value for name, value in weights.items() if (match := pattern.fullmatch(name))}
+    blocks = {(int(match[1]), int(match[2])): value for match, value in found.items()}
+    if not blocks:
+        return [], 0
+    levels, per_level = (1 + max(numbers) for numbers in zip(*blocks, strict=True))
+    if levels * per_level != len(blocks):
+        raise UserError(f"{where} lacks some of {part}: it is cut, or of another architecture")
+    if any(value.dim() == 5 for value in blocks.values()):
+        raise UserError(
+            f"{where} is a video VAE: {part} has a time axis, and of these only Wan 2.1 and Qwen-Image are "
+            "supported"
+        )
+    if any(value.dim() != 4 or 0 in value.shape for value in blocks.values()):
+        raise UserError(f"{where} has another shape of {part}: it has no convolutions of images")
+    return [blocks[level, 0].shape[0] for level in range(levels)], per_level
+
+
+def _latent_channels(weights: dict[str, torch.Tensor]) -> int:
+    """The number of latent channels; 0 if neither encoder nor decoder shows it."""
+    if (encoding := weights.get("encoder.conv_out.weight")) is not None and encoding.dim():
+        return len(encoding) // 2
+    decoding = weights.get("decoder.conv_in.weight")
+    return decoding.shape[1] if decoding is not None and decoding.dim() == 4 else 0
 
 
 def missing_part(weights: Collection[str]) -> str:
     """The part of a VAE that a file has nothing of, "encoder" or "decoder"; "" if it has both or neither."""
     missing = [part for part in PARTS if not any(name.startswith(f"{part}.") for name in weights)]
     return missing[0] if len(missing) == 1 else ""
-
-
-def _layers(weights: dict[str, torch.Tensor]) -> dict[str, Any]:
-    """What any part of a network shows."""
-    has_biases = any(name.endswith(".norm1.bias") for name in weights)
-    return {
-        "family": "kl" if has_biases else "wan",
-        "mid_attention": any(".mid_block.attentions." in name for name in weights),
-        "use_quant_conv": any(name in weights for name in ("quant_conv.weight", "post_quant_conv.weight")),
-        "latent_norm": "bn.running_mean" in weights,
-    }
-
-
-def _mirrored_encoder(weights: dict[str, torch.Tensor], where: str) -> dict[str, Any]:
-    """The shape of a network whose decoder this is, with an encoder of the same widths."""
-    blocks = {(int(m[1]), int(m[2])): name for name in weights if (m := _UP_BLOCK.fullmatch(name))}
-    levels = 1 + max((level for level, _ in blocks), default=-1)
-    firsts = [weights[blocks[level, 0]] for level in reversed(range(levels)) if (level, 0) in blocks]
-    conv_in = weights.get("decoder.conv_in.weight", torch.empty(0))
-    layers = len(blocks) // levels - 1 if levels else 0
-    if len(firsts) != levels or layers < 1 or any(value.dim() != 4 for value in (*firsts, conv_in)):
-        raise UserError(f"{where} has no encoder, and its decoder is not that of an AutoencoderKL")
-    return {
-        "channels": [value.shape[0] for value in firsts],
-        "layers_per_block": layers,
-        "decoder": None,
-        "decoder_channels": None,
-        "decoder_layers_per_block": None,
-        "z_channels": conv_in.shape[1],
-        **_layers(weights),
-    }
-
-
-def _decoder_shape(weights: dict[str, torch.Tensor], channels: list[int], per_level: int) -> dict[str, Any]:
-    """What differs from the encoder in the decoder's levels; nothing if they are not complete."""
-    if "decoder.layers.0.weight" in weights:
-        return {"decoder": "tiny", "decoder_channels": None, "decoder_layers_per_block": None}
-    names = {name: _UP_BLOCK.fullmatch(name) for name in weights}
-    blocks = {(int(m[1]), int(m[2])): weights[name] for name, m in names.items() if m}
-    levels = len(channels)
-    rest = len(blocks) % len(channels)
-    own_layers = len(blocks) // levels - 1
-    complete = set(itertools.product(range(levels), range(own_layers + 1)))
-    shape: dict[str, Any] = {"decoder": None, "decoder_channels": None, "decoder_layers_per_block": None}
-    if rest or own_layers < 1 or blocks.keys() != complete:
-        return shape
-    if any(weight.dim() != 4 for weight in blocks.values()):
-        return shape
-    own = [blocks[level, 0].shape[0] for level in reversed(range(levels))]
-    shape["decoder_channels"] = own if own != channels else None
-    shape["decoder_layers_per_block"] = own_layers if own_layers != per_level else None
-    return shape
 
 
 def check_fit(config: ModelConfig, weights: dict[str, torch.Tensor], where: str) -> None:

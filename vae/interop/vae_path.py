@@ -8,7 +8,7 @@ from typing import Literal
 
 from vae.interop.hub import download, hub_name
 from vae.system.errors import UserError
-from vae.system.files import is_utf8, read_json
+from vae.system.files import read_json
 
 _STEM = "diffusion_pytorch_model"
 WEIGHTS_NAME = f"{_STEM}.safetensors"
@@ -25,10 +25,8 @@ _AGAIN = "download it again"
 _OTHER_FILES = (
     (rb"version https://git-lfs", "is a pointer of Git LFS, not the file: run git lfs pull, or download it"),
     (rb"(?i)\s*(<!doctype|<html|<\?xml|<head)", "is a web page: download the file itself"),
-    (rb"GGUF", "is a GGUF file, whose weights are quantized: use the .safetensors file"),
-    (rb"\0{64}", f"begins with zeros, so its download is not complete: {_AGAIN}"),
-    (rb"\x1f\x8b|7z\xbc\xaf|Rar!|BZh|\xfd7zXZ|\x28\xb5\x2f\xfd", "is a compressed archive: unpack it"),
-    (rb"\s*[\[{]", "is a JSON file: give its folder, or the file with the weights"),
+    (rb"", "is not a .safetensors file, a checkpoint (.pt, .ckpt) or a diffusers folder, or not all of it: "
+     f"{_AGAIN}, or use another copy"),
 )  # fmt: skip
 
 
@@ -56,8 +54,6 @@ def locate_vae(path: Path, flag: str) -> VaePath:
     where = f"{flag} {path.as_posix() if on_hub else path}"
     if on_hub:
         path = download(*on_hub, HUB_NAMES, where)
-    if not is_utf8(path):
-        raise UserError(f"{where}: PyTorch opens no file whose path is not valid UTF-8: rename it")
     if path.is_dir():
         return _in_folder(path, where)
     if not os.path.exists(path):
@@ -78,31 +74,19 @@ def file_format(path: Path, where: str) -> Literal["pickle", "safetensors"]:
     try:
         with open(path, "rb") as file:
             head = file.read(_HEAD_BYTES)
-            size = os.fstat(file.fileno()).st_size
     except OSError as error:
         raise UserError(f"{where}: {path.name} cannot be read: {error.strerror or error}") from None
-    here = where if where.endswith(str(path)) else f"{where}: {path.name}"
-    if not head:
-        raise UserError(f"{here} is empty, for example after an interrupted download: {_AGAIN}")
     if head.startswith(b"PK\x03\x04") or re.match(rb"\x80[\x02-\x05]", head):
         return "pickle"
     if head[8:9] == b"{":
         return "safetensors"
-    for pattern, text in _OTHER_FILES:
-        if re.match(pattern, head):
-            raise UserError(f"{here} {text}")
-    if size < 9 and path.suffix in (".safetensors", ".sft"):
-        raise UserError(f"{here} is truncated, for example by an interrupted download: {_AGAIN}")
-    if path.suffix.lower() == ".pt":
-        raise UserError(f"{here} is damaged or not a checkpoint: {_AGAIN}, or use another copy")
-    raise UserError(f"{here} is not a .safetensors file, a checkpoint (.pt, .ckpt) or a diffusers folder")
+    problem = next(text for pattern, text in _OTHER_FILES if re.match(pattern, head))
+    raise UserError(f"{where if where.endswith(str(path)) else f'{where}: {path.name}'} {problem}")
 
 
 def check_checkpoint_path(path: Path, flag: str) -> None:
     """Raise UserError, which starts with `flag` and the path, if the path cannot be that of a checkpoint."""
     latest = "or latest for the newest one in --output_dir"
-    if not is_utf8(path):
-        raise UserError(f"{flag} {path}: PyTorch opens no file whose path is not valid UTF-8: rename it")
     if path.is_dir() and _weights_in(path):
         raise UserError(
             f"{flag} {path} is a VAE, without the state of a run: begin a run from it with --init_from {path}"

@@ -6,7 +6,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -18,8 +18,7 @@ from vae.interop.vae_path import CONVERT, VaePath
 from vae.system import console
 from vae.system.errors import UserError
 
-_READABLE = {"F64", "F32", "F16", "BF16"}
-_NAMES_OF_DTYPES = {torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16"}
+_READABLE = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 # Parts of names that PyTorch's wrappers of a module add, anywhere in a name.
 _WRAPPERS = r"(?:(?:_orig_mod|module|_fsdp_wrapped_module|_checkpoint_wrapped_module)\.)"
 _WRAPPED = re.compile(rf"(?:^|(?<=\.)){_WRAPPERS}+")
@@ -34,15 +33,11 @@ _DROPPED = re.compile(r"(loss|model_ema|decoder\.condition_encoder)\.")
 
 # Other networks by the name of a tensor: the first match is reported if a file contains no VAE.
 OTHER_NETWORKS = (
-    (r"lora_|.*\.lora_(A|B|up|down|te)", "a LoRA for another network"),
-    (r"quantize\.embedding|.*vector_quant", "a VQ model with a codebook"),
-    (r"(encoder|decoder)\.stages\.|(encoder|decoder)\.project_(in|out)", "a DC-AE"),
-    (r"((en|de)coder\.layers\.|taesd_)", "a tiny autoencoder (TAESD)"),
+    (r"(en|de)coder\.layers\.|taesd_", "a tiny autoencoder (TAESD): give the VAE whose latents it reads, and "
+     "--decoder tiny to train one like it"),
     (r"(en|de)coder\.(down|up)samples\.\d+\.(down|up)samples\.", "the VAE of Wan 2.2"),
     (r"model\.diffusion_model\.|double_blocks\.|joint_blocks\.|transformer_blocks\.|down_blocks\.0\.resnets",
      "a diffusion model without its VAE"),
-    (r"text_model\.|cond_stage_model\.|conditioner\.", "a text encoder"),
-    (r"(encoder|model)\.layers?\.\d|blocks?\.\d", "a transformer"),
 )  # fmt: skip
 
 # In a file with several networks, a name of another network determines the latent scaling of the VAE.
@@ -54,11 +49,7 @@ _SCALING_BY_OTHER_NETWORK = (
 )
 
 
-class _Stored(NamedTuple):
-    """A tensor of a file, which is read when it is needed."""
-
-    dtype: str
-    read: Callable[[], torch.Tensor]
+_Stored = Mapping[str, Callable[[], torch.Tensor]]  # the tensors of a file, which are read when needed
 
 
 @dataclass
@@ -103,7 +94,7 @@ def _read(
     """Tensors of the VAE by their names without prefix, the names of other networks, the metadata."""
     kind = located.format(where)
     with ExitStack() as stack:
-        stored = dict[str, _Stored]()
+        stored = dict[str, Callable[[], torch.Tensor]]()
         metadata = dict[str, str]()
         for path in located.weights:
             if kind == "pickle":
@@ -112,16 +103,13 @@ def _read(
                 continue
             try:
                 file = stack.enter_context(safe_open(path, framework="pt"))
-                for name in file.keys():  # noqa: SIM118 - it is no dict
-                    dtype = file.get_slice(name).get_dtype()
-                    stored[name] = _Stored(dtype, partial(file.get_tensor, name))
-                metadata |= file.metadata() or {}
             except (SafetensorError, OSError) as error:
-                cause = _cause_of_damage(path, error)
-                raise UserError(f"{where}: {path.name} cannot be read: {cause}") from None
+                raise _damaged(path, where, error) from None
+            stored |= {name: partial(file.get_tensor, name) for name in file.keys()}  # noqa: SIM118
+            metadata |= file.metadata() or {}
         prefix, chosen = _vae_names(stored, where, weights)
-        _check_dtypes({name: stored[name].dtype for name in chosen.values()}, where)
-        tensors = {ours: stored[name].read() for ours, name in chosen.items()}
+        tensors = {ours: stored[name]() for ours, name in chosen.items()}
+        _check_dtypes(tensors, where)
         others = [name for name in stored if not prefix or not name.startswith(prefix)]
         return tensors, others, metadata
 
@@ -133,25 +121,24 @@ def read_pickle(path: Path, where: str) -> Any:
     except NeedsCodeError as error:
         raise UserError(f"{where} is a pickle with {error}, which only code can make: {CONVERT}") from None
     except (DamagedFileError, OSError) as error:
-        raise UserError(
-            f"{where}: {path.name} is damaged, or only part of it was downloaded ({error}): download it again"
-        ) from None
+        raise _damaged(path, where, error) from None
 
 
-def _stored_in(content: Any) -> dict[str, _Stored]:
+def _damaged(path: Path, where: str, error: Exception) -> UserError:
+    text = str(error).splitlines()[0]
+    return UserError(
+        f"{where}: {path.name} is damaged, or only part of it was downloaded ({text}): download it again"
+    )
+
+
+def _stored_in(content: Any, prefix: str = "") -> dict[str, Callable[[], torch.Tensor]]:
     """The tensors in nested dicts, by the keys on the way to them."""
-    stored = dict[str, _Stored]()
-    seen = {id(content)}
-    parts = [("", content)]
-    while parts:
-        prefix, part = parts.pop()
-        for key, value in part.items() if isinstance(part, dict) else ():
-            if isinstance(value, torch.Tensor) and value.layout == torch.strided:
-                dtype = _NAMES_OF_DTYPES.get(value.dtype, str(value.dtype).removeprefix("torch."))
-                stored[f"{prefix}{key}"] = _Stored(dtype, value.detach)
-            elif isinstance(value, dict) and id(value) not in seen:
-                seen.add(id(value))
-                parts.append((f"{prefix}{key}.", value))
+    stored = dict[str, Callable[[], torch.Tensor]]()
+    for key, value in content.items() if isinstance(content, dict) else ():
+        if isinstance(value, torch.Tensor):
+            stored[f"{prefix}{key}"] = value.detach
+        else:
+            stored |= _stored_in(value, f"{prefix}{key}.")
     return stored
 
 
@@ -163,7 +150,7 @@ def _diffusers_names(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor
     return {current_name(from_compvis(name, levels)): value for name, value in tensors.items()}
 
 
-def _vae_names(stored: Mapping[str, _Stored], where: str, weights: str) -> tuple[str, dict[str, str]]:
+def _vae_names(stored: _Stored, where: str, weights: str) -> tuple[str, dict[str, str]]:
     """The prefix of the VAE in the file, and its names in the file by those without prefix and wrappers."""
     prefixes = sorted({match[1] for match in map(_OF_VAE.match, stored) if match})
     if not prefixes:
@@ -172,7 +159,7 @@ def _vae_names(stored: Mapping[str, _Stored], where: str, weights: str) -> tuple
         prefix: _names_behind(prefix, stored, [other for other in prefixes if other != prefix])
         for prefix in prefixes
     }
-    prefix = prefixes[0] if len(prefixes) == 1 else _chosen(found, stored, where, weights)
+    prefix = prefixes[0] if len(prefixes) == 1 else _chosen(found, where, weights)
     return prefix, found[prefix]
 
 
@@ -183,15 +170,10 @@ def _names_behind(prefix: str, names: Iterable[str], others: Sequence[str]) -> d
     return {ours: name for ours, name in renamed.items() if not _DROPPED.match(ours)}
 
 
-def _chosen(
-    found: Mapping[str, Mapping[str, str]], stored: Mapping[str, _Stored], where: str, weights: str
-) -> str:
-    """The prefix of one of several VAEs: a copy, or EMA weights; UserError if they are different VAEs."""
+def _chosen(found: Mapping[str, Mapping[str, str]], where: str, weights: str) -> str:
+    """The prefix of one of two VAEs, raw or EMA weights; UserError if they are different VAEs."""
     raw = [prefix for prefix in found if not _OF_EMA.search(prefix)]
     ema = [prefix for prefix in found if _OF_EMA.search(prefix)]
-    for group in (raw, ema):
-        while len(group) > 1 and _are_equal(found[group[0]], found[group[1]], stored):
-            group.pop(0)
     if len(raw) > 1 or len(ema) > 1:
         first, second = (raw if len(raw) > 1 else ema)[:2]
         raise UserError(
@@ -206,40 +188,24 @@ def _chosen(
     return chosen
 
 
-def _are_equal(one: Mapping[str, str], other: Mapping[str, str], stored: Mapping[str, _Stored]) -> bool:
-    return one.keys() == other.keys() and all(
-        torch.equal(stored[name].read(), stored[other[ours]].read()) for ours, name in one.items()
-    )
-
-
 def _no_vae(names: Iterable[str], where: str) -> UserError:
     """The error for a file without a VAE of this family, with what it is if that is known."""
     names = sorted(names)
-    if not names:
-        return UserError(f"{where} contains no weights: give the file of a VAE")
-    kind = next(
-        (network for pattern, network in OTHER_NETWORKS if any(re.match(pattern, n) for n in names)), None
+    looks_like = (
+        f"it looks like {network}"
+        for pattern, network in OTHER_NETWORKS
+        if any(re.match(pattern, name) for name in names)
     )
-    remedy = ""
-    if kind and "TAESD" in kind:
-        remedy = ": give the VAE whose latents it reads, and --decoder tiny to train one like it"
-    some = ", ".join(names[:3])
-    return UserError(
-        f"{where} is not a VAE of this family: "
-        + (f"it looks like {kind}{remedy}" if kind else f"it has other parameter names (first names: {some})")
-    )
+    unknown = f"it has other parameter names (first names: {', '.join(names[:3])})"
+    return UserError(f"{where} is not a VAE of this family: {next(looks_like, unknown)}")
 
 
-def _check_dtypes(dtypes: Mapping[str, str], where: str) -> None:
+def _check_dtypes(tensors: Mapping[str, torch.Tensor], where: str) -> None:
     """Raise UserError if weights are stored in a format with too little precision."""
-    bad = {n: dtype for n, dtype in dtypes.items() if dtype not in _READABLE and "num_batches" not in n}
-    if bad:
-        name, dtype = next(iter(bad.items()))
-        is_fp8 = dtype.startswith(("F8", "float8"))
-        raise UserError(
-            f"{where} contains {'fp8' if is_fp8 else dtype} weights ({len(bad)} tensors, for "
-            f"example {name} in {dtype}): use the file in fp16, bf16 or fp32"
-        )
+    for name, value in tensors.items():
+        if value.dtype not in _READABLE and "num_batches" not in name:
+            dtype = str(value.dtype).removeprefix("torch.")
+            raise UserError(f"{where} has {dtype} weights ({name}): use the file in fp16, bf16 or fp32")
 
 
 def _check_values(weights: Mapping[str, torch.Tensor], where: str) -> None:
@@ -256,18 +222,3 @@ def _check_values(weights: Mapping[str, torch.Tensor], where: str) -> None:
             f"{where} contains only zeros in {len(zero)} norms (for example {zero[0]}), so only part of it "
             "was downloaded: download it again"
         )
-
-
-def _cause_of_damage(path: Path, error: Exception) -> str:
-    text = str(error).splitlines()[0]
-    if any(
-        sign in text
-        for sign in ("Incomplete", "not fully covered", "TooSmall", "too small", "invalid header length")
-    ):
-        return f"it is truncated, for example by an interrupted download ({text}): download it again"
-    if isinstance(error, SafetensorError):
-        with open(path, "rb") as file:
-            size = int.from_bytes(file.read(8), "little")
-            if b"\0" in file.read(min(size, 2**20)):
-                return f"only part of it was downloaded ({text}): download it again"
-    return text

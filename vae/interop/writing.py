@@ -26,9 +26,12 @@ from vae.interop.vae_path import WEIGHTS_NAME
 from vae.model.autoencoder import IMAGE_CHANNELS, AutoencoderKL, TinyBlock, TinyDecoder
 from vae.system import console
 from vae.system.errors import UserError
-from vae.system.files import atomic_path, read_json, utf8_text, write_json
+from vae.system.files import atomic_path, utf8_text, write_json
 
 TAESD = "https://github.com/madebyollin/taesd"  # whose parameter names single files have
+# Pipelines of SDXL apply scaling_factor *and* the channels' constants if config.json has both; its training
+# scripts, and programs for SD 1.x, apply scaling_factor alone. For these, latents would not be the same.
+SDXL_CHANNELS = 4
 TAEF2_CHANNELS = 32  # taef2, for FLUX.2's latents, has group norms in its first blocks
 
 
@@ -66,26 +69,8 @@ def write_safetensors(path: Path, tensors: dict[str, torch.Tensor], metadata: di
     try:
         with atomic_path(path) as temporary:
             save_file(tensors, temporary, metadata=metadata)
-            _sort_metadata(temporary)
     except SafetensorError as error:  # a full disk
         raise OSError(f"cannot write {path}: {error}") from error
-
-
-def _sort_metadata(path: Path) -> None:
-    """Sort the metadata in the header: safetensors writes it in a random order."""
-    with open(path, "r+b") as file:
-        size = int.from_bytes(file.read(8), "little")
-        header = json.loads(file.read(size).decode())
-        header["__metadata__"] = dict(sorted(header["__metadata__"].items()))
-        text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
-        if len(text) <= size:  # it is padded with spaces
-            file.seek(8)
-            file.write(text.ljust(size))
-
-
-# Pipelines of SDXL apply scaling_factor *and* the channels' constants if config.json has both; its training
-# scripts, and programs for SD 1.x, apply scaling_factor alone. For these, latents would not be the same.
-SDXL_CHANNELS = 4
 
 
 def diffusers_config(
@@ -186,12 +171,10 @@ def _condition_encoder(channels: list[int], dtype: torch.dtype) -> dict[str, tor
 def read_config(config_path: Path, where: str) -> dict[str, Any]:
     """Content of a config.json; UserError if it is for another class."""
     try:
-        config = read_json(config_path)
-    except OSError as error:
-        raise UserError(f"{where}: its config.json cannot be read: {error.strerror or error}") from None
-    except ValueError as error:
-        raise UserError(f"{where}: its config.json is not valid JSON: {error}") from None
-    return check_class(config, where, "config.json")
+        text = config_path.read_text(encoding="utf-8")
+    except (OSError, ValueError) as error:
+        raise UserError(f"{where}: its config.json cannot be read: {error}") from None
+    return parse_config(text, where, "config.json")
 
 
 def parse_config(text: str, where: str, source: str) -> dict[str, Any]:
