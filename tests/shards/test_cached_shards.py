@@ -451,10 +451,7 @@ def test_certificate_that_is_not_trusted_is_named(root, tmp_path, monkeypatch):
         url = web.url().replace("http:", "https:")
         with pytest.raises(DataError) as caught:
             read_dataset(url)
-        with pytest.raises(DataError, match="certificate is not trusted"):
-            store.stamp(StoreFile(url, "--data_path"))
-    assert "certificate is not trusted (self-signed certificate), 3 times" in str(caught.value)
-    assert "SSL_CERT_FILE" in str(caught.value)
+    assert "certificate is not trusted (SSL_CERT_FILE" in str(caught.value)
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from vae.system.files import MAX_JSON_BYTES
 SHARD = Shard("images-000000.tar", 12, 20_000, 64 * "0", 64 * "1")
 
 
-def test_many_shards_need_little_memory_and_are_read_once(tmp_path):
+def test_many_shards_need_little_memory(tmp_path):
     """10,000 shards: as objects they would need 5.3 MiB."""
     names = [f"images-{n:06}.tar" for n in range(9_998)] + ["with spaces/é.tar", "not utf-8 \udcff.tar"]
     shards = [Shard(name, 6000 + n, 10**9 + n, f"{n:064x}", f"{2 * n:064x}") for n, name in enumerate(names)]
@@ -32,9 +32,6 @@ def test_many_shards_need_little_memory_and_are_read_once(tmp_path):
         "validation.json",
         {"size": 2},
     )
-    assert read_dataset(path) is found
-    write_dataset(path, shards[:10], {}, None)
-    assert list(read_dataset(path).shards) == shards[:10]
 
 
 def test_version_is_that_of_the_shards(tmp_path):
@@ -52,12 +49,7 @@ def test_version_is_that_of_the_shards(tmp_path):
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"format": FORMAT + 1}, f"has format {FORMAT + 1}, .* reads {FORMAT}: update"),
-        (
-            {"format": FORMAT - 1},
-            f"has format {FORMAT - 1}, .* reads {FORMAT}: write it again with prepare_data",
-        ),
-        ({"format": "1"}, "is not a dataset of shards: prepare_data.py --mode shard writes one"),
+        ({"format": FORMAT - 1}, f"has format {FORMAT - 1}, .* reads {FORMAT}: write it again"),
         ({"version": 64 * "0"}, "dataset.npy is another table than it lists: copy both again"),
         ({"policy": None}, "is damaged"),
         ({"tars": 5}, "is damaged"),

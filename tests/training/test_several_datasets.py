@@ -64,7 +64,7 @@ def test_mistakes_are_refused(given, one, other, tmp_path):
         ({"data_path": f"{one} {tmp_path / 'none.json'}"}, "none.json does not exist"),
         ({"data_path": f"{one} {one.parent / '.' / one.name}"}, "names a dataset twice"),
         ({"data_path": f"{one} {other}", "val_path": str(one)}, "75 of its 75 images are training images"),
-        ({"data_path": f"{other} {other.with_name('validation.json')}"}, "2 of its images are training"),
+        ({"data_path": f"{other} {other.with_name('validation.json')}"}, "2 of its 2 images are training"),
     ):
         with pytest.raises((UserError, DataError), match=words) as caught:
             train({**given, **change})

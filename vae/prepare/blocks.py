@@ -22,12 +22,11 @@ from typing import Any, NamedTuple
 
 from vae.images.decoding import read_content
 from vae.images.folder import code_of
-from vae.images.formats import MAX_IMAGE_BYTES, BadImageError
+from vae.images.formats import BadImageError
 from vae.shards.store import (
     MissingError,
     StoreError,
     StoreFile,
-    TooLargeError,
     download,
     list_files,
     read_file,
@@ -124,7 +123,7 @@ def read_list(path: str, flag: str) -> Iterator[str]:
     """The addresses and absolute paths in a text file; others are relative to its folder."""
     try:
         if is_remote(path):
-            data = read_file(StoreFile(path, flag), max_bytes=MAX_LIST_BYTES)
+            data = read_file(StoreFile(path, flag))
             folder = path.rpartition("/")[0]
         else:
             data = read_regular(path, MAX_LIST_BYTES)
@@ -284,11 +283,9 @@ def _read(path: str) -> bytes:
     """The content of an image file."""
     if isinstance(file := as_file(path, FLAG), StoreFile):
         try:
-            return read_file(file, max_bytes=MAX_IMAGE_BYTES)
+            return read_file(file)
         except MissingError:
             raise BadImageError("unreadable", "the store does not have it") from None
-        except TooLargeError as error:
-            raise BadImageError("too_large", str(error)) from None
     return read_content(path)
 
 

@@ -16,14 +16,13 @@ import os
 import re
 import zlib
 from collections.abc import Mapping, Sequence
-from functools import lru_cache
 from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from vae.images.formats import BadImageError
-from vae.shards.store import StoreFile, TooLargeError, read_file
+from vae.shards.store import StoreFile, read_file
 from vae.system.addresses import address_problem, is_remote
 from vae.system.errors import DataError, UserError
 from vae.system.files import MAX_JSON_BYTES, decode_text, read_regular, replace_bytes, write_json
@@ -246,30 +245,15 @@ def write_dataset(
 
 def read_dataset(path: str | os.PathLike[str] | StoreFile, *, flag: str = "--data_path") -> ShardedDataset:
     """Read a dataset; DataError, with `flag`, if it is missing, of another version or damaged."""
-    if isinstance(path, StoreFile):
-        return _read_dataset(path, flag)
-    if problem := address_problem(path):
-        raise UserError(f"{flag} {path} {problem}")
-    if is_remote(path):
-        return _read_dataset(StoreFile(os.fspath(path), flag), flag)
+    if not isinstance(path, StoreFile):
+        if problem := address_problem(path):
+            raise UserError(f"{flag} {path} {problem}")
+        path = StoreFile(os.fspath(path), flag) if is_remote(path) else Path(path)
+    if not path.name.lower().endswith(".json"):
+        raise DataError(f"{flag} {path} is not a dataset of shards: give the address of its dataset.json")
     try:
-        status = os.stat(path)
-        return _read_once(Path(path), flag, (status.st_ino, status.st_size, status.st_mtime_ns))
-    except OSError:
-        return _read_dataset(Path(path), flag)
-
-
-@lru_cache(maxsize=4)  # a command reads it in each of its checks
-def _read_once(path: Path, flag: str, _stamp: tuple[int, int, int]) -> ShardedDataset:
-    return _read_dataset(path, flag)
-
-
-def _read_dataset(path: Path | StoreFile, flag: str) -> ShardedDataset:
-    try:
-        if isinstance(path, StoreFile) and not path.name.endswith(".json"):
-            raise ValueError("give the address of its dataset.json")
         content = json.loads(decode_text(_read(path, MAX_JSON_BYTES), errors="strict"))
-        if not isinstance(content, dict) or type(content.get("format")) is not int:
+        if not isinstance(content, dict) or "format" not in content:
             raise ValueError("prepare_data.py --mode shard writes one")
         if content["format"] == FORMAT:
             return _parsed(path, flag, content)
@@ -281,13 +265,11 @@ def _read_dataset(path: Path | StoreFile, flag: str) -> ShardedDataset:
         raise DataError(f"{flag} {path} cannot be read: {error.strerror}") from error
     except UserError:  # of the store
         raise
-    except ValueError as error:
-        raise DataError(f"{flag} {path} is not a dataset of shards: {error}") from error
-    except (KeyError, TypeError) as error:
-        raise DataError(f"{flag} {path} is damaged ({error}): write it again with prepare_data.py") from error
-    remedy = "update this program" if content["format"] > FORMAT else "write it again with prepare_data.py"
+    except (ValueError, KeyError, TypeError) as error:
+        raise DataError(f"{flag} {path} is not a dataset of shards, or is damaged: {error}") from error
     raise DataError(
-        f"{flag} {path} has format {content['format']}, but this program reads {FORMAT}: {remedy}"
+        f"{flag} {path} has format {content['format']}, but this program reads {FORMAT}: write it again with "
+        "prepare_data.py"
     )
 
 
@@ -318,10 +300,5 @@ def _beside(path: Path | StoreFile, name: str) -> Path | StoreFile:
 
 
 def _read(file: Path | StoreFile, max_bytes: int = MAX_TABLE_BYTES) -> bytes:
-    """The content of a file; ValueError if it is larger."""
-    if isinstance(file, Path):
-        return read_regular(file, max_bytes)
-    try:
-        return read_file(file, max_bytes=max_bytes)
-    except TooLargeError as error:
-        raise ValueError(str(error)) from None
+    """The content of a file; ValueError for a larger one on this machine."""
+    return read_regular(file, max_bytes) if isinstance(file, Path) else read_file(file)

@@ -336,13 +336,10 @@ class _ReadAhead:
         self._guard = threading.Lock()
         self._todo: deque[Shard] = deque()
         self._threads: set[threading.Thread] = set()
-        self._process = os.getpid()
         self.wanted = 0
 
     def want(self, shards: Sequence[Shard]) -> None:
         """Fetch these shards, in this order, and no others."""
-        if self._process != os.getpid():  # forked: without the threads of its parent
-            self.__init__(self._fetch)  # type: ignore[misc]
         with self._guard:
             self._todo = deque(shards)
             self.wanted = len(shards)

@@ -8,7 +8,6 @@ import errno
 import os
 import random
 import shutil
-import ssl
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -28,7 +27,7 @@ PAUSES_REFUSED = (1.0, 2.0)  # after 401, 403, 404 or a certificate, which seldo
 # Errors of the disk that is written to, and not of the store.
 DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EFBIG)
 MISSING = "it does not exist (404)"
-CERTIFICATE = "its certificate is not trusted"
+CERTIFICATE = "its certificate is not trusted (SSL_CERT_FILE=FILE names those of your own authority)"
 PACKAGES = {"http": "aiohttp", "https": "aiohttp", "s3": "s3fs", "gs": "gcsfs"}
 INSTALL = "pip install -r requirements-remote.txt"
 
@@ -67,16 +66,9 @@ class MissingError(StoreError):
     """A remote store does not have a file."""
 
 
-class TooLargeError(Exception):
-    """A file is larger than it may be."""
-
-
-def read_file(file: StoreFile, *, max_bytes: int) -> bytes:
-    """The content of a file; StoreError if the store does not give it, TooLargeError if it is larger."""
-    data = _with_tries(file, lambda system, path: system.cat_file(path))
-    if len(data) > max_bytes:
-        raise TooLargeError(f"it is larger than {max_bytes} bytes")
-    return data
+def read_file(file: StoreFile) -> bytes:
+    """The content of a file; StoreError if the store does not give it."""
+    return _with_tries(file, lambda system, path: system.cat_file(path))
 
 
 def download(file: Path | StoreFile, path: Path) -> None:
@@ -136,8 +128,6 @@ def _with_tries(file: StoreFile, action: Callable[[Any, str], _T]) -> _T:
         if refused
         else "check the network and the store"
     )
-    if reason.startswith(CERTIFICATE):
-        remedy = "check the address; SSL_CERT_FILE=FILE names the certificates of your own authority"
     kind = MissingError if reason == MISSING else StoreError
     raise kind(f"{file.flag} {file}: {reason}, {tries} times: {remedy}")
 
@@ -155,9 +145,8 @@ def _reason(error: Exception) -> tuple[str, bool]:
         return MISSING, True
     if isinstance(error, PermissionError) or status in (401, 403):
         return f"access is denied ({status or 403})", True
-    cause = getattr(error, "certificate_error", error)  # of aiohttp
-    if isinstance(cause, ssl.SSLCertVerificationError) or "SSL" in type(error).__name__:
-        return f"{CERTIFICATE} ({getattr(cause, 'verify_message', 'no TLS')})", True
+    if any(word in type(error).__name__ for word in ("SSL", "Certificate")):
+        return CERTIFICATE, True
     if isinstance(error, TimeoutError) or "Timeout" in type(error).__name__:
         return f"no answer for {STALL_SECONDS:g} s", False
     if status:
