@@ -60,9 +60,7 @@ class Excluded:
 
 def refuse_unmatched(keys: ExcludeList) -> None:
     """UserError for a list of which no line is an image."""
-    if not len(keys.hashes) and not keys.names:
-        raise UserError(f"--exclude {keys.path} has no line: list the images to leave out, or omit the flag")
-    example = min(keys.names, default=None) or keys.hashes[0].decode()
+    example = min(keys.names, default="") or next((one.decode() for one in keys.hashes), "no line")
     raise UserError(
         f"--exclude {keys.path}: none of its lines is an image of this set, for example "
         f"{printable(example)}: give the SHA-256 of files or names below the folder, or omit the flag"

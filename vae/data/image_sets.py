@@ -74,17 +74,21 @@ def _in_files(
         yield np.flatnonzero(keys.contains(np.array(hashes, f"S{KEY_DIGITS}")))
         return
     own = np.arange(rank, len(images), world_size)
-    paths = [os.path.join(images.root, name) for name in images.names[rank::world_size]]
+    yield own[keys.contains(_hashes(images, own, "hashing for --exclude"))]
+
+
+def _hashes(images: FolderImages, indices: np.ndarray, title: str) -> np.ndarray:
+    """The first half of the SHA-256 of image files; empty for one that cannot be read."""
+
+    def digest(index: int) -> bytes:
+        with suppress(OSError):  # training names it
+            return sha256_of_file(os.path.join(images.root, images.names[index]))[:KEY_DIGITS].encode()
+        return b""
+
     with ThreadPoolExecutor(THREADS) as threads:
-        digests_of = threads.map(_digest, paths)
-        hashed = list(track(digests_of, "hashing for --exclude", len(paths), "image", keep=False))
-    yield own[keys.contains(np.array(hashed, f"S{KEY_DIGITS}"))]
-
-
-def _digest(path: str) -> bytes:
-    with suppress(OSError):  # training names it
-        return sha256_of_file(path)[:KEY_DIGITS].encode()
-    return b""
+        digests = threads.map(digest, indices.tolist())
+        hashed = list(track(digests, title, len(indices), "image", keep=False))
+    return np.array(hashed, f"S{KEY_DIGITS}")
 
 
 # ---- A test of the images ----------------------------------------------------------------------------------
@@ -93,19 +97,6 @@ COMPLETE = 500  # images: decoding that many takes seconds; of larger sets, a sa
 SAMPLE = 16
 SLOW_SECONDS = 0.2  # of one core per image: a JPEG file of about 12 megapixels
 MAX_THREADS = 8  # decoding releases the GIL; each thread holds one decoded image in memory
-REMEDIES = {
-    "too_small": "add --upscale or use a smaller --image_size",
-    "too_many_pixels": "raise --max_pixels or use smaller images",
-    "format_not_supported": "convert them to PNG or JPEG",
-    "jpeg_coding_not_supported": "convert them to PNG or 8-bit JPEG",
-    "plugin_missing": "install that package, or convert them to PNG or JPEG",
-    "float_pixels": "save them as 16-bit",
-    "animated": "save single frames",
-    "transparent": "use images with visible pixels",
-    "unreadable": "fix links and permissions",
-    "broken_link": "fix the links",
-    "no_permission": "fix the permissions",
-}
 
 
 def accepted_bad_images(max_bad_fraction: float, total: int) -> int:
@@ -139,14 +130,14 @@ def probe(
     if len(rejected) == count:
         raise DataError(
             f"--data_path {dataset.images.location}: none of the {count} images that were tried can be used "
-            f"{_reasons(rejected, 'copy the files again or give another folder')}"
+            f"({_reasons(rejected)})"
         )
     accepted = accepted_bad_images(max_bad_fraction, total)
     if count == total and len(rejected) > accepted:
         raise DataError(
             f"--data_path {dataset.images.location}: {len(rejected)} of {total} training images cannot be "
             f"used, more than the {accepted} of --max_bad_fraction {max_bad_fraction} "
-            f"{_reasons(rejected, 'copy the files again or remove them')}; or raise --max_bad_fraction"
+            f"({_reasons(rejected)}): remove them, or raise --max_bad_fraction"
         )
     console.warning(
         f"{len(rejected)} of {count} training images that were checked cannot be used, and training skips "
@@ -169,15 +160,12 @@ def _try_images(dataset: CropDataset, indices: Sequence[int]) -> tuple[list[Reje
     return rejected, sum(seconds for _, seconds in results) / max(1, len(results))
 
 
-def _reasons(rejected: list[Rejection], other_remedy: str) -> str:
-    """The reasons with their counts, an example of the most common one, and its remedy."""
+def _reasons(rejected: list[Rejection]) -> str:
+    """The reasons with their counts, an example of the most common one, and the command with remedies."""
     reasons = Counter(rejection.reason for rejection in rejected).most_common()
     counts = ", ".join(f"{number} {reason}" for reason, number in reasons)
-    most_common = reasons[0][0]
-    example = next(rejection for rejection in rejected if rejection.reason == most_common)
-    remedy = REMEDIES.get(most_common, other_remedy)
-    shown = str(example) if remedy in example.detail else f"{example}: {remedy}"
-    return f"({counts}); for example {shown}"
+    example = next(rejection for rejection in rejected if rejection.reason == reasons[0][0])
+    return f"{counts}; for example {example}; prepare_data.py --mode validate names a remedy for each reason"
 
 
 # ---- Images of both sets -----------------------------------------------------------------------------------
@@ -249,28 +237,21 @@ def _sizes(images: Set) -> np.ndarray:
         raise NotComparedError(f"{images.location} has {len(images)} images")
     if isinstance(images, ShardImages):
         return np.concatenate([rows["size"] for rows in images.indexes()])
+
+    def size(name: str) -> int:
+        with suppress(OSError):  # training names it
+            return os.path.getsize(os.path.join(images.root, name))
+        return 0
+
     with ThreadPoolExecutor(THREADS) as threads:
-        return np.fromiter(threads.map(_size, _paths(images, range(len(images)))), np.int64, len(images))
+        return np.fromiter(threads.map(size, images.names), np.int64, len(images))
 
 
 def _keys(images: Set, indices: np.ndarray) -> np.ndarray:
     """The first half of the SHA-256 of images; empty for a file that cannot be read."""
     if isinstance(images, ShardImages):
         return np.concatenate([rows["key"] for rows in images.indexes()])[indices]
-    with ThreadPoolExecutor(THREADS) as threads:
-        digests = threads.map(_digest, _paths(images, indices.tolist()))
-        hashed = list(track(digests, "comparing --val_path", len(indices), "image", keep=False))
-    return np.array(hashed, f"S{KEY_DIGITS}")
-
-
-def _paths(images: FolderImages, indices: Sequence[int]) -> list[str]:
-    return [os.path.join(images.root, images.names[index]) for index in indices]
-
-
-def _size(path: str) -> int:
-    with suppress(OSError):  # training names it
-        return os.stat(path).st_size
-    return 0
+    return _hashes(images, indices, "comparing --val_path")
 
 
 # ---- Sizes of images ---------------------------------------------------------------------------------------

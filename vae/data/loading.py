@@ -202,7 +202,6 @@ END_SECONDS = 5.0  # a process in a read that no signal interrupts is left behin
 MAX_FAILURES = 3  # of the decoding processes of one loader: at this one, training stops
 SHARED_MEMORY = "/dev/shm"
 NO_FILES = ("Too many open files", "ancdata")  # of the system, and of Python if a file could not be passed on
-FILES_PER_PROCESS, OTHER_FILES = 6, 16  # that are open here: pipes to it and its end; everything else
 NO_PAGING_FILE = 1455  # Windows' ERROR_COMMITMENT_LIMIT
 
 
@@ -299,7 +298,6 @@ class _Batches:
         before = multiprocessing.active_children()
         failure, iterator = None, None
         try:
-            _check_open_files(loader.num_workers)
             with blocked_signals(context.get_start_method() if context else None):
                 iterator = iter(loader)
         except OSError as error:
@@ -372,17 +370,6 @@ class _Batches:
         is_dead = isinstance(error, RuntimeError) and codes
         lacks = is_out_of_memory(error) or any(text in str(error) for text in NO_FILES)
         return WorkerError(_cause(error, codes)) if is_lost or is_dead or lacks else error
-
-
-def _check_open_files(num_workers: int) -> None:
-    """Raises OSError if too few files can be opened: DataLoader would stop with half of its processes."""
-    count = FILES_PER_PROCESS * num_workers + OTHER_FILES if num_workers else 0
-    opened: list[int] = []
-    try:
-        opened.extend(os.open(os.devnull, os.O_RDONLY) for _ in range(count))
-    finally:
-        for number in opened:
-            os.close(number)
 
 
 def _cause(error: Exception, exit_codes: list[int]) -> str:

@@ -44,47 +44,40 @@ def image_root(data_path: str | os.PathLike[str]) -> Path:
 
 def read_rows(path: str | os.PathLike[str], *, flag: str = "--data_path") -> Iterator[dict[str, Any]]:
     """Yield the rows of a manifest; DataError with the number of the first invalid line."""
-    for number, line in enumerate(read_lines(path, flag=flag), 1):
-        yield parse_row(line, path, number, flag=flag)
-
-
-def read_lines(path: str | os.PathLike[str], *, flag: str = "--data_path") -> Iterator[str]:
-    """Yield the lines of a manifest unparsed."""
     try:
         with open_text(path) as file:
-            yield from file
+            for number, line in enumerate(file, 1):
+                yield _parse_row(line, f"{flag} {path}: line {number}")
     except FileNotFoundError:
         raise DataError(
             f"{flag} {path} does not exist: prepare_data.py --mode preprocess writes one"
         ) from None
     except OSError as error:
         raise DataError(f"{flag} {path} cannot be read: {error.strerror}") from error
-    except UnicodeDecodeError as error:
-        raise DataError(f"{flag} {path} is not a manifest: it is not UTF-8 text") from error
+    except UserError:
+        raise
     except ValueError as error:
         raise DataError(f"{flag} {path} is not a manifest: {error}") from error
 
 
-def parse_row(
-    line: str, path: str | os.PathLike[str], number: int, *, flag: str = "--data_path"
-) -> dict[str, Any]:
-    """Parse one line; DataError with manifest and line number if it is not a valid row."""
+def _parse_row(line: str, where: str) -> dict[str, Any]:
+    """Parse one line; DataError if it is not a valid row."""
     try:
         row, end = _decode(line)
         row = row if line[end:].isspace() or end == len(line) else None
     except (ValueError, RecursionError):
         row = None
     if not isinstance(row, dict):
-        raise DataError(f"{flag} {path}: line {number} is not a JSON object: write the manifest again")
-    if type(row.get("path")) is not str or type(row.get("sha256")) is not str:
-        missing = ", ".join(name for name in REQUIRED if not isinstance(row.get(name), str))
-        raise DataError(f"{flag} {path}: line {number} lacks {missing}: write the manifest again")
+        raise DataError(f"{where} is not a JSON object: write the manifest again")
+    missing = [name for name in REQUIRED if not isinstance(row.get(name), str)]
+    if missing:
+        raise DataError(f"{where} lacks {', '.join(missing)}: write the manifest again")
     name = row["path"]
     if not name or _OUTSIDE.search(name):
-        raise DataError(f"{flag} {path}: line {number}: {name!r} is not in the manifest's folder")
+        raise DataError(f"{where}: {name!r} is not in the manifest's folder")
     split, fold = row.get("split"), row.get("fold")
     if split not in (None, *SPLITS) or not (fold is None or (type(fold) is int and fold >= 0)):
-        raise DataError(f"{flag} {path}: line {number}: split {split!r} or fold {fold!r} is not valid")
+        raise DataError(f"{where}: split {split!r} or fold {fold!r} is not valid")
     return row
 
 
@@ -106,14 +99,21 @@ def train_and_val(
     if fold is not None:
         if val_split_given:
             raise UserError(f"--fold {fold} and --val_split {val_split} exclude each other: give one of them")
-        return _partition_by_fold(path, fold, rows)
+        _check_fold(path, fold, rows)
+        return _partition((row.name, row.fold == fold) for row in rows if row.fold is not None)
     if any(row.split is not None for row in rows):
         if val_split_given:
             raise UserError(
                 f"--val_split {val_split}: the manifest {path} is split already: omit the flag, "
                 "or split it again with prepare_data.py --mode split"
             )
-        return _partition_by_split(path, rows)
+        undecided = [row.name for row in rows if row.split is None]
+        if undecided:
+            raise DataError(
+                f"--data_path {path}: {len(undecided)} images have no split yet, for example {undecided[0]}: "
+                "run prepare_data.py --mode split again"
+            )
+        return _partition((row.name, row.split == "val") for row in rows)
     _, validation_groups = split_names(sorted({row.group for row in rows}), val_split, seed)
     chosen = set(validation_groups)
     return _partition((row.name, row.group in chosen) for row in rows)
@@ -147,9 +147,7 @@ def group_key(row: dict[str, Any]) -> str:
     return f"content/{row['sha256']}" if group is None else f"group/{group}"
 
 
-def _partition_by_fold(
-    path: str | os.PathLike[str], fold: int, rows: list[_SplitRow]
-) -> tuple[list[str], list[str]]:
+def _check_fold(path: str | os.PathLike[str], fold: int, rows: list[_SplitRow]) -> None:
     known = sorted({row.fold for row in rows if row.fold is not None})
     if not known:
         raise UserError(
@@ -157,17 +155,6 @@ def _partition_by_fold(
         )
     if fold not in known:
         raise UserError(f"--fold {fold}: the manifest {path} has folds {known[0]} to {known[-1]}")
-    return _partition((row.name, row.fold == fold) for row in rows if row.fold is not None)
-
-
-def _partition_by_split(path: str | os.PathLike[str], rows: list[_SplitRow]) -> tuple[list[str], list[str]]:
-    undecided = [row.name for row in rows if row.split is None]
-    if undecided:
-        raise DataError(
-            f"--data_path {path}: {len(undecided)} images have no split yet, for example {undecided[0]}: "
-            "run prepare_data.py --mode split again"
-        )
-    return _partition((row.name, row.split == "val") for row in rows)
 
 
 def _partition(names: Iterable[tuple[str, bool]]) -> tuple[list[str], list[str]]:
