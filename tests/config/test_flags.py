@@ -2,7 +2,6 @@
 
 import json
 import re
-import time
 from dataclasses import fields
 
 import pytest
@@ -107,7 +106,6 @@ def test_json_number_is_converted_to_the_option_type(json_file):
     ("flag", "value"),
     [
         ("seed", "9" * 20),
-        ("batch_size", "9" * 20),
         ("z_channels", "9" * 10),
         ("channels", "9" * 10),
         ("layers_per_block", "100000"),
@@ -117,12 +115,3 @@ def test_json_number_is_converted_to_the_option_type(json_file):
 def test_numbers_that_no_network_or_tensor_can_have_are_refused(flag, value):
     with pytest.raises(UserError, match=f"--{flag} "):
         parse_flags([f"--{flag}", value])
-
-
-@pytest.mark.parametrize("key", ["y" * 10**7, "init"])
-def test_huge_names_in_a_file_are_refused_at_once(tmp_path, key):
-    (tmp_path / "a.json").write_text(json.dumps({key: "y" * 10**6}))
-    started = time.process_time()
-    with pytest.raises(UserError, match=r"--config|--init"):
-        parse_flags(["--config", str(tmp_path / "a.json")])
-    assert time.process_time() - started < 5

@@ -16,16 +16,11 @@ FOLDERS = ["--input_dir", "a", "--output_dir", "b"]
         (["--mode", "proprocess"], ("--mode", "'proprocess'", "preprocess", "analyze")),
         (["--mode", "preprocess"], ("required: --input_dir, --output_dir",)),
         (["--mode", "split"], ("required: --input_dir",)),
-        (["--mode", "analyze", "--mode", "split"], ("--mode analyze and --mode split", "one mode")),
-        (["--mod", "preprocess"], ("--mod:", "did you mean --mode?")),
-        (["--targetsize", "512"], ("--targetsize", "did you mean --target_size?")),
+        (["--mod", "preprocess"], ("--mode is missing", "preprocess")),
         (["--mode", "preprocess", "--targetsize", "512"], ("--targetsize", "did you mean --target_size?")),
         (["--mode", "preprocess", "--inputdir", "a"], ("--inputdir", "did you mean --input_dir?")),
         (["--mode", "validate", "--no-strct"], ("--no-strct", "did you mean --no-strict?")),
-        (
-            ["--mode", "validate", "--targetsize", "512"],
-            ("--targetsize", "did you mean --target_size?", "--mode preprocess and demo"),
-        ),
+        (["--mode", "validate", "--target_size", "512"], ("unknown flag --target_size",)),
         (["--mode", "preprocess", *FOLDERS, "--resize_mode", "covr"], ("--resize_mode", "'covr'", "stretch")),
     ],
 )

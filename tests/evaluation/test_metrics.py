@@ -302,13 +302,6 @@ def test_inception_weights_are_found_and_verified(no_weights):
         find_rfid(config(rfid=True), CPU, {})
     with pytest.raises(UserError, match=r"--inception_weights gone\.pth is not a file"):
         find_rfid(config(rfid=True, inception_weights="gone.pth"), CPU, {})
-    path = no_weights / "other.pth"
-    torch.save({"fc.weight": torch.zeros(3, 3)}, path)
-    with pytest.raises(UserError, match="another network"):
-        find_rfid(config(rfid=True, inception_weights=str(path)), CPU, {})
-    torch.save({"fc.weight": print}, path)  # a pickle that names a function
-    with pytest.raises(UserError, match="not contain readable Inception weights"):
-        find_rfid(config(rfid=True, inception_weights=str(path)), CPU, {})
     path = no_weights / "weights-6726825d.pth"
     path.write_bytes(b"torn")
     with pytest.raises(UserError, match="SHA-256"):

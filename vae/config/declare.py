@@ -180,8 +180,6 @@ def published_flags() -> str:
 
 
 # ---- The value of an option --------------------------------------------------------------------------------
-MAX_WHOLE = 2**63 - 1  # what a tensor's shape, a seed or an index can be
-_MAX_NAME = 100  # characters of a name that are compared and shown: one in a file from others may be huge
 
 
 def base_type(item: Field[Any]) -> type:
@@ -219,9 +217,6 @@ def check(item: Field[Any], value: Any) -> None:
             raise UserError(f"--{item.name} {part} is not a finite number: give one such as 0.001")
         if part is None:
             continue
-        if isinstance(part, int) and abs(part) > MAX_WHOLE:
-            shown = f" {part}" if abs(part) < 10**_MAX_NAME else ""  # Python prints no more than 4,300 digits
-            raise UserError(f"--{item.name}{shown} has too many digits: the maximum is {MAX_WHOLE}")
         if limits["at_least"] is not None and part < limits["at_least"]:
             raise UserError(f"--{item.name} {part} is too small: the minimum is {limits['at_least']}")
         if limits["at_most"] is not None and part > limits["at_most"]:
@@ -244,21 +239,13 @@ def _whole_number(item: Field[Any], value: Any) -> int:
 
 def nearest(name: str, known: typing.Iterable[str]) -> str:
     """The remedy ': did you mean X?' with the most similar known name, or an empty string."""
-    close = most_similar(name, known)
-    return f": did you mean {close}?" if close else ""
-
-
-def most_similar(name: str, known: typing.Iterable[str]) -> str | None:
-    """The most similar known name, or None if none is similar."""
     known = list(known)
-    name = name[:_MAX_NAME]
     bare = name.lstrip("-")
-    ours = name_here(bare)
-    if ours is not None and name[: len(name) - len(bare)] + ours in known:
-        return name[: len(name) - len(bare)] + ours
+    dashes = name[: len(name) - len(bare)]
+    ours = dashes + _OURS.get(bare.lower().replace("-", "_"), "")
     # Below 0.75, most suggestions for flags of other trainers were wrong: num_epochs for num_processes.
-    close = difflib.get_close_matches(name, known, n=1, cutoff=0.75)
-    return close[0] if close else None
+    close = [ours] if ours in known else difflib.get_close_matches(name, known, n=1, cutoff=0.75)
+    return f": did you mean {close[0]}?" if close else ""
 
 
 # ---- names of settings in other trainers -------------------------------------------------------------------
@@ -319,8 +306,3 @@ _OTHER_NAMES = {
     "z_channels": "latent_channels embed_dim z_dim latent_dim",
 }
 _OURS = {other: name for name, others in _OTHER_NAMES.items() for other in others.split()}
-
-
-def name_here(other: str) -> str | None:
-    """Our name for a setting of another trainer, without dashes in front; None if none is recorded."""
-    return _OURS.get(other.lower().replace("-", "_"))

@@ -3,7 +3,7 @@
 import argparse
 import json
 import sys
-from collections.abc import Collection, Iterable
+from collections.abc import Collection
 from dataclasses import MISSING, Field, fields
 from pathlib import Path
 from typing import Any, NoReturn
@@ -24,7 +24,8 @@ class OneLineParser(argparse.ArgumentParser):
         for word in argv:
             flag = word.split("=")[0]
             if flag.startswith("--") and flag != "--" and flag not in known and " " not in flag:
-                raise UsageError(unknown_flag(flag, known))
+                listed = "--help_all" if "--help_all" in known else "--help"
+                raise UsageError(f"unknown flag {flag}{nearest(flag, known)} ({listed} lists every flag)")
         return self.parse_args(argv)
 
     def _print_message(self, message: str, file: Any = None) -> None:
@@ -33,13 +34,6 @@ class OneLineParser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         raise UsageError(message)
-
-
-def unknown_flag(flag: str, known: Iterable[str]) -> str:
-    """The message about a flag that does not exist."""
-    known = list(known)
-    listed = "--help_all" if "--help_all" in known else "--help"
-    return f"unknown flag {flag}{nearest(flag, known)} ({listed} lists every flag)"
 
 
 # What --help of train_vae.py shows; docs/flags.md has the others, --help_all both.
@@ -133,7 +127,7 @@ def default_text(item: Field[Any]) -> str:
     default: Any = item.default
     if default is MISSING:
         return "required"
-    if default is None:
+    if default in (None, "", ()):
         return item.metadata["unset"] or ("auto" if base_type(item) is bool else "none")
     if isinstance(default, bool):
         return "on" if default else "off"
@@ -248,13 +242,13 @@ def read_json(path: Path) -> dict[str, Any]:
         raise UserError(f"--config {path}: {error}") from None
 
 
-def read_object(path: Path, flag: str, example: str, otherwise: str = "") -> dict[str, Any]:
-    """The object in a JSON file; UserError names the flag, and `otherwise` is the remedy without a file."""
+def read_object(path: Path, flag: str, example: str) -> dict[str, Any]:
+    """The object in a JSON file; UserError names the flag."""
     where = f"{flag} {path}"
     try:
         loaded = files.read_json(path)
     except OSError as error:
-        raise UserError(f"{where} cannot be read: {error.strerror}{otherwise}") from None
+        raise UserError(f"{where} cannot be read: {error.strerror}") from None
     except ValueError as error:
         raise UserError(f"{where} is not valid JSON: {error}") from None
     if not isinstance(loaded, dict):

@@ -2,11 +2,11 @@
 
 import sys
 from contextlib import suppress
-from dataclasses import MISSING, dataclass, fields
+from dataclasses import MISSING, dataclass
 from typing import Any
 
-from vae.config.declare import MAX_PIXELS, background_option, most_similar, option
-from vae.config.flags import OneLineParser, parse_section, unknown_flag
+from vae.config.declare import MAX_PIXELS, background_option, option
+from vae.config.flags import OneLineParser, parse_section
 from vae.system import console
 from vae.system.errors import EXIT_DATA, UsageError, UserError
 
@@ -108,11 +108,12 @@ class ReadingConfig(RulesConfig):
     )
     background: str = background_option()
     limit: int | None = option(None, "process only the first N files by name", metavar="N", at_least=1)
-    time_limit: float = option(60.0, "time limit for one image", metavar="SECONDS")
+    time_limit: float = option(60.0, "time limit for one image", metavar="SECONDS", at_least=0.001)
     memory_gib: float | None = option(
         None,
         "memory limit for one image; not on Windows",
         metavar="GIB",
+        at_least=0.001,
         unset="16 bytes per pixel of --max_pixels, plus 1 GiB",
     )
 
@@ -165,6 +166,8 @@ class ShardConfig(SelectConfig, ReadingConfig):
         0.05,
         "share of the images for a validation dataset; not used if a manifest defines the split",
         metavar="SHARE",
+        at_least=0,
+        at_most=0.99,
     )
     near_duplicates: bool = option(
         True, "keep images that look alike in one subset, and refuse a manifest whose split separates them"
@@ -191,7 +194,11 @@ class IndexConfig(SelectConfig, RulesConfig):
         unset="the first image of each sample",
     )
     val_split: float = option(
-        0.0, "share of the images for a validation dataset, by the hash of their bytes", metavar="SHARE"
+        0.0,
+        "share of the images for a validation dataset, by the hash of their bytes",
+        metavar="SHARE",
+        at_least=0,
+        at_most=0.99,
     )
     skip_broken_tars: bool = option(
         False, "leave out tar files that are broken or missing, instead of ending with an error"
@@ -275,20 +282,15 @@ DESCRIPTION = "Prepare a training set from raw images, in seven modes. Each mode
 def parse_prepare_flags(argv: list[str]) -> PrepareConfig:
     """The options of the mode that --mode names; raises UsageError for every mistake."""
     first = OneLineParser(allow_abbrev=False, add_help=False)
-    first.add_argument("--mode", choices=tuple(CONFIG_OF), action="append")
+    first.add_argument("--mode", choices=tuple(CONFIG_OF))
     parsed, words = first.parse_known_args(argv)
-    if len(set(parsed.mode or [])) > 1:
-        raise UsageError(f"--mode {' and --mode '.join(parsed.mode)}: give one mode for each command")
-    mode = parsed.mode[0] if parsed.mode else None
-    given = {word.split("=")[0] for word in words if word.startswith("--")}
-    _refuse_unknown_flags(mode, given)
-    if mode is None:
+    if parsed.mode is None:
         if not {"-h", "--help", "--help_all"} & set(words):
             raise UsageError(f"--mode is missing: give one of {', '.join(CONFIG_OF)} (--help describes them)")
         _print_help(everything="--help_all" in words)
         sys.exit(0)
-    config = _parse_mode(mode, words)
-    _check_together(config, given)
+    config = _parse_mode(parsed.mode, words)
+    _check_together(config, given={word.split("=")[0] for word in words})
     return config
 
 
@@ -316,52 +318,11 @@ def _print_help(*, everything: bool) -> None:
         )
 
 
-def _refuse_unknown_flags(mode: str | None, given: set[str]) -> None:
-    """Raise UsageError for a flag that no mode has, or that another mode has."""
-    for flag in sorted(given - {"--help", "--help_all"}):
-        if not (owners := _owners(flag)):
-            raise UsageError(_unknown_flag(mode, flag))
-        if mode is not None and mode not in owners:
-            raise UsageError(f"{flag} belongs to --mode {' and '.join(owners)}, not {mode}: leave it out")
-
-
-def _unknown_flag(mode: str | None, flag: str) -> str:
-    """The message about a flag that no mode has; the most similar one may belong to another mode."""
-    known = sorted({"--mode"}.union(*map(_flags_of, CONFIG_OF)))
-    close = most_similar(flag, known)
-    owners = _owners(close) if close else []
-    if mode is not None and owners and mode not in owners:
-        return f"unknown flag {flag}: did you mean {close}? It belongs to --mode {' and '.join(owners)}"
-    return unknown_flag(flag, known)
-
-
-def _owners(flag: str) -> list[str]:
-    """The modes that have a flag."""
-    return [mode for mode in CONFIG_OF if flag in _flags_of(mode)]
-
-
-def _flags_of(mode: str) -> set[str]:
-    """All flags of a mode, with the negative forms of those without a value."""
-    options = fields(CONFIG_OF[mode])
-    return {f"--{item.name}" for item in options} | {
-        f"--no-{item.name}" for item in options if item.type is bool
-    }
-
-
 def _check_together(config: PrepareConfig, given: set[str]) -> None:
-    if isinstance(config, RulesConfig) and 0 < config.max_aspect < 1:
-        raise UsageError(f"--max_aspect {config.max_aspect} is not a ratio: give 1 or more, or 0 for any")
-    if isinstance(config, ReadingConfig):
-        for name in ("time_limit", "memory_gib"):
-            value = getattr(config, name)
-            if value is not None and value <= 0:
-                raise UsageError(f"--{name} {value} is not a limit: give a number above 0")
     if isinstance(config, PreprocessConfig) and "--quality" in given and config.format == "png":
         raise UsageError(f"--quality {config.quality} has no effect with --format png: leave it out")
     if part := getattr(config, "part", None):
         _check_part(part, getattr(config, "limit", None))
-    if isinstance(config, ShardConfig | IndexConfig) and not 0 <= config.val_split < 1:
-        raise UsageError(f"--val_split {config.val_split} is not a share: give 0 to below 1, such as 0.05")
     if isinstance(config, SelectConfig | SplitConfig) and "--join_on" in given and not config.join:
         raise UsageError(f"--join_on {config.join_on} has no effect without --join: add it, or leave it out")
     if isinstance(config, ValidateConfig):

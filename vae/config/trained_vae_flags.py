@@ -3,7 +3,6 @@
 from dataclasses import MISSING, dataclass
 from difflib import get_close_matches
 from pathlib import PurePath
-from typing import Any
 
 from vae.config.declare import (
     PUBLISHED_SCALING,
@@ -24,20 +23,20 @@ from vae.config.declare import (
 from vae.config.flags import parse_section, parse_values
 from vae.config.options import MIN_IMAGE_SIZE
 from vae.system.console import counted
-from vae.system.errors import UserError
+from vae.system.errors import UsageError, UserError
 
 MIN_SIZE = 8  # px: a smaller image is smaller than one latent pixel of this model family
 WHOLE = 0  # as a size: whole images, not cropped
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class EvaluateConfig:
     """The VAEs to compare, the images, and the protocol."""
 
     vae: tuple[str, ...] = option(
-        MISSING,
-        "one or more VAEs: checkpoints of train_vae.py, diffusers folders, .safetensors files, or "
-        "OWNER/REPO[:PATH] of the Hugging Face hub",
+        (),
+        "one or more VAEs (required, except with --watch): checkpoints of train_vae.py, diffusers folders, "
+        ".safetensors files, or OWNER/REPO[:PATH] of the Hugging Face hub",
         metavar="PATH",
     )
     data_path: tuple[str, ...] = option(
@@ -47,8 +46,8 @@ class EvaluateConfig:
         metavar="PATH",
     )
     output_dir: str = option(
-        MISSING,
-        "folder for report.html, the tables and sample images; created if missing",
+        "",
+        "folder for report.html, the tables and sample images (required, except with --watch)",
         metavar="DIR",
         writes=True,
     )
@@ -106,9 +105,6 @@ class EvaluateConfig:
         False,
         "also measure the mean of the reconstructions of all --vae, which may differ in shape and start",
     )
-    ensemble_weights: tuple[float, ...] | None = option(
-        None, "weights of --ensemble, one for each --vae", metavar="WEIGHT", at_least=0, unset="equal"
-    )
     codecs: bool = option(
         True,
         "also measure the bicubic baseline, and JPEG and WebP with as many bytes as the latents in 8 bit",
@@ -135,14 +131,6 @@ class EvaluateConfig:
         return path
 
 
-@dataclass(frozen=True, kw_only=True)
-class WatchConfig(EvaluateConfig):
-    """The options with --watch, which replaces --vae and --output_dir."""
-
-    vae: tuple[str, ...] = option((), "not with --watch")
-    output_dir: str = option("", "not with --watch", writes=True)
-
-
 EVALUATE_EXAMPLES = """examples:
   evaluate_vae.py --vae outputs/first/vae --data_path data/test --output_dir results/first
   evaluate_vae.py --vae outputs/first/vae outputs/second/vae other.safetensors \\
@@ -156,44 +144,37 @@ An image that cannot be used is reported and left out for every VAE. Open report
 # Only --help_all shows these.
 DETAILS = (
     *("exclude", "cache_dir", "cache_gib", "seed", "perceptual_weights", "inception_weights"),
-    *("ensemble_weights", "kernels", "background", "max_pixels"),
+    *("kernels", "background", "max_pixels"),
 )
 
 
 def parse_evaluate_flags(argv: list[str]) -> EvaluateConfig:
     """The options of one command. Raises UserError if they contradict each other."""
-    is_watching = any(word.partition("=")[0] == "--watch" for word in argv)
-    section = WatchConfig if is_watching else EvaluateConfig
     given = parse_values(
-        section,
+        EvaluateConfig,
         "evaluate_vae.py",
         "Measure one or more VAEs on a folder of images and compare them under one protocol.",
         EVALUATE_EXAMPLES,
         argv,
         DETAILS,
     )
-    config = section(**given)
+    config = EvaluateConfig(**given)
     _check_evaluation(config)
-    _check_watch(config, given)
+    _check_watch(config)
     return config
 
 
-_FOR_WATCH = (
-    "watch", "promote", "data_path", "exclude", "cache_dir", "cache_gib", "sizes", "crop",
-    "posterior", "seed", "max_images", "perceptual_net", "perceptual_weights", "rfid", "inception_weights",
-    "batch_size", "weights", "dtype", "device", "kernels", "background", "max_pixels",
-)  # fmt: skip
-
-
-def _check_watch(config: EvaluateConfig, given: dict[str, Any]) -> None:
-    """Raise UserError for flags that have no effect with --watch, or --promote without it."""
+def _check_watch(config: EvaluateConfig) -> None:
+    """Raise UserError for --watch without a single protocol, and for missing flags without it."""
     if config.watch is None:
+        missing = [f"--{name}" for name in ("vae", "output_dir") if not getattr(config, name)]
+        if missing:
+            raise UsageError(f"the following arguments are required: {', '.join(missing)}")
         if config.promote:
             raise UserError("--promote needs a run: add --watch with its --output_dir")
         return
-    useless = next((flag for flag in given if flag not in _FOR_WATCH), None)
-    if useless is not None:
-        raise UserError(f"--{useless} has no effect with --watch: remove it")
+    if config.vae or config.output_dir:
+        raise UserError("--vae and --output_dir have no effect with --watch: remove them")
     for name in ("data_path", "sizes"):
         if len(getattr(config, name)) > 1:
             shown = " ".join(map(str, getattr(config, name)))
@@ -210,14 +191,6 @@ def _check_evaluation(config: EvaluateConfig) -> None:
         raise UserError("--diffusability needs squares of one size: add --sizes 256")
     if config.ensemble and len(config.vae) < 2:
         raise UserError("--ensemble needs several VAEs: list them all after one --vae, or remove --ensemble")
-    weights = config.ensemble_weights
-    if weights is not None and not config.ensemble:
-        raise UserError("--ensemble_weights has no effect without --ensemble: add it, or remove the weights")
-    if weights is not None and (len(weights) != len(config.vae) or not sum(weights) > 0):
-        raise UserError(
-            f"--ensemble_weights {' '.join(f'{weight:g}' for weight in weights)}: give one for each of the "
-            f"{len(config.vae)} --vae, at least one of them above 0"
-        )
     if WHOLE in config.sizes and config.batch_size > 1:
         raise UserError(f"--batch_size {config.batch_size} needs images of one size: use 1, or no --sizes 0")
     if config.perceptual_weights is not None and config.perceptual_net in ("random", "none"):

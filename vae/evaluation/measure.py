@@ -220,14 +220,9 @@ def measure(
 
 
 def ensemble(
-    vaes: Sequence[LoadedVae],
-    weights: Sequence[float],
-    device: torch.device,
-    dtype: torch.dtype,
-    sample_seed: int | None,
+    vaes: Sequence[LoadedVae], device: torch.device, dtype: torch.dtype, sample_seed: int | None
 ) -> Reconstruct:
     """The mean of the 8-bit reconstructions, rounded to 8 bit; all VAEs stay on the device."""
-    shares = [weight / sum(weights) for weight in weights]
     codecs: list[VaeCodec] = []  # built once: the first call of each is slower
 
     def reconstruct(images: torch.Tensor, indices: range) -> list[torch.Tensor | None]:
@@ -235,13 +230,13 @@ def ensemble(
         if not codecs:
             codecs.extend(VaeCodec(model, dtype, sample_seed) for model in models)
         means: list[torch.Tensor | None] = [torch.zeros_like(image, dtype=torch.float32) for image in images]
-        for codec, share in zip(codecs, shares, strict=True):
+        for codec in codecs:
             for number, recon in enumerate(codec(images, indices)):
                 mean = means[number]
                 if recon is None or mean is None:
                     means[number] = None
                 else:
-                    means[number] = mean + share * as_uint8(recon).cpu()
+                    means[number] = mean + as_uint8(recon).cpu() / len(codecs)
         return [None if mean is None else mean.round().to(torch.uint8) for mean in means]
 
     return reconstruct
