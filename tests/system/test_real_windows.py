@@ -16,9 +16,11 @@ if os.name != "nt" or hasattr(ctypes.windll.ntdll, "wine_get_version"):
 
 import winreg
 
+from tests.harness.checkpoints import checkpoint
 from tests.harness.runs import ROOT
 from tests.harness.training_runs import last_checkpoint
 from vae.config.flags import command_words
+from vae.interop.checkpoint_file import save_checkpoint
 from vae.system.errors import EXIT_SAVED_RESUMABLE
 from vae.system.files import replace_bytes, why_not_writable
 from vae.training.run import train
@@ -38,17 +40,18 @@ sys.exit(process.wait())
 """
 
 
-def test_a_mapped_file_is_waited_for(tmp_path):
-    path = tmp_path / "vae.safetensors"
+@pytest.mark.parametrize("replace", [replace_bytes, lambda path, _: save_checkpoint(path, checkpoint())])
+def test_a_mapped_file_is_waited_for(tmp_path, replace):
+    path = tmp_path / "checkpoint_epoch_1.pt"
     path.write_bytes(b"old")
     with path.open("rb") as file:
         mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
     with pytest.raises(PermissionError, match="close the programs that use it"):
-        replace_bytes(path, b"new")
+        replace(path, b"new")
     assert path.read_bytes() == b"old"
     threading.Timer(1.0, mapped.close).start()
-    replace_bytes(path, b"new")
-    assert path.read_bytes() == b"new"
+    replace(path, b"new")
+    assert path.read_bytes() != b"old"
 
 
 def test_folder_without_the_right_to_write_is_named(tmp_path):

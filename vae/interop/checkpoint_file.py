@@ -22,6 +22,7 @@ from vae.system.errors import UserError
 from vae.system.files import (
     flush_file,
     flush_folder,
+    replace_file,
     scratch_folder,
     sha256_of_file,
 )
@@ -162,8 +163,8 @@ def save_checkpoint(path: Path, content: dict[str, Any]) -> None:
             file.write(f"{digest}  {path.name}\n")
         flush_file(scratch / record.name)
         record.unlink(missing_ok=True)  # the old SHA-256 would mark the new file as damaged
-        os.replace(temporary, path)
-        os.replace(scratch / record.name, record)
+        replace_file(temporary, path)
+        replace_file(scratch / record.name, record)
         flush_folder(path.parent)
 
 

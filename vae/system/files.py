@@ -60,10 +60,10 @@ def atomic_path(path: Path) -> Iterator[Path]:
         yield temporary
         temporary.chmod(folder.stat().st_mode & 0o666)  # safetensors' files are readable by their owner only
         flush_file(temporary)
-        _replace(temporary, path)
+        replace_file(temporary, path)
 
 
-def _replace(temporary: Path, path: Path) -> None:
+def replace_file(temporary: Path, path: Path) -> None:
     """Rename a file to `path`; on Windows, programs that have it open are waited for, for some seconds."""
     for seconds in (0.2, 0.8, 2.0) if os.name == "nt" else ():
         with suppress(PermissionError):
