@@ -3,8 +3,6 @@
 import io
 import os
 import socket
-import struct
-import zlib
 from pathlib import Path
 from typing import Any
 
@@ -55,21 +53,6 @@ def flipped_scan(whole: bytes) -> bytes:
     raise AssertionError("no byte of the scan has this effect")
 
 
-def many_scans(image: Image.Image) -> bytes:
-    """A progressive JPEG whose last scan is repeated 2000 times."""
-    whole = encoded(image, "JPEG", progressive=True)
-    last = whole.rindex(b"\xff\xda")
-    return whole[:last] + whole[last:-2] * 2000 + b"\xff\xd9"
-
-
-def text_bomb() -> bytes:
-    """A small PNG with a comment that decompresses to 50 MB."""
-    text = b"zTXt"
-    body = b"Comment\0\0" + zlib.compress(bytes(50_000_000))
-    chunk = struct.pack(">I", len(body)) + text + body + struct.pack(">I", zlib.crc32(text + body))
-    return png(32, 32, 8, 2, bytes(32 * (1 + 32 * 3)), extra=chunk)
-
-
 def recoded(whole: bytes, marker: int, bits: int = 8) -> bytes:
     """A JPEG whose frame header names another coding."""
     at = whole.index(b"\xff\xc0")
@@ -96,10 +79,8 @@ def _rejected(folder: Path) -> Expected:
         "bad_crc.png": (bytes(bad_crc), "damaged"),
         "large.png": (encoded(Image.new("1", (1200, 1200)), "PNG"), "too_many_pixels"),
         "claims.png": (png(65000, 65000, 8, 2, b""), "too_many_pixels"),
-        "text_bomb.png": (text_bomb(), "text_bomb"),
         "drawing.png": (b"<?xml version='1.0'?><svg xmlns='x'></svg>", "format_not_supported"),
         "paper.jpg": (b"%PDF-1.7 and so on", "format_not_supported"),
-        "cut.gif": (film_gif[: len(encoded(frames[0], "GIF")) - 1], "truncated"),
         "film.gif": (film_gif, "animated"),
         "film.webp": (encoded(frames[0], "WEBP", **animated), "animated"),
         "film.png": (encoded(frames[0], "PNG", **animated), "animated"),
@@ -114,7 +95,6 @@ def _rejected(folder: Path) -> Expected:
         "deep.jpg": (recoded(jpeg, 0xC1, bits=12), "jpeg_coding_not_supported"),
         "arithmetic.jpg": (recoded(jpeg, 0xC9), "jpeg_coding_not_supported"),
         "lossless.jpg": (recoded(jpeg, 0xC3), "jpeg_coding_not_supported"),
-        "scans.jpg": (many_scans(detailed(7)), "too_many_scans"),
     }
     for name, (content, _) in files.items():
         (folder / name).write_bytes(content)
@@ -166,7 +146,6 @@ def _flagged(folder: Path) -> Expected:
     Image.frombytes("CMYK", (64, 64), detailed(38).convert("CMYK").tobytes()).save(folder / "inks.jpg")
     detailed(39).convert("1").save(folder / "bits.png")
     detailed(41).save(folder / "still.gif")
-    (folder / "tail.gif").write_bytes(encoded(detailed(42), "GIF") + b"garbage")
     detailed(40).convert("L").save(folder / "grey.jpg")
     Image.new("RGB", (32, 32), (90, 20, 30)).save(folder / "constant.png")
     blank = np.full((64, 64, 3), 250, dtype=np.uint8)
@@ -183,7 +162,6 @@ def _flagged(folder: Path) -> Expected:
         "inks.jpg": "cmyk_without_profile",
         "bits.png": "one_bit",
         "still.gif": "",
-        "tail.gif": "trailing_bytes",
         "grey.jpg": "grey",
         "constant.png": "constant",
         "blank.png": "near_blank",

@@ -294,15 +294,6 @@ def test_single_frame_of_an_animation_format_is_an_ordinary_image(tmp_path, name
     assert (read_image(tmp_path / name, first_frame=True).pixels == corners()).all()
 
 
-def test_gif_that_ends_after_its_first_frame_is_truncated(tmp_path):
-    frames = [Image.fromarray(corners()), Image.fromarray(255 - corners())]
-    frames[0].save(tmp_path / "two.gif", save_all=True, append_images=frames[1:])
-    second = (tmp_path / "two.gif").read_bytes().rindex(b"\x21\xf9")  # the extension before the second frame
-    for end in (second, second - 10, 60, 12):
-        (tmp_path / "cut.gif").write_bytes((tmp_path / "two.gif").read_bytes()[:end])
-        assert reason_of(tmp_path / "cut.gif") == "truncated", end
-
-
 def test_tiff_preview_pages_do_not_count(tmp_path):
     page, preview = Image.fromarray(corners()), Image.fromarray(corners()[::2, ::2].copy())
     preview.encoderinfo = {"tiffinfo": {254: 1}}
@@ -314,10 +305,6 @@ def test_pixel_limit_is_checked_before_decoding(tmp_path):
     huge = png(65000, 65000, 8, 2, b"")
     (tmp_path / "claims.png").write_bytes(huge)
     assert reason_of(tmp_path / "claims.png") == "too_many_pixels"
-    canvas = struct.pack("<I", 0)[:4] + (2**24 - 1).to_bytes(3, "little") + (250).to_bytes(3, "little")
-    body = b"WEBPVP8X" + struct.pack("<I", 10) + canvas
-    (tmp_path / "claims.webp").write_bytes(b"RIFF" + struct.pack("<I", len(body)) + body)
-    assert reason_of(tmp_path / "claims.webp") == "too_many_pixels"
     Image.fromarray(smooth()).save(tmp_path / "a.png")
     assert reason_of(tmp_path / "a.png", max_pixels=40 * 56 - 1) == "too_many_pixels"
     limit = Image.MAX_IMAGE_PIXELS

@@ -224,7 +224,12 @@ class SplitConfig:
 
     input_dir: str = option(MISSING, "folder with a manifest, or the manifest itself", metavar="DIR")
     val_split: float | None = option(
-        None, "share of the validation set", metavar="SHARE", unset="0.1, or 0 with --num_folds"
+        None,
+        "share of the validation set",
+        metavar="SHARE",
+        at_least=0,
+        at_most=0.99,
+        unset="0.1, or 0 with --num_folds",
     )
     num_folds: int = option(0, "folds that the other images are divided into; 0: none", metavar="K")
     group_by: str | None = option(

@@ -26,7 +26,6 @@ from vae.images.formats import (
     HEAD_BYTES,
     MAX_IMAGE_BYTES,
     BadImageError,
-    check_gif,
     check_jpeg,
     check_png,
     explain,
@@ -41,7 +40,7 @@ from vae.system.errors import UserError
 NEW_SUBFILE_TYPE, COMPRESSION = 254, 259  # TIFF 6.0 tags
 UNCOMPRESSED = 1
 SIDEWAYS = range(5, 9)  # orientations
-INTEGRITY_CHECKS = {"JPEG": check_jpeg, "PNG": check_png, "GIF": check_gif}
+INTEGRITY_CHECKS = {"JPEG": check_jpeg, "PNG": check_png}
 _PILLOW_LIMIT = threading.Lock()  # Pillow's limit is global, and threads decode at the same time
 
 
@@ -91,15 +90,12 @@ def read_image(
 
 
 def read_content(path: str | os.PathLike[str]) -> bytes:
-    """The bytes of an image file; BadImageError if it cannot be read, or is written to meanwhile."""
+    """The bytes of an image file; BadImageError if it cannot be read."""
     try:
         with open(path, "rb") as file:
-            before = os.fstat(file.fileno())
-            if before.st_size > MAX_IMAGE_BYTES:
-                raise BadImageError("too_large", f"{before.st_size} bytes")
-            data = file.read()
-            _check_unchanged(before, os.fstat(file.fileno()))
-            return data
+            if (size := os.fstat(file.fileno()).st_size) > MAX_IMAGE_BYTES:
+                raise BadImageError("too_large", f"{size} bytes")
+            return file.read()
     except MemoryError as error:
         raise BadImageError("out_of_memory", "does not fit in memory") from error
     except PermissionError as error:
@@ -148,7 +144,7 @@ def upright_size(path: str | os.PathLike[str], max_pixels: int = MAX_PIXELS) -> 
     """Width and height that an image has when it is decoded, from its header; BadImageError or OSError."""
     with open(path, "rb") as file, _errors_explained():
         head = file.read(HEAD_BYTES)
-        kind = sniff_format(head, max_pixels, first_frame=True)
+        kind = sniff_format(head, first_frame=True)
         load_plugin(kind)
         return _read_header(file, kind, max_pixels, set()).size
 
@@ -163,7 +159,7 @@ def check_header(data: bytes, *, max_pixels: int, first_frame: bool) -> tuple[st
         check_jpeg(data, set())  # Pillow would take three times as long
         return "JPEG", size
     with _errors_explained():
-        kind = sniff_format(data[:HEAD_BYTES], max_pixels, first_frame)
+        kind = sniff_format(data[:HEAD_BYTES], first_frame)
         load_plugin(kind)
         header = _read_header(io.BytesIO(data), kind, max_pixels, set())
         if kind in INTEGRITY_CHECKS:
@@ -198,19 +194,11 @@ def parse_background(background: str) -> tuple[int, int, int]:
         ) from None
 
 
-def _check_unchanged(before: os.stat_result, after: os.stat_result) -> None:
-    """Raise BadImageError if the file was written to while it was read: the result may mix old and new."""
-    if (before.st_size, before.st_mtime_ns) != (after.st_size, after.st_mtime_ns):
-        raise BadImageError(
-            "changed_while_reading", "was written to while it was read: wait until the writer has finished"
-        )
-
-
 def _decode(
     data: bytes, max_pixels: int, background: str, first_frame: bool, is_verified: bool = False
 ) -> DecodedImage:
     backdrop = parse_background(background)
-    kind = sniff_format(data[:HEAD_BYTES], max_pixels, first_frame)
+    kind = sniff_format(data[:HEAD_BYTES], first_frame)
     load_plugin(kind)
     flags: set[str] = set()
     with _errors_explained():
@@ -274,13 +262,12 @@ def _read_header(
 
 def _vips_header(data: bytes, kind: str, error: Exception) -> Header:
     """What libvips reads of a file that Pillow cannot open; BadImageError if it cannot either."""
-    if explain(error).reason != "text_bomb":
-        if kind in INTEGRITY_CHECKS:
-            INTEGRITY_CHECKS[kind](data, set())  # may raise a more specific reason
-        vips_image = libvips.open_image(data, kind)
-        if vips_image is not None:
-            orientation, size = libvips.orientation_and_size(vips_image)
-            return Header(None, vips_image, orientation, size)
+    if kind in INTEGRITY_CHECKS:
+        INTEGRITY_CHECKS[kind](data, set())  # may raise a more specific reason
+    vips_image = libvips.open_image(data, kind)
+    if vips_image is not None:
+        orientation, size = libvips.orientation_and_size(vips_image)
+        return Header(None, vips_image, orientation, size)
     if isinstance(error, Image.UnidentifiedImageError):
         raise BadImageError("damaged", f"starts like {kind}, but its header cannot be read") from error
     raise explain(error) from error

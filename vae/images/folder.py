@@ -13,7 +13,7 @@ from vae.images.formats import EXTENSIONS_OF, HEAD_BYTES, PLUGINS, BadImageError
 from vae.system import console
 from vae.system.addresses import address_problem, is_remote
 from vae.system.console import counted
-from vae.system.errors import DataError, UserError
+from vae.system.errors import DataError
 
 # In lower case; * stands for any characters, and what is before a slash is the folder around it.
 NAMES = {
@@ -116,13 +116,6 @@ class Skips:
         example = self.examples["unreadable_folder"][0]
         return f"{counted(count, 'folder')} that cannot be read, for example {example}: fix the permissions"
 
-    def special(self) -> str:
-        """Pipes, devices and links to themselves; empty without any."""
-        if not (count := self.counts["special_file"] + self.counts["link_to_itself"]):
-            return ""
-        example = [*self.examples.get("special_file", ()), *self.examples.get("link_to_itself", ())][0]
-        return f"{count} pipes, devices, sockets or links to themselves, for example {example}"
-
     def others(self) -> str:
         """Folders and images that are hidden, or of other programs; empty without any."""
         codes = [code for code in ("system", "hidden") if self.counts[code]]
@@ -152,7 +145,7 @@ def list_images(root: str | os.PathLike[str], *, flag: str = "--data_path") -> l
 
 def print_skips(skips: Skips, where: str) -> None:
     """Print a line for each kind of skipped files that a user may miss."""
-    for text in filter(None, (skips.formats(), skips.unreadable(), skips.special())):
+    for text in filter(None, (skips.formats(), skips.unreadable())):
         console.warning(f"{where}: skips {text}")
     if text := skips.others():
         console.info(f"{where}: skips {text}")
@@ -272,7 +265,7 @@ def _classify(entry: os.DirEntry[str], path: str, extensions: tuple[str, ...]) -
         is_folder = entry.is_dir()
         is_file = entry.is_file()
     except OSError:  # a link that leads to itself
-        return "link_to_itself" if name.endswith(extensions) else "other_file"
+        return "special_file" if name.endswith(extensions) else "other_file"
     if code := code_of(path):  # a line about .DS_Store and Thumbs.db would be in every folder
         return code if is_folder or name.endswith(extensions) else f"{code}_file"
     if is_folder:
@@ -292,7 +285,7 @@ def _classify(entry: os.DirEntry[str], path: str, extensions: tuple[str, ...]) -
 def _has_image_signature(path: str) -> bool:
     try:
         with open(path, "rb") as file:
-            sniff_format(file.read(HEAD_BYTES), max_pixels=2**62)
+            sniff_format(file.read(HEAD_BYTES))
     except (OSError, BadImageError):
         return False
     return True
@@ -304,10 +297,6 @@ def split_names(names: list[str], val_split: float, seed: int) -> tuple[list[str
     With 1000 images or more, an image stays in its part when others are added later. From smaller sets the
     images with the lowest hashes are used for validation: at least one, never all.
     """
-    if not 0 <= val_split < 1:
-        raise UserError(
-            f"--val_split {val_split} is not a fraction: give a number from 0 to below 1, such as 0.1"
-        )
     if val_split == 0:  # nothing to hash
         return list(names), []
     hashes = sorted({(_hash(name, seed), name) for name in names})

@@ -132,6 +132,6 @@ class ParquetBlock(Block):
 
 def _extension(data: bytes | None) -> str:
     try:
-        return EXTENSIONS_OF[sniff_format(data or b"", 2**62, first_frame=True)][0]
+        return EXTENSIONS_OF[sniff_format(data or b"", first_frame=True)][0]
     except BadImageError:
         return ""
