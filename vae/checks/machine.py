@@ -8,7 +8,6 @@ import platform
 import re
 import shutil
 import sys
-import tempfile
 from pathlib import Path
 
 from vae.checks import torch_process
@@ -16,7 +15,7 @@ from vae.checks.facts import Card, Facts, Folder, HostFacts, Requirement, Smi, T
 from vae.config.options import Config
 from vae.system.addresses import is_remote, public_text
 from vae.system.child_process import ChildProcess
-from vae.system.files import nearest_existing, read_text
+from vae.system.files import nearest_existing, probe_folder, read_text
 from vae.system.host import find_compiler, free_memory, main_memory, usable_cores
 
 VGG_FILE = "vgg16-397923af.pth"  # torchvision's VGG16_Weights.IMAGENET1K_V1, the trunk of LPIPS
@@ -84,8 +83,7 @@ def gather_folder(flag: str, path: str, *, given: bool, writes: bool) -> Folder:
         if not nearest.is_dir():
             problem = f"{nearest} is a file" if nearest != absolute or writes else None
         elif writes:
-            with tempfile.TemporaryFile(dir=nearest):
-                pass
+            probe_folder(nearest)
         elif exists:
             next(os.scandir(nearest), None)
         free = shutil.disk_usage(nearest).free

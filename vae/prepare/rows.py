@@ -7,8 +7,8 @@ again, because it may have been copied again.
 
 import json
 import os
+import secrets
 import shutil
-import tempfile
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, closing, contextmanager, suppress
 from dataclasses import dataclass, field
@@ -105,7 +105,9 @@ class RowFolder:
             claim_settings(self.root / "settings.json", self.settings, self.owner)
             for leftover in self.root.glob(f"scratch-{name}-*"):  # of a killed process of this part
                 shutil.rmtree(leftover, ignore_errors=True)
-            self.scratch = Path(tempfile.mkdtemp(prefix=f"scratch-{name}-", dir=self.root))
+            # Not with mkdtemp: on Windows, what is moved out of its folders belongs to one user alone.
+            self.scratch = self.root / f"scratch-{name}-{secrets.token_hex(4)}"
+            self.scratch.mkdir()
             try:
                 yield self
             finally:

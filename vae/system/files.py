@@ -218,14 +218,20 @@ def why_not_writable(folder: str | os.PathLike[str]) -> str | None:
     if not nearest.is_dir():
         where = "is a file" if nearest == folder else f"is inside of {nearest}, which is a file"
         return f"{where}: use another folder"
-    probe = nearest / f"{_PROBE}{secrets.token_hex(8)}"  # tempfile repeats a refused name without an end
     try:
-        probe.touch(exist_ok=False)
-        probe.unlink()
+        probe_folder(nearest)
         return None
     except OSError as error:
         reason = f"{nearest}: {error.strerror}"
         return f"cannot be written ({reason}): change its permissions or use another folder"
+
+
+def probe_folder(folder: Path) -> None:
+    """Create a file in a folder and remove it; OSError if that is refused."""
+    # Not with tempfile: on Windows, Python up to 3.13 repeats a refused name without an end (gh-66305).
+    probe = folder / f"{_PROBE}{secrets.token_hex(8)}"
+    probe.touch(exist_ok=False)
+    probe.unlink()
 
 
 # ---- Whose a folder is -------------------------------------------------------------------------------------
