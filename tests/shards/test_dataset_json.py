@@ -18,7 +18,7 @@ def test_many_shards_need_little_memory(tmp_path):
     names = [f"images-{n:06}.tar" for n in range(9_998)] + ["with spaces/é.tar", "not utf-8 \udcff.tar"]
     shards = [Shard(name, 6000 + n, 10**9 + n, f"{n:064x}", f"{2 * n:064x}") for n, name in enumerate(names)]
     path = tmp_path / "dataset.json"
-    write_dataset(path, shards, {"min_size": 1}, "validation.json", transforms={"size": 2})
+    write_dataset(path, shards, {"min_size": 1}, "validation.json")
     tracemalloc.start()
     found = read_dataset(path)
     held, _peak = tracemalloc.get_traced_memory()
@@ -27,11 +27,7 @@ def test_many_shards_need_little_memory(tmp_path):
     assert list(found.shards) == shards
     assert found.shards[-1] == shards[-1]
     assert found.samples == sum(shard.samples for shard in shards)
-    assert (found.policy, found.validation, found.transforms) == (
-        {"min_size": 1},
-        "validation.json",
-        {"size": 2},
-    )
+    assert (found.policy, found.validation) == ({"min_size": 1}, "validation.json")
 
 
 def test_version_is_that_of_the_shards(tmp_path):

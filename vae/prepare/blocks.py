@@ -8,7 +8,6 @@ import glob
 import hashlib
 import itertools
 import json
-import math
 import os
 import re
 import zlib
@@ -38,7 +37,6 @@ from vae.system.errors import DataError, UserError
 from vae.system.files import decode_text, read_regular, unquoted
 
 MAX_LIST_BYTES = 2**30
-MAX_EXPANDED = 10_000_000  # files that one pattern may name
 COMPRESSED = re.compile(r"\.(?:tgz|tbz2?|txz|tar\.(?!idx$)\w+)$", re.IGNORECASE)
 _BRACES = re.compile(r"\{([^{}]*)\}")
 _RANGE = re.compile(r"(\d{1,18})\.\.(\d{1,18})")
@@ -99,7 +97,7 @@ def refuse_secrets(path: str, flag: str) -> None:
 
 def _paths(text: str, flag: str, extensions: tuple[str, ...]) -> Iterator[str]:
     """Addresses, or absolute paths."""
-    for path in expand(text, flag):
+    for path in expand(text):
         if not is_remote(path) and os.path.isdir(path):
             for root, folders, names in os.walk(os.path.abspath(path), onerror=partial(_warn, flag)):
                 folders[:] = sorted(name for name in folders if not code_of(name))
@@ -133,7 +131,7 @@ def read_list(path: str, flag: str) -> Iterator[str]:
         raise DataError(f"{flag} {path} cannot be read: {getattr(error, 'strerror', error)}") from error
     for line in map(unquoted, text.split("\n")):
         if line and not line.startswith("#"):
-            for name in expand(line, flag):
+            for name in expand(line):
                 if is_remote(name):
                     yield name
                 elif is_remote(path):
@@ -143,14 +141,9 @@ def read_list(path: str, flag: str) -> Iterator[str]:
 
 
 def _listed(folder: str, name: str) -> str:
-    """The path that a line of a list means: with the separators of Windows, or in its old encoding, too."""
-    data = name.encode("utf-8", "surrogateescape")
-    is_utf8 = data.decode("utf-8", "ignore") == name
-    others = [name] if is_utf8 else [name, data.decode("cp1252", "replace")]
-    if os.sep == "/" and "\\" in name:
-        others += [other.replace("\\", "/") for other in others]
-    paths = [os.path.join(folder, other) for other in others]
-    return paths[0] if len(paths) == 1 else next(filter(os.path.lexists, paths), paths[0])
+    """The path that a line of a list means: with the separators of Windows, too."""
+    path = os.path.join(folder, name)
+    return path if os.path.lexists(path) else path.replace("\\", "/")
 
 
 def _warn(flag: str, error: OSError) -> None:
@@ -165,23 +158,19 @@ def _is_wanted(name: str, extensions: tuple[str, ...]) -> bool:
     return is_tar or name.lower().endswith(extensions)
 
 
-def expand(text: str, flag: str) -> Iterator[str]:
-    """The texts of a pattern with {00..12} and {a,b}, as a shell makes them; UserError for too many."""
+def expand(text: str) -> Iterator[str]:
+    """The texts of a pattern with {00..12} and {a,b}, as a shell makes them."""
     parts = _BRACES.split(text)
-    choices = [_choices(part, flag) if number % 2 else [part] for number, part in enumerate(parts)]
-    if (count := math.prod(map(len, choices))) > MAX_EXPANDED:
-        raise UserError(f"{flag} {text[:200]} names {count} files, more than {MAX_EXPANDED}: correct it")
+    choices = [_choices(part) if number % 2 else [part] for number, part in enumerate(parts)]
     return map("".join, itertools.product(*choices))
 
 
-def _choices(inner: str, flag: str) -> Sequence[str]:
+def _choices(inner: str) -> Sequence[str]:
     found = _RANGE.fullmatch(inner)
     if found is None:
         return inner.split(",") if "," in inner else [f"{{{inner}}}"]
     first, last = int(found[1]), int(found[2])
     step = 1 if first <= last else -1
-    if abs(last - first) >= MAX_EXPANDED:
-        raise UserError(f"{flag} {{{inner}}} names more than {MAX_EXPANDED} files: correct it")
     width = max(map(len, found.groups())) if any(one.startswith("0") for one in found.groups()) else 0
     return [f"{number:0{width}}" for number in range(first, last + step, step)]
 

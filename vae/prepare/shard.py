@@ -14,7 +14,7 @@ from contextlib import closing, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple
+from typing import BinaryIO, NamedTuple
 
 import numpy as np
 
@@ -24,10 +24,9 @@ from vae.prepare.blocks import Block
 from vae.prepare.check import Check
 from vae.prepare.folders import HIDDEN, check_apart, claim_content
 from vae.prepare.pool import Failure, Limits, count_workers, run_tasks
-from vae.prepare.preprocess import SETTINGS_NAME
 from vae.prepare.reasons import broken_lines, count_rejected, duplicates_text, print_summary
 from vae.prepare.rows import RowFolder, open_rows, rules_of
-from vae.prepare.source import Source, open_source
+from vae.prepare.source import open_source
 from vae.prepare.table import (
     KEY_DIGITS,
     SUBSETS,
@@ -269,7 +268,7 @@ def run_shard(config: ShardConfig) -> int:
             console.info(f"{folder.part_text(source)}\n  its part of the shards is written")
             return 0
         if written:
-            _write_datasets(root, written, config, source)
+            _write_datasets(root, written, config)
         shards = [shard for some in written.values() for shard in some]
         print_summary(
             table,
@@ -368,15 +367,14 @@ def _members(table: Table, subset: str) -> Iterator[Member]:
         yield Member(block, number, position, sha256, extension, size, (width, height), text)
 
 
-def _write_datasets(root: Path, written: dict[str, list[Shard]], config: ShardConfig, source: Source) -> None:
+def _write_datasets(root: Path, written: dict[str, list[Shard]], config: ShardConfig) -> None:
     """Write the files of the datasets, and remove the shards of an earlier, unfinished plan."""
     policy = {name: getattr(config, name) for name in POLICY}
     policy |= {name: getattr(config, name) for name in CHOICES if getattr(config, name)}
-    transforms = _transforms(source)
     for name in SUBSETS:
         if written[name]:
             other = VALIDATION if name == TRAINING and written[VALIDATION] else None
-            write_dataset(root / name, written[name], policy, other, transforms=transforms)
+            write_dataset(root / name, written[name], policy, other)
     kept = {shard.name for shards in written.values() for shard in shards}
     for note in (root / HIDDEN / "shards").glob("*.tar.json"):
         name = note.name.removesuffix(".json")
@@ -386,18 +384,3 @@ def _write_datasets(root: Path, written: dict[str, list[Shard]], config: ShardCo
                 with suppress(FileNotFoundError):
                     path.unlink()
             note_path(root, name).unlink()
-
-
-def _transforms(source: Source) -> dict[str, Any]:
-    """The settings with which --mode preprocess made the images; empty for other images."""
-    if source.folder is None:
-        return {}
-    try:
-        settings = read_json(Path(source.folder) / SETTINGS_NAME)
-    except FileNotFoundError:
-        return {}
-    except (OSError, ValueError) as error:
-        raise UserError(
-            f"--input_dir {source.folder}: {SETTINGS_NAME} is damaged ({error}): delete it"
-        ) from None
-    return settings if isinstance(settings, dict) else {}

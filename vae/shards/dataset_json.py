@@ -1,7 +1,7 @@
 """A dataset of shards: WebDataset tar files, an index of each, a table of them, and a `dataset.json`.
 
 `dataset.json` has `format`, `version` (the SHA-256 of the table), `policy` (the rules by which images were
-accepted), `transforms` (how preprocessing made them) and `validation` (the file name of the dataset of
+accepted) and `validation` (the file name of the dataset of
 held-out images, or null). The table is `dataset.npy` beside it, with a row for each shard.
 
 Tar files that others wrote are not beside `dataset.json`: it has `tars`, their folder or address, and
@@ -158,7 +158,6 @@ class ShardedDataset(NamedTuple):
     policy: dict[str, Any]
     validation: str | None
     version: str
-    transforms: Mapping[str, Any] = {}
     tars: str | None = None  # folder or address of tar files that others wrote; None: that of dataset.json
     indexes: str = ""  # folder of the indexes, beside dataset.json
     flag: str = "--data_path"  # that the user gave, for messages
@@ -225,7 +224,6 @@ def write_dataset(
     policy: Mapping[str, Any],
     validation: str | None,
     *,
-    transforms: Mapping[str, Any] | None = None,
     more: Mapping[str, Any] | None = None,
 ) -> None:
     """Write the table of a dataset, then its `dataset.json`. `more`: `tars` with `indexes`, or nothing."""
@@ -236,7 +234,6 @@ def write_dataset(
         "format": FORMAT,
         "version": hashlib.sha256(file.getvalue()).hexdigest(),
         "policy": dict(policy),
-        "transforms": dict(transforms or {}),
         **(more or {}),
         "validation": validation,
     }
@@ -288,7 +285,6 @@ def _parsed(path: Path | StoreFile, flag: str, content: dict[str, Any]) -> Shard
         dict(content["policy"]),
         content["validation"],
         content["version"],
-        dict(content["transforms"]),
         tars,
         content.get("indexes", ""),
         flag,

@@ -28,7 +28,7 @@ from vae.training.validation import ValidationSet
 EXPORTED = "exported"  # key: the SHA-256 of the checkpoint whose weights the run has exported at its end
 RULES = 1  # of the order of images and of their crops as functions of (seed, epoch, position)
 # Without these keys two records can be equal: they do not decide samples.
-NOT_COMPARED = {"path", "policy", "transforms"}
+NOT_COMPARED = {"path", "policy"}
 NEW = "new"
 EXACT = "exact"
 TOPOLOGY = "other topology"
@@ -144,7 +144,6 @@ def _version(of: TrainingSet | ValidationSet) -> dict[str, Any]:
         "version": images.version,
         "images": len(images),
         "policy": dict(dataset.policy) if dataset else None,
-        "transforms": dict(dataset.transforms) if dataset else None,
         "exclude": of.excluded.sha256,
     }
 
