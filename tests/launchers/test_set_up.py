@@ -115,10 +115,11 @@ def test_launchers_need_only_the_standard_library():
 def test_help_needs_no_package(tmp_path):
     venv.create(tmp_path / "bare", with_pip=False)
     for launcher in ("environment", "training"):
-        command = [tmp_path / "bare" / "bin" / "python", "-m", f"launchers.{launcher}", "--help"]
+        python = tmp_path / "bare" / ("Scripts/python.exe" if os.name == "nt" else "bin/python")
+        command = [python, "-m", f"launchers.{launcher}", "--help"]
         found = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
         assert (found.returncode, found.stderr) == (0, "")
-        assert "usage: ./" in found.stdout
+        assert ("usage: ./" in found.stdout) == (os.name != "nt")
 
 
 # --- Python missing, too old, incomplete ---------------------------------------------------------

@@ -10,6 +10,11 @@ from launchers.torch_index import read_index, torch_source
 NOWHERE = "http://127.0.0.1:9/whl"  # the discard port refuses connections at once
 
 
+@pytest.fixture(autouse=True)
+def _linux(monkeypatch):
+    monkeypatch.setattr(torch_index, "WINDOWS", False)
+
+
 def test_general_index_with_a_version_bound_replaces_an_unreachable_index(monkeypatch):
     monkeypatch.setenv("VAE_TORCH_INDEX", NOWHERE)
     bounds = {
