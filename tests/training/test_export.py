@@ -17,7 +17,7 @@ from vae.interop.writing import save_diffusers_folder
 from vae.system.errors import NonFiniteError, UserError
 from vae.system.files import MARKER_NAME, write_json
 from vae.training.command import Command
-from vae.training.export import Export
+from vae.training.export import write_export
 from vae.training.run import train
 from vae.training.setup import prepare_run
 from vae.training.state import begin_state
@@ -54,8 +54,7 @@ def test_worse_export_is_reported_with_the_better_checkpoint(finished, tmp_path)
     start, last = (record["psnr"] for record in records(run, "validation")[-2:])
     (line,) = [line for line in done.stdout.splitlines() if "WARNING: PSNR is" in line]
     words = f"WARNING: PSNR is {last:.2f} dB, and {start:.2f} dB at the start of this stage"
-    command = f"--resume_from {run / 'checkpoint_epoch_1.pt'} --image_size 40 --num_epochs 1"
-    for text in (words, "--learning_rate (now 0.2)", command):
+    for text in (words, "--learning_rate (now 0.2)", "resume from checkpoint_epoch_1.pt, which is better"):
         assert text in line
     assert f"start (best)     PSNR {start:6.2f} dB" in done.stdout
     history = last_checkpoint(run)["history"]
@@ -72,8 +71,9 @@ def test_values_that_are_not_finite_are_not_exported(finished, tmp_path, what):
         scaling = math.nan
     else:
         run.state.eval_model.decoder.conv_out.bias.data.fill_(math.inf)
+    constants = LatentConstants(scaling)
     with pytest.raises(NonFiniteError, match=r"vae is not written, .*--learning_rate") as caught:
-        Export(run.config, run.state, "train longer").write(LatentConstants(scaling), tmp_path / "none.pt")
+        write_export(run.config, run.state, "train longer", constants, tmp_path / "none.pt")
     assert "\n" not in str(caught.value)
     assert content_of(tmp_path / "run" / "vae") == before
     assert kept_folders(tmp_path / "run") == []
@@ -87,7 +87,7 @@ def export_worse(folder: Path, adversarial_weight: float) -> None:
     checkpoint = folder / "checkpoint_epoch_1.pt"
     checkpoint.touch()
     write_json(folder / MARKER_NAME, {"command": "train", "id": RUN})
-    Export(config, state, "train longer").write(LatentConstants(), checkpoint)
+    write_export(config, state, "train longer", LatentConstants(), checkpoint)
 
 
 @pytest.mark.parametrize("metadata", [{}, {RUN_KEY: "another run"}])
@@ -95,7 +95,7 @@ def test_a_vae_of_others_in_the_place_of_the_export_is_kept(tmp_path, metadata, 
     save_diffusers_folder(tmp_path / "vae", {"weight": torch.ones(1)}, {}, metadata)
     before = content_of(tmp_path / "vae")
     export_worse(tmp_path, 0.0)
-    assert content_of(tmp_path / "vae_before") == before
+    assert content_of(tmp_path / "vae_before_1") == before
     assert "vae is not of this run, so it is kept in" in capsys.readouterr().out
 
 
@@ -117,5 +117,5 @@ def test_folder_that_is_in_use_is_one_line(tmp_path, monkeypatch):
     (tmp_path / "vae").mkdir()
     (tmp_path / "vae" / "config.json").touch()
     monkeypatch.setattr(Path, "rename", refuse)
-    with pytest.raises(UserError, match=r"vae cannot be renamed to vae_before: in use: .*--resume_from"):
+    with pytest.raises(UserError, match=r"vae cannot be renamed to vae_before_1: in use: .*--resume_from"):
         export_worse(tmp_path, 0.0)

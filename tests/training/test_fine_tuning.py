@@ -265,22 +265,18 @@ def test_reflect_padding_is_given_once_and_kept(options, tmp_path):
 
 
 @pytest.mark.slow
-def test_decoder_profile_improves_the_decoder_and_keeps_the_encoder(tiny, tmp_path, capsys):
+def test_decoder_profile_improves_the_decoder_and_keeps_the_encoder(tiny, tmp_path):
     first = train_short(tiny, tmp_path / "first", num_epochs=4, learning_rate=1e-3, val_split=0.25)
     given = {name: value for name, value in tiny.items() if name not in (*SHAPE, "learning_rate")}
     given |= {"profile": "decoder", "init_from": str(tmp_path / "first" / "vae"), "val_split": 0.25}
     given |= {"adversarial_weight": 0.0, "num_epochs": 8, "val_freq": 8, "ema_decay": 0.5}
     assert train({**given, "output_dir": str(tmp_path / "second")}) == 0
-    assert "is still the start" not in capsys.readouterr().out  # half of it in each step
     second = last_checkpoint(tmp_path / "second")
     assert second["config"]["learning_rate"] is None  # by the rule
     for name, weight in first["ema"].items():
         assert torch.equal(weight, second["ema"][name]) == name.startswith("encoder."), name
     start, end = records(tmp_path / "second", "validation")
     assert end["psnr"] > start["psnr"]
-    few = {**given, "output_dir": str(tmp_path / "few"), "max_steps": 4, "ema_decay": 0.9}
-    assert train(few) == 0
-    assert "66% of the exported weights is still the start, by --ema_decay 0.9:" in capsys.readouterr().out
 
 
 def test_decoder_training_without_a_trained_encoder_is_an_error(options):

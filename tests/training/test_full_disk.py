@@ -3,7 +3,6 @@
 import os
 import re
 import shutil
-from dataclasses import replace
 
 import pytest
 
@@ -14,9 +13,8 @@ from vae.config.options import build
 from vae.memory.plan import checkpoint_bytes
 from vae.system.errors import UserError
 from vae.training.logbook import Appender
-from vae.training.report import checkpoints_at_once, space_warning
+from vae.training.report import space_warning
 from vae.training.run import train
-from vae.training.stages import Stage, StageSteps
 
 limits = pytest.mark.skipif(os.name == "nt", reason="Windows has no limits of file sizes")
 
@@ -59,7 +57,6 @@ def test_lines_that_wait_have_a_limit(tmp_path, monkeypatch, capsys):
 
 def test_warning_before_the_start_if_the_checkpoints_do_not_fit(tmp_path, monkeypatch):
     config = build(checkpoint()["config"])
-    stages, steps = [Stage(0, 9, 32, 4)], [StageSteps(0, 9, 10, 4, 4)]
     size, free = checkpoint_bytes(config), 0
 
     def disk_usage(_path):
@@ -67,21 +64,14 @@ def test_warning_before_the_start_if_the_checkpoints_do_not_fit(tmp_path, monkey
 
     monkeypatch.setattr(shutil, "disk_usage", disk_usage)
     free = 6 * size + size // 4  # 3 newest, the best, the last of the stage, the one being written
-    assert space_warning(tmp_path, config, stages, steps) is None
+    assert space_warning(tmp_path, config, stages=1) is None
     free -= 1
-    warning = space_warning(tmp_path, config, stages, steps)
+    warning = space_warning(tmp_path, config, stages=1)
     assert warning.startswith(f"--output_dir {tmp_path} has ")
     assert "--keep_checkpoints 3" in warning
     with (tmp_path / "checkpoint_epoch_1.pt").open("wb") as file:  # a resumed run has written some
         file.truncate(size)
-    assert space_warning(tmp_path, config, stages, steps) is None
-
-
-def test_short_runs_have_fewer_checkpoints():
-    config, steps = build(checkpoint()["config"]), [StageSteps(0, 2, 10, 4, 4)]
-    assert checkpoints_at_once(config, [Stage(0, 2, 32, 4)], steps) == 3
-    often = replace(config, run=replace(config.run, checkpoint_steps=1))
-    assert checkpoints_at_once(often, [Stage(0, 2, 32, 4)], steps) == 6
+    assert space_warning(tmp_path, config, stages=1) is None
 
 
 def test_run_warns_before_its_first_step(tiny, monkeypatch, capsys):

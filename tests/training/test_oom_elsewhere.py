@@ -9,8 +9,7 @@ from tests.harness.faults import Fault, injected
 from tests.harness.runs import TINY
 from tests.harness.training_runs import assert_same_result, last_checkpoint, records, reproducible_records
 from vae.system.errors import UserError
-from vae.training import setup
-from vae.training.export import Export
+from vae.training import run, setup
 from vae.training.run import train
 
 pytestmark = pytest.mark.slow
@@ -70,7 +69,9 @@ def without_memory(*_arguments, **_options):
     raise torch.OutOfMemoryError("injected\nwith more lines")
 
 
-@pytest.mark.parametrize(("module", "function", "steps"), [(setup, "begin_state", 0), (Export, "write", 6)])
+@pytest.mark.parametrize(
+    ("module", "function", "steps"), [(setup, "begin_state", 0), (run, "write_export", 6)]
+)
 def test_set_up_and_export_without_memory_are_one_line(given, tmp_path, monkeypatch, module, function, steps):
     monkeypatch.setattr(module, function, without_memory)
     with pytest.raises(UserError, match=r"out of memory outside of a step \(injected\)") as caught:

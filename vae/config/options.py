@@ -458,8 +458,7 @@ class RunConfig:
         "find a learning rate instead of training, and print the command that trains with it",
         inherited=False,
     )
-    find_lr_steps: int = option(200, "optimizer steps of --find_lr per seed", at_least=50, inherited=False)
-    find_lr_seeds: int = option(3, "how often --find_lr is repeated", at_least=1, inherited=False)
+    find_lr_steps: int = option(200, "optimizer steps of --find_lr", at_least=50, inherited=False)
     max_steps: int | None = option(
         None, "stop when the whole run reaches this many optimizer steps", at_least=1, inherited=False
     )

@@ -1,11 +1,11 @@
 """The checkpoints in the folder of a run: saving, loading the newest, pruning."""
 
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from vae.interop.checkpoint_file import DamagedCheckpointError, load_checkpoint, read_torch_file, record_path
+from vae.interop.checkpoint_file import load_checkpoint, read_torch_file, record_path
 from vae.system import console
 from vae.system.errors import UserError
 from vae.training.distributed import Distributed
@@ -29,40 +29,23 @@ def list_checkpoints(folder: Path) -> list[Path]:
 def saved_step(path: Path) -> int:
     """Optimizer step of a checkpoint, read without its tensors; -1 if it cannot be opened."""
     try:
-        status = path.stat()
-        version = status.st_ino, status.st_size, status.st_mtime_ns
-        if path not in _steps or _steps[path][0] != version:
-            _steps[path] = version, int(read_torch_file(path)["position"]["step"])
+        return int(read_torch_file(path)["position"]["step"])
     except (OSError, ValueError, KeyError, TypeError):  # load_checkpoint reports it
         return -1
-    return _steps[path][1]
 
 
-# By path, for a version of the file: pruning asks after every save.
-_steps: dict[Path, tuple[tuple[int, ...], int]] = {}
-
-
-def valid_checkpoints(paths: Iterable[Path], quiet: bool = False) -> Iterator[tuple[Path, dict[str, Any]]]:
-    """Those that can be read, with their content; the others are reported, unless `quiet`."""
-    for path in paths:
-        try:
-            content = load_checkpoint(path)
-        except UserError as error:
-            if not quiet:
-                console.info(f"skipped: {error}")
-        else:
-            yield path, content
-
-
-def load_newest(folder: Path) -> tuple[Path, dict[str, Any]] | None:
+def load_newest(folder: Path) -> Loaded | None:
     """The newest valid checkpoint in a folder and its content; damaged ones are reported.
 
     Raises UserError if there are checkpoints and none is valid.
     """
     # First those that cannot be opened: they may be the newest, so they are reported.
     paths = sorted(list_checkpoints(folder), key=lambda path: saved_step(path) >= 0)
-    for path, content in valid_checkpoints(paths):
-        return path, content
+    for path in paths:
+        try:
+            return path, load_checkpoint(path)
+        except UserError as error:
+            console.info(f"skipped: {error}")
     if paths:
         raise UserError(
             f"--resume_from latest: none of the {len(paths)} checkpoints in {folder} is valid: restore one "
@@ -85,46 +68,11 @@ def load_on_all(find: Callable[[], Loaded | None], dist: Distributed) -> Loaded 
     return loaded[0] if loaded else None
 
 
-def load_named(path: Path) -> tuple[Path, dict[str, Any]]:
-    """The checkpoint at `path` and its content; if it is damaged, the newest valid one beside it."""
-    try:
-        content = load_checkpoint(path)
-    except DamagedCheckpointError as error:
-        others = [p for p in list_checkpoints(path.parent) if p.resolve() != path.resolve()]
-        for other, content in valid_checkpoints(others, quiet=True):
-            console.warning(f"{error}; resuming from {other}, the newest valid checkpoint beside it")
-            return other, content
-        raise
-    newer = [p.name for p in list_checkpoints(path.parent) if saved_step(p) > content["position"]["step"]]
-    if newer:
-        console.info(f"note: {path.parent} contains newer checkpoints of this run: {', '.join(newer[:3])}")
-    return path, content
-
-
-def set_aside_others(folder: Path, run_id: str) -> None:
-    """Rename files at names of checkpoints that are not of the run of the folder: it would replace them.
-
-    Raises UserError if one cannot be renamed.
-    """
-    for path in sorted(checkpoint_paths(folder)):
-        try:
-            is_ours = read_torch_file(path)["run"]["id"] == run_id
-        except (OSError, ValueError, KeyError, TypeError, AttributeError):
-            is_ours = False
-        if is_ours:
-            continue
-        number = 1
-        while os.path.lexists(kept := path.with_name(f"other_{number}_{path.name}")):
-            number += 1
-        try:
-            path.rename(kept)
-        except OSError as error:
-            raise UserError(
-                f"--output_dir {folder}: {path.name} is not of this run, and cannot be renamed "
-                f"({error.strerror}): move it away"
-            ) from None
-        record_path(path).unlink(missing_ok=True)
-        console.warning(f"{path} is not a checkpoint of this run, so it is kept as {kept.name}")
+def refuse_foreign(folder: Path, run_id: str) -> None:
+    """UserError if the folder of a run has a checkpoint of another one, which this one could replace."""
+    for path in list_checkpoints(folder):
+        if saved_step(path) >= 0 and read_torch_file(path)["run"]["id"] != run_id:
+            raise UserError(f"--output_dir {folder}: {path.name} is not of this run: move it away")
 
 
 def abandon_newer(folder: Path, step: int) -> None:
@@ -164,7 +112,6 @@ def prune(folder: Path, keep: int, *, apart: set[str], needed: set[str]) -> list
         except OSError as error:
             failure = error
             continue
-        _steps.pop(path, None)
         removed.append(path)
     if failure:
         raise failure

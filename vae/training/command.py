@@ -19,10 +19,12 @@ from vae.data.exclude_list import read_exclude_list
 from vae.data.manifest import is_manifest
 from vae.images.decoding import parse_background
 from vae.images.folder import check_images
+from vae.interop.run_files import RUN_COMMAND
 from vae.interop.vae_path import check_checkpoint_path, locate_vae
 from vae.shards.dataset_json import dataset_paths, is_dataset, read_dataset
 from vae.system.errors import UserError
-from vae.training.run_folder import check_run_folder, checkpoint_paths, contains_run, resume_command
+from vae.system.files import check_folder
+from vae.training.run_folder import checkpoint_paths, contains_run, resume_command
 
 
 @dataclass(frozen=True)
@@ -132,7 +134,7 @@ def _check_output(command: Command) -> None:
     checkpoint.
     """
     folder, checkpoint = command.output_dir, command.checkpoint
-    check_run_folder(folder)
+    check_folder(folder, RUN_COMMAND)
     if command.resume_from == "latest" or (checkpoint and checkpoint.parent.resolve() == folder.resolve()):
         return
     if contains_run(folder):

@@ -5,11 +5,9 @@ the loss falls, so each loss is divided by that of the unchanged weights for the
 Two rates are common choices: where this ratio falls fastest, and a tenth of the rate at which it is lowest.
 """
 
-import itertools
 import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from itertools import count
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -17,14 +15,13 @@ from typing import Any, NamedTuple
 import numpy as np
 from torch import Tensor
 
-from vae.charts import BLUE, GREEN, GREY, ORANGE, Line, draw_lines, mark_x, new_figure, png
+from vae.charts import BLUE, Line, draw_lines, mark_x, new_figure, png
 from vae.config.flags import command_words
 from vae.data.dataset import Batch
 from vae.data.loading import TrainLoader
 from vae.model.autoencoder import set_recompute
 from vae.system import console
 from vae.system.files import replace_bytes, write_json
-from vae.training.datasets import TrainingSet
 from vae.training.liveness import MEASURING, Liveness
 from vae.training.recorder import RunningMetrics, loss_record
 from vae.training.saver import HostCopy
@@ -75,7 +72,6 @@ class Trial:
 
 NAME = "find_lr"
 WIDTH, HEIGHT = 1280, 800  # px, of the chart
-COLOURS = (BLUE, ORANGE, GREEN, GREY)
 
 LOWEST, HIGHEST = 1e-7, 1.0  # learning rates
 SMOOTHING = 0.9  # decay of the mean over steps
@@ -85,7 +81,6 @@ DIVERGED = 4.0  # the loss is so many times that of the unchanged weights
 class Curve(NamedTuple):
     """The loss of each batch before the step with its learning rate; it ends where training diverges."""
 
-    seed: int
     rates: list[float]
     losses: list[float]
     unchanged: list[float]  # losses of the same batches with the weights before the first step
@@ -121,48 +116,16 @@ def suggest(curve: Curve) -> Suggestion:
     return Suggestion(float(rates[slopes[:safe].argmin()]), float(rates[lowest] / 10))
 
 
-class Spread(NamedTuple):
-    """A rate of several seeds."""
-
-    middle: float  # median of the logarithms
-    least: float
-    most: float
-
-    @classmethod
-    def of(cls, rates: Sequence[float]) -> "Spread":
-        """Median and range."""
-        return cls(float(np.exp(np.median(np.log(rates)))), min(rates), max(rates))
-
-    def __str__(self) -> str:
-        return f"{self.middle:.2g} ({self.least:.2g} to {self.most:.2g})"
-
-
 def find_learning_rate(run: PreparedRun, plan: StagePlan, alive: Liveness) -> None:
-    """Measure a curve per seed, draw and print them; nothing else changes."""
-    options = run.config.run
+    """Measure the curve, draw and print it; nothing else changes."""
     schedule = run.schedule(run.state.stage)
-    rates = np.geomspace(LOWEST, HIGHEST, options.find_lr_steps).tolist()
-    curves = []
-    retry = run.retry(plan)
-    for seed in range(options.seed, options.seed + options.find_lr_seeds):
-        order = TrainingSet.of(run.training_set.images, seed, run.config.data).order
-        seeded = replace(
-            run,
-            config=replace(run.config, run=replace(options, seed=seed)),
-            training_set=replace(run.training_set, order=order),
-        )
-        trial = Trial(seeded, schedule, retry, alive)
-        unchanged = _unchanged_losses(trial, len(rates))
-        losses = _losses(trial, rates, unchanged)
-        curve = Curve(seed, rates[: len(losses)], losses, unchanged[: len(losses)])
-        suggestion = suggest(curve)
-        curves.append(curve)
-        console.info(
-            f"seed {seed}: loss {losses[0]:.4g}, falls fastest at {suggestion.steepest:.2g}, is lowest at "
-            f"{10 * suggestion.tenth:.2g} ({min(curve.smoothed()):.3f} times the first)"
-        )
+    trial = Trial(run, schedule, run.retry(plan), alive)
+    rates = np.geomspace(LOWEST, HIGHEST, run.config.run.find_lr_steps).tolist()
+    unchanged = _unchanged_losses(trial, len(rates))
+    losses = _losses(trial, rates, unchanged)
     if run.dist.is_main:
-        _report(run.output_dir, run.command.given, curves)
+        curve = Curve(rates[: len(losses)], losses, unchanged[: len(losses)])
+        _report(run.output_dir, run.command.given, curve)
 
 
 def _unchanged_losses(trial: Trial, steps: int) -> list[float]:
@@ -194,39 +157,23 @@ def _loss(trial: Trial, sums: dict[str, Tensor], images: int) -> float:
     return loss_record(metrics.all_reduced_means(trial.dist), trial.terms)["loss"]
 
 
-def _report(folder: Path, options: dict[str, Any], curves: Sequence[Curve]) -> None:
-    """Write the curves, and print the suggestions and the command to train with these options."""
-    suggestions = [suggest(curve) for curve in curves]
-    steepest, tenth = map(Spread.of, zip(*suggestions, strict=True))
-    content = {
-        "steepest": steepest._asdict(),
-        "tenth_of_minimum": tenth._asdict(),
-        "curves": [
-            {**curve._asdict(), **suggestion._asdict()}
-            for curve, suggestion in zip(curves, suggestions, strict=True)
-        ],
-    }
-    write_json(folder / f"{NAME}.json", content, indent=1)
+def _report(folder: Path, options: dict[str, Any], curve: Curve) -> None:
+    """Write the curve, and print the suggestions and the command to train with these options."""
+    suggestion = suggest(curve)
+    write_json(folder / f"{NAME}.json", {**suggestion._asdict(), **curve._asdict()}, indent=1)
     given = {k: v for k, v in options.items() if not k.startswith(NAME)}
-    words = command_words({**given, "learning_rate": float(f"{steepest.middle:.2g}")})
+    words = command_words({**given, "learning_rate": float(f"{suggestion.steepest:.2g}")})
     console.info(
-        f"steepest descent of the loss: {steepest}; a tenth of the rate with the lowest loss: {tenth}\n"
-        f"curves  {folder / NAME}.png and .json\n"
+        f"the loss falls fastest at {suggestion.steepest:.2g}; a tenth of the rate with the lowest loss is "
+        f"{suggestion.tenth:.2g}\n"
+        f"curve   {folder / NAME}.png and .json\n"
         f"train with: {console.command_line('python', 'train_vae.py', *words)}"
     )
-    _draw(folder / f"{NAME}.png", curves, steepest.middle)
-
-
-def _draw(path: Path, curves: Sequence[Curve], chosen: float) -> None:
-    """Draw the smoothed losses over the learning rates, with a mark at the chosen rate."""
     figure, (axes,) = new_figure(WIDTH, HEIGHT)
     axes.set_title("loss / loss of the unchanged weights, smoothed", loc="left")
     axes.set_xscale("log")
     axes.set_xlabel("learning rate")
-    lines = [
-        Line(colour, list(zip(curve.rates, curve.smoothed().tolist(), strict=False)), f"seed {curve.seed}")
-        for curve, colour in zip(curves, itertools.cycle(COLOURS))
-    ]
-    draw_lines(axes, lines, quantile=0.9)  # the end of a curve that diverges would flatten the rest
-    mark_x(axes, {chosen: f"steepest at {chosen:.2g}"})
-    replace_bytes(path, png(figure))
+    points = list(zip(curve.rates, curve.smoothed().tolist(), strict=True))
+    draw_lines(axes, [Line(BLUE, points)], quantile=0.9)  # the end of a curve that diverges would flatten it
+    mark_x(axes, {suggestion.steepest: f"steepest at {suggestion.steepest:.2g}"})
+    replace_bytes(folder / f"{NAME}.png", png(figure))

@@ -18,8 +18,9 @@ from types import FrameType
 from typing import Any
 
 from vae.system import console
-from vae.system.errors import EXIT_FAILED, EXIT_INTERRUPTED, UserError
-from vae.training.run_folder import check_run_folder, resume_command
+from vae.system.errors import EXIT_FAILED, EXIT_INTERRUPTED
+from vae.system.files import read_marker
+from vae.training.run_folder import resume_command
 
 # What a stop signal prints, for each part of a run.
 LOADING = "finishing loading and the first step, then saving"
@@ -158,15 +159,15 @@ class Watchdog:
         """Write the stacks; returns the line about the hang."""
         path = self._folder / f"hang_stacks_{self._rank}.txt"
         try:
-            if not self._folder.is_dir() or check_run_folder(self._folder) is None:
+            if read_marker(self._folder) is None:
                 raise FileNotFoundError(errno.ENOENT, "the run has not begun")
             with open(path, "ab", buffering=0) as file:
                 file.write(f"{time.ctime()}: no progress for {self._minutes:g} minutes\n".encode())
                 faulthandler.dump_traceback(file)
             where = str(path)
-        except (OSError, UserError) as error:
+        except OSError as error:
             faulthandler.dump_traceback()
-            where = f"the output of this process ({path}: {getattr(error, 'strerror', error)})"
+            where = f"the output of this process ({path}: {error.strerror})"
         return (
             f"no progress for {self._minutes:g} minutes (--hang_minutes {self._minutes:g}): the stacks of "
             f"all threads are in {where}; check the disk or share of --data_path"

@@ -81,7 +81,7 @@ class Provenance:
     resumed_from: Path | None  # the checkpoint
     resume: Resume
 
-    def run_record(self, identity: Identity, resume: Resume) -> dict[str, str]:
+    def run_record(self, identity: Identity) -> dict[str, str]:
         """Values of the record `run` in metrics.jsonl."""
         versions = {
             part: (self.samples[part] or {}).get("version", "") for part in ("training", "validation")
@@ -89,8 +89,8 @@ class Provenance:
         return {
             "id": identity.id,
             "parent": identity.parent,
-            "resume": resume.kind,
-            "changed": resume.changed,
+            "resume": self.resume.kind,
+            "changed": self.resume.changed,
             **versions,
         }
 

@@ -1,13 +1,10 @@
 """What a run prints: before it trains, the stage and warnings; after it, the result and the next command."""
 
-import os
 import shutil
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 
 import torch
-from tqdm import tqdm
 
 from vae.config.options import Config, DataConfig, LossConfig, ModelConfig, OptimConfig, SpeedConfig
 from vae.images.pixels import OFF_BY_ONE_DB
@@ -15,7 +12,6 @@ from vae.interop.latent_statistics import LatentConstants
 from vae.losses.perceptual import RANDOM_NOTE
 from vae.losses.terms import LossTerms
 from vae.memory.plan import checkpoint_bytes
-from vae.memory.plan_table import floor_seconds
 from vae.model.autoencoder import IMAGE_CHANNELS, AutoencoderKL, downsampling
 from vae.model.initialization import carriers_per_group, distinct_latents
 from vae.sampling.buckets import Shape
@@ -32,10 +28,10 @@ from vae.training.distributed import Distributed
 from vae.training.logbook import REJECTED_NAME
 from vae.training.results_image import RESULTS_NAME
 from vae.training.run_folder import checkpoint_paths
-from vae.training.schedule import HARMFUL_FACTOR, TRAINED, StageSchedule, warmup_steps
+from vae.training.schedule import HARMFUL_FACTOR, StageSchedule, warmup_steps
 from vae.training.setup import PreparedRun
 from vae.training.stage_memory import StagePlan, plan_line
-from vae.training.stages import Stage, StageSteps, current_stage
+from vae.training.stages import StageSteps, current_stage
 from vae.training.state import TrainingState
 from vae.training.validation import Metrics
 
@@ -45,11 +41,8 @@ DTYPE_NAMES = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp
 
 def print_remarks(run: PreparedRun) -> None:
     """Print what makes this run slow, its start bad, or its disk full."""
-    stages = run.state.stages
-    if warning := space_warning(run.output_dir, run.config, stages, [run.steps(stage) for stage in stages]):
+    if warning := space_warning(run.output_dir, run.config, len(run.state.stages)):
         console.warning(warning)
-    if remark := busy_line(run.dist.device, torch.get_num_threads()):
-        console.info(remark)
     loss = run.config.loss
     if loss.perceptual_weight and loss.perceptual_net == "random":
         console.warning(RANDOM_NOTE)
@@ -86,7 +79,6 @@ def print_stage(run: PreparedRun, schedule: StageSchedule, plan: StagePlan) -> N
         f"device  {device_line(run.dist, config.speed, run.networks.dtype, run.compiled)}",
         f"plan    {plan_line(plan, size, steps.local_images, config.speed.micro_batch_size)}",
         f"steps   {steps_line(steps, config.optim, schedule.peak)}",
-        _time_line(plan, steps, run),
         f"output  {run.output_dir}   "
         f"({console.command_line('tensorboard', '--logdir', run.output_dir / 'logs')})",
         _rate_note(schedule),
@@ -135,11 +127,9 @@ def late_discriminator_note(loss: LossConfig, step: int, last_step: int) -> str 
     first = loss.disc_start + loss.disc_warmup
     if not loss.adversarial_weight or first < last_step or step >= last_step:
         return None
-    middle = (step + last_step) // 2 - loss.disc_warmup
-    remedy = f"--disc_start {middle} begins it in the middle" if middle >= 0 else "lower --disc_warmup"
     return (
         f"note: this run ends at step {last_step}, before the adversarial loss begins (step {first}): "
-        f"{remedy}, more epochs reach it"
+        "lower --disc_start, or train for more epochs"
     )
 
 
@@ -150,7 +140,7 @@ def device_line(dist: Distributed, speed: SpeedConfig, dtype: torch.dtype, compi
         properties = torch.cuda.get_device_properties(device)
         known = match_card(properties.name, properties.total_memory / GIB)
         name = properties.name
-        if known is None or not known.settings:
+        if known is None or known.bf16_tflops is None:
             name += ", no profile: settings come from its memory"
     else:
         name = console.counted(torch.get_num_threads(), "thread")
@@ -160,59 +150,25 @@ def device_line(dist: Distributed, speed: SpeedConfig, dtype: torch.dtype, compi
     return f"{device.type} ({name}){world}, " + ", ".join([DTYPE_NAMES[dtype], *extras])
 
 
-def busy_line(device: torch.device, threads: int) -> str | None:
-    """A note if other programs keep all cores busy, for a run on the CPU; None on Windows, which has no load.
-
-    A load average counts the processes of the whole machine, so it is compared with all of its cores, also
-    in a container that may use fewer.
-    """
-    if device.type != "cpu" or not hasattr(os, "getloadavg"):
-        return None
-    load = os.getloadavg()[0]
-    cores = os.cpu_count() or 1
-    if load <= cores:
-        return None
-    fewer = ", or set OMP_NUM_THREADS=1, which suffers least" if threads > 1 else ""
-    return (
-        f"note: the load average is {load:.1f} on {cores} cores, so other programs slow this run down: "
-        f"wait for them{fewer}"
-    )
-
-
 def warm_start_warning(model: ModelConfig) -> str | None:
     """A warning if the widths or norm groups are too narrow for the linear codec of --init warm."""
     if model.init != "warm" or model.init_from:
         return None
-    fewer = [
-        replace(model, norm_groups=groups)
-        for groups in range(1, model.norm_groups)
-        if all(width % groups == 0 for width in (*model.channels, *model.up_channels))
-    ]
-    if not _norms_fit(model):
-        better = [f"--norm_groups {other.norm_groups}" for other in fewer if _norms_fit(other)]
-        width = min(model.up_channels[0], model.channels[-1])
-        channels = console.counted(width // model.norm_groups, "channel")
+    ends = (model.up_channels[0], model.channels[-1])  # before the last convolutions
+    if not all(carriers_per_group(width, model.norm_groups) for width in ends):
         return (
-            f"--norm_groups {model.norm_groups} leaves {channels} per group at width {width}, too few for "
-            "the warm start: it begins several dB below the bicubic baseline: use "
-            f"{better[-1] if better else 'wider --channels'}"
+            f"--norm_groups {model.norm_groups} leaves too few channels per group at width {min(ends)} for "
+            "the warm start, which begins several dB below the bicubic baseline: use fewer groups, or wider "
+            "--channels"
         )
     distinct = distinct_latents(model)
-    wanted = min(model.z_channels, IMAGE_CHANNELS * downsampling(model) ** 2)
-    if distinct >= wanted:
+    if distinct >= min(model.z_channels, IMAGE_CHANNELS * downsampling(model) ** 2):
         return None
-    better = [f"--norm_groups {other.norm_groups}, " for other in fewer if distinct_latents(other) >= wanted]
     return (
         f"--z_channels {model.z_channels}: with --channels {' '.join(map(str, model.channels))} and "
         f"--norm_groups {model.norm_groups}, the warm start fills {distinct} latent channels and repeats "
-        f"them in the others: use {better[-1] if better else ''}wider --channels or --z_channels {distinct}"
+        f"them in the others: use wider --channels, fewer groups or --z_channels {distinct}"
     )
-
-
-def _norms_fit(model: ModelConfig) -> bool:
-    """Whether the norms before the last convolutions have channels for the carriers."""
-    ends = (model.up_channels[0], model.channels[-1])
-    return all(carriers_per_group(width, model.norm_groups) for width in ends)
 
 
 def cache_line(data: DataConfig) -> str | None:
@@ -246,23 +202,6 @@ def _last_step(run: PreparedRun, steps: StageSteps) -> int:
     return last if limit is None else min(last, limit)
 
 
-def _time_line(plan: StagePlan, steps: StageSteps, run: PreparedRun) -> str | None:
-    """The least time of the stage on a card with recorded rates, which are for half precision."""
-    device = run.dist.device
-    if device.type != "cuda" or run.networks.dtype == torch.float32:
-        return None
-    properties = torch.cuda.get_device_properties(device)
-    card = match_card(properties.name, properties.total_memory / GIB)
-    seconds = floor_seconds(plan.memory, steps.local_images, card) if card else None
-    if seconds is None:
-        return None
-    least = tqdm.format_interval(round(seconds * steps.total))
-    return (
-        f"time    at least {least}, {seconds:.2g} s per step: arithmetic and memory traffic at the card's "
-        "rates, not measured"
-    )
-
-
 def _rate_note(schedule: StageSchedule) -> str | None:
     """A note if a given --learning_rate is likely to end the stage below its start."""
     if schedule.peak <= HARMFUL_FACTOR * schedule.ruled_peak:
@@ -274,19 +213,10 @@ def _rate_note(schedule: StageSchedule) -> str | None:
     )
 
 
-def checkpoints_at_once(config: Config, stages: list[Stage], steps: list[StageSteps]) -> int:
-    """The most checkpoints that a run has on disk at once, with the one that is being written."""
-    options = config.run
-    saves = sum(-(-stage.num_epochs // (options.checkpoint_freq or 1)) for stage in stages)
-    if options.checkpoint_steps:
-        saves += sum(stage_steps.total for stage_steps in steps) // options.checkpoint_steps
-    return min(saves, options.keep_checkpoints + 1 + len(stages)) + 1  # 1: the best
-
-
-def space_warning(folder: Path, config: Config, stages: list[Stage], steps: list[StageSteps]) -> str | None:
+def space_warning(folder: Path, config: Config, stages: int) -> str | None:
     """The warning that the checkpoints and the export may not fit on the disk of `folder`."""
     size = checkpoint_bytes(config)
-    count = checkpoints_at_once(config, stages, steps)
+    count = config.run.keep_checkpoints + stages + 2  # the best one, and the one that is being written
     try:
         existing = sum(path.stat().st_size for path in checkpoint_paths(folder))
         free = shutil.disk_usage(nearest_existing(folder)).free
@@ -306,7 +236,6 @@ def space_warning(folder: Path, config: Config, stages: list[Stage], steps: list
 # ---- The result ----------------------------------------------------------------------------------------
 
 
-NOTED_SHARE = 0.2  # of a trained start in the exported weights, from which on it is said
 PROBLEMS_PAGE = "docs/monitoring.md#problems-and-remedies"
 
 
@@ -341,7 +270,6 @@ def result_lines(
         psnr = state.last_validation["psnr"]
         start = state.history.start_psnr
         lines.append(verdict_line(psnr, bicubic, start, schedule.remedy, adversarial))
-    lines += _share_of_start(schedule, state)
     if state.most_rejected:
         lines.append(f"skipped {counted(state.most_rejected, 'image')}: {folder / REJECTED_NAME}")
     shown = f"scaling {constants.scaling:.5g}, shift {constants.shift:.5g}"
@@ -356,18 +284,6 @@ def result_lines(
     if (folder / RESULTS_NAME).is_file():
         lines.append(f"curves  {folder / RESULTS_NAME}")
     return lines
-
-
-def _share_of_start(schedule: StageSchedule, state: TrainingState) -> list[str]:
-    """A line if the EMA weights, which are exported, still have much of a trained start: decay ** steps."""
-    decay = schedule.ema_decay(state.position)
-    share = decay ** schedule.steps.done(state.position)
-    if state.ema is None or schedule.start != TRAINED or share < NOTED_SHARE:
-        return []
-    return [
-        f"note    {share:.0%} of the exported weights is still the start, by --ema_decay {decay:g}: train "
-        "for more steps, lower it, or export the last weights of a checkpoint with --weights raw"
-    ]
 
 
 def command_for_other_programs(folder: Path, config: Config) -> str:

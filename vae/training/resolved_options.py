@@ -19,16 +19,16 @@ from vae.config.resolve import (
     check_shape,
     resolve,
 )
+from vae.interop.checkpoint_file import load_checkpoint
 from vae.interop.vae_files import VaeFile, check_fit, missing_part, read_vae
 from vae.system import console
 from vae.system.errors import UserError
 from vae.system.files import read_marker
 from vae.system.gpus import CPU_SETTINGS, match_card
 from vae.system.host import GIB
-from vae.training.checkpoints import load_named, load_newest, load_on_all
+from vae.training.checkpoints import load_newest, load_on_all
 from vae.training.command import Command
 from vae.training.distributed import Distributed
-from vae.training.run_folder import folders_of_runs, resume_command
 from vae.training.schedule import RANDOM, TRAINED, WARM
 from vae.training.stages import Position, Stage, first_stages, resumed_stages
 
@@ -123,11 +123,11 @@ def _find_checkpoint(command: Command) -> tuple[Path, dict[str, Any]] | None:
     """The checkpoint of --resume_from; None if there is none yet."""
     folder = command.output_dir
     if command.checkpoint is not None:
-        path, content = load_named(command.checkpoint)
+        path, content = command.checkpoint, load_checkpoint(command.checkpoint)
     elif (newest := load_newest(folder) if folder.is_dir() else None) is not None:
         path, content = newest
     else:
-        _no_checkpoint_yet(folder, "output_dir" in command.given)
+        console.info(f"--resume_from latest: {folder} contains no checkpoint yet, so a new run begins")
         return None
     marker = read_marker(folder)
     is_inside = path.parent.resolve() == folder.resolve()
@@ -137,21 +137,6 @@ def _find_checkpoint(command: Command) -> tuple[Path, dict[str, Any]] | None:
             "new --output_dir"
         )
     return path, content
-
-
-def _no_checkpoint_yet(folder: Path, folder_given: bool) -> None:
-    """Report that a new run begins, as restart loops need; UserError if another folder is clearly meant."""
-    runs = folders_of_runs(folder)
-    shown = ", ".join(map(str, runs[:3])) + (f" and {len(runs) - 3} more" if len(runs) > 3 else "")
-    if runs and not folder_given:
-        raise UserError(
-            f"--resume_from latest: {folder} contains no checkpoint, but {shown} "
-            f"{'does' if len(runs) == 1 else 'do'}: resume with: {resume_command(runs[0])}"
-        )
-    console.info(
-        f"--resume_from latest: {folder} contains no checkpoint yet, so a new run begins"
-        + (f" (there are checkpoints in {shown})" if runs else "")
-    )
 
 
 def _keep_order(content: dict[str, Any]) -> None:

@@ -1,7 +1,7 @@
 """A whole run, from top to bottom: prepare, train stage after stage, export, report the result."""
 
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -19,11 +19,11 @@ from vae.model.autoencoder import set_recompute
 from vae.system import console
 from vae.system.errors import EXIT_SAVED_RESUMABLE, LostProcessError, NonFiniteError, UserError
 from vae.system.files import claim_folder
-from vae.training.checkpoints import abandon_newer, position_name, set_aside_others
+from vae.training.checkpoints import abandon_newer, position_name, refuse_foreign
 from vae.training.command import Command, check_command
 from vae.training.distributed import Distributed
 from vae.training.diverged import end_diverged
-from vae.training.export import LATENT_IMAGES, Export, is_exported, latent_constants
+from vae.training.export import LATENT_IMAGES, is_exported, latent_constants, write_export
 from vae.training.find_lr import find_learning_rate
 from vae.training.liveness import EXPORT, Liveness, LoadingStoppedError, StopSignals, Watchdog
 from vae.training.logbook import Logbook, start_wandb, write_json
@@ -86,65 +86,67 @@ class _Run:
         self.prepared = prepared
         self.alive = alive
         self.lock = lock
+        self.config = prepared.config
+        self.folder = prepared.output_dir
         self.state = prepared.state
         self.dist = prepared.dist
 
     def train(self) -> int:
         """Train stage after stage, and export; returns the exit code."""
         stage = current_stage(self.state.stages, self.state.position.epoch)
-        if stage is None or self._is_at_max_steps():
+        limit = self.config.run.max_steps
+        if stage is None or (limit is not None and self.state.position.step >= limit):
             return self._report_complete(stage)
         # All stages are planned before the first one starts: a run must not fail hours later.
         stages = self.state.stages
         plans = {later: self.prepared.plan(later) for later in stages[stages.index(stage) :]}
         limit_memory(self.dist.device, memory_limit(plans.values()))
-        if self.prepared.config.run.find_lr:
+        if self.config.run.find_lr:
             self.dist.on_main(self._claim_folder)
             find_learning_rate(self.prepared, plans[stage], self.alive)
             return 0
         self._create_folder()
         print_remarks(self.prepared)
-        wandb = self._start_wandb()
-        logbook = self._open_logbook()
-        saver = self._saver()
-        saver.note_good()
-        provenance = self.prepared.provenance
-        record = provenance.run_record(self.state.identity, provenance.resume)
-        logbook.record("run", self.state.position.step, record)
-        try:
-            end = StageEnd.FINISHED
-            while stage is not None and end is StageEnd.FINISHED:
-                self.state.stage = stage
-                schedule = self.prepared.schedule(stage)
-                plan = plans.get(stage) or self.prepared.plan(stage)  # early stopping moves the later stages
-                loop = self.prepared.loop(plan, schedule, saver, logbook, self.alive)
-                end = self._train_stage(loop, schedule, plan)
-                stage = current_stage(self.state.stages, self.state.position.epoch)
-            if end is StageEnd.SIGNALLED:
-                return self._report_stopped(logbook)
-            self.alive.signals.answer = EXPORT
-            loop.validate_final()
-            checkpoint = self.prepared.output_dir / position_name(self.state.position)
-            self._finish(schedule, loop.stepper.retry, logbook, loop.baselines, checkpoint)
-        except LoadingStoppedError:  # in the last validation: the last step is saved
+        with self._logbook() as logbook, self._saver() as saver:
+            try:
+                end, loop = self._train_stages(stage, plans, saver, logbook)
+                if end is not StageEnd.SIGNALLED:
+                    self.alive.signals.answer = EXPORT
+                    loop.validate_final()
+                    checkpoint = self.folder / position_name(self.state.position)
+                    stepper = loop.stepper
+                    self._finish(stepper.schedule, stepper.retry, logbook, loop.baselines, checkpoint)
+                    return 0
+            except LoadingStoppedError:  # in the last validation: the last step is saved
+                pass
             return self._report_stopped(logbook)
-        finally:
-            saver.close()
-            logbook.close()
-            if wandb is not None:
-                with suppress(Exception):  # whatever it is, a logger must not end a run
-                    wandb.finish()
-        return 0
 
-    def _train_stage(self, loop: TrainingLoop, schedule: StageSchedule, plan: StagePlan) -> StageEnd:
+    def _train_stages(
+        self, stage: Stage | None, plans: dict[Stage, StagePlan], saver: Saver, logbook: Logbook
+    ) -> tuple[StageEnd, TrainingLoop]:
+        """Train `stage` and the later ones; returns how the last one ended, and its loop."""
+        provenance = self.prepared.provenance
+        logbook.record("run", self.state.position.step, provenance.run_record(self.state.identity))
+        saver.note_good()
+        end = StageEnd.FINISHED
+        while stage is not None and end is StageEnd.FINISHED:
+            self.state.stage = stage
+            plan = plans.get(stage) or self.prepared.plan(stage)  # early stopping moves the later stages
+            loop = self.prepared.loop(plan, self.prepared.schedule(stage), saver, logbook, self.alive)
+            end = self._train_stage(loop, plan)
+            stage = current_stage(self.state.stages, self.state.position.epoch)
+        return end, loop
+
+    def _train_stage(self, loop: TrainingLoop, plan: StagePlan) -> StageEnd:
         """Train a stage. An error that you can fix is raised after saving, unless training has diverged."""
         saver = loop.saver
+        schedule = loop.stepper.schedule
         settings = loop.stepper.retry.settings
         self.alive.watchdog.save_alone = saver.save_alone
         self.alive.beat()
         set_recompute(self.state.autoencoder, settings.recompute)
         print_stage(self.prepared, schedule, plan)
-        shapes = max(1, self.prepared.config.data.buckets)
+        shapes = max(1, self.config.data.buckets)
         steps = schedule.steps
         passes = steps.total * -(-steps.local_images // settings.micro_batch)
         if search_plans(self.dist.device, passes // shapes):
@@ -205,14 +207,14 @@ class _Run:
             scale_activations(state.eval_model, 1.0)  # in other programs it has none
             overflows = activations_of(state.eval_model, crops()).may_overflow_fp16
             try:
-                Export(run.config, state, schedule.remedy).write(constants, checkpoint, overflows)
+                write_export(run.config, state, schedule.remedy, constants, checkpoint, overflows)
             except NonFiniteError as error:
                 failure = str(error)
         raise_if_diverged(self.dist, failure)
         lines = [
             progress_line(state, schedule.steps),
-            *result_lines(run.output_dir, run.config, state, baselines, constants, schedule),
-            f"next    {next_command(run.output_dir, run.provenance.resumed_from, state)}",
+            *result_lines(self.folder, run.config, state, baselines, constants, schedule),
+            f"next    {next_command(self.folder, run.provenance.resumed_from, state)}",
         ]
         console.info("\n".join(lines))
 
@@ -222,62 +224,11 @@ class _Run:
             self.alive.beat()
             yield crop
 
-    # ---- the folder --------------------------------------------------------------------------------------
-
-    def _create_folder(self) -> None:
-        """Create and lock the output folder, with the configuration and the split of the images."""
-        run = self.prepared
-        folder = self.prepared.output_dir
-        self.dist.on_main(self._claim_folder)
-        if self.dist.is_main:
-            abandon_newer(folder, self.state.position.step)
-            split = {"train": run.training_set.record(), "validation": []}
-            if run.validation_set:
-                split["validation"] = run.validation_set.record()
-            samples = run.provenance.samples
-            write_json(folder / "config.json", {**flatten(run.config), PROVENANCE: samples}, indent=2)
-            write_json(folder / "split.json", split, indent=1)
-        self.dist.barrier()
-
-    def _claim_folder(self) -> None:
-        """Mark and lock the folder. The run has the id of its marker."""
-        state = self.state
-        marker = claim_folder(self.prepared.output_dir, RUN_COMMAND, folder_id=state.identity.id)
-        state.identity = replace(state.identity, id=marker.id)
-        self.lock.acquire(self.prepared.output_dir)
-        set_aside_others(self.prepared.output_dir, marker.id)
-
-    def _open_logbook(self) -> Logbook:
-        step = self.state.position.step
-        dist = self.dist
-        return Logbook(self.prepared.output_dir, step, dist.is_main, dist.rank)
-
-    def _start_wandb(self) -> Any:
-        """The run in Weights & Biases, for --wandb on the main process, whose refusal ends all; else None."""
-        run, options, started = self.prepared, self.prepared.config.run, list[Any]()
-        arguments = run.output_dir, options.wandb_project, flatten(run.config)
-        if options.wandb:
-            self.dist.on_main(lambda: started.append(start_wandb(*arguments)))
-        return started[0] if started else None
-
-    def _saver(self) -> Saver:
-        run = self.prepared
-        background = run.config.run.background_save and copy_fits(run.config, self.dist.device)
-        writer = CheckpointWriter(background)
-        return Saver(run.config, self.state, run.provenance, begin_stability(run), writer, self.dist)
-
-    # ---- runs that do not train --------------------------------------------------------------------------
-
     def _report_stopped(self, logbook: Logbook) -> int:
         logbook.draw_results()
-        step = self.state.position.step
         command = self.prepared.resume_command
-        console.info(f"stopped and saved at step {step}; resume with: {command}")
+        console.info(f"stopped and saved at step {self.state.position.step}; resume with: {command}")
         return EXIT_SAVED_RESUMABLE
-
-    def _is_at_max_steps(self) -> bool:
-        limit = self.prepared.config.run.max_steps
-        return limit is not None and self.state.position.step >= limit
 
     def _report_complete(self, stage: Stage | None) -> int:
         """Report that training is complete; export now if the last command stopped before it exported."""
@@ -289,16 +240,64 @@ class _Run:
             reason = f"the run has made {position.step} of --max_steps {limit} steps: raise it to continue"
         checkpoint = run.provenance.resumed_from
         assert checkpoint is not None  # a new run has steps to make
-        is_done = self.dist.is_main and is_exported(run.output_dir, checkpoint)
+        is_done = self.dist.is_main and is_exported(self.folder, checkpoint)
         is_done = self.dist.all_reduce_scalars(is_done)[0] > 0
-        state = "nothing to do" if is_done else "writing its vae folder"
-        console.info(f"{run.output_dir}: {reason}; {state}")
+        console.info(f"{self.folder}: {reason}; {'nothing to do' if is_done else 'writing its vae folder'}")
         if not is_done:
             self._create_folder()
-            logbook = self._open_logbook()
             self.alive.signals.answer = EXPORT
-            try:
+            with self._logbook() as logbook:
                 self._finish(run.schedule(self.state.stage), run.retry(), logbook, {}, checkpoint)
-            finally:
-                logbook.close()
         return 0
+
+    # ---- the folder --------------------------------------------------------------------------------------
+
+    def _create_folder(self) -> None:
+        """Create and lock the output folder, with the configuration and the split of the images."""
+        run = self.prepared
+        self.dist.on_main(self._claim_folder)
+        if self.dist.is_main:
+            abandon_newer(self.folder, self.state.position.step)
+            split = {"train": run.training_set.record(), "validation": []}
+            if run.validation_set:
+                split["validation"] = run.validation_set.record()
+            config = {**flatten(run.config), PROVENANCE: run.provenance.samples}
+            write_json(self.folder / "config.json", config, indent=2)
+            write_json(self.folder / "split.json", split, indent=1)
+        self.dist.barrier()
+
+    def _claim_folder(self) -> None:
+        """Mark and lock the folder. The run has the id of its marker."""
+        state = self.state
+        marker = claim_folder(self.folder, RUN_COMMAND, folder_id=state.identity.id)
+        state.identity = replace(state.identity, id=marker.id)
+        self.lock.acquire(self.folder)
+        refuse_foreign(self.folder, marker.id)
+
+    @contextmanager
+    def _logbook(self) -> Iterator[Logbook]:
+        """The records of the run; with --wandb also in W&B, whose refusal ends all processes."""
+        options = self.config.run
+        wandb = list[Any]()
+        if options.wandb:
+            arguments = self.folder, options.wandb_project, flatten(self.config)
+            self.dist.on_main(lambda: wandb.append(start_wandb(*arguments)))
+        logbook = Logbook(self.folder, self.state.position.step, self.dist.is_main, self.dist.rank)
+        try:
+            yield logbook
+        finally:
+            logbook.close()
+            for run in wandb:
+                with suppress(Exception):  # whatever it is, a logger must not end a run
+                    run.finish()
+
+    @contextmanager
+    def _saver(self) -> Iterator[Saver]:
+        run = self.prepared
+        background = run.config.run.background_save and copy_fits(run.config, self.dist.device)
+        writer = CheckpointWriter(background)
+        saver = Saver(run.config, self.state, run.provenance, begin_stability(run), writer, self.dist)
+        try:
+            yield saver
+        finally:
+            saver.close()

@@ -1,6 +1,5 @@
 """The folder of a run: names of its files, which runs a folder contains, its lock. Needs no PyTorch."""
 
-import os
 import re
 from contextlib import suppress
 from pathlib import Path
@@ -10,7 +9,7 @@ from filelock import FileLock, Timeout
 from vae.interop.run_files import METRICS_NAME, RUN_COMMAND
 from vae.system import console
 from vae.system.errors import UserError
-from vae.system.files import FolderMarker, check_folder, read_marker, remove_temporary
+from vae.system.files import read_marker, remove_temporary
 
 _NAME = re.compile(r"checkpoint_(epoch|step)_(\d+)\.pt")
 
@@ -35,30 +34,6 @@ def contains_run(folder: Path) -> bool:
     marker = read_marker(folder)
     is_ours = marker is not None and marker.command == RUN_COMMAND
     return is_ours and (bool(checkpoint_paths(folder)) or (folder / METRICS_NAME).exists())
-
-
-def check_run_folder(folder: Path) -> FolderMarker | None:
-    """The marker of the folder of a run, None for a new or empty folder; UserError for any other one."""
-    try:
-        return check_folder(folder, RUN_COMMAND)
-    except UserError as error:
-        paths = checkpoint_paths(folder) if read_marker(folder) is None and os.path.isdir(folder) else []
-        if not paths:
-            raise
-        words = "--resume_from", max(paths, key=_position), "--output_dir", "NEW_FOLDER"
-        command = console.command_line("python", "train_vae.py", *words)
-        raise UserError(f"{error}; to go on from a checkpoint in it: {command}") from None
-
-
-def _position(path: Path) -> tuple[bool, int]:
-    """What orders the names of checkpoints of one kind by their age."""
-    kind, number = path.stem.split("_")[1:]
-    return kind == "epoch", int(number)
-
-
-def folders_of_runs(folder: Path) -> list[Path]:
-    """Folders directly in `folder` that contain checkpoints."""
-    return sorted({path.parent for path in folder.glob("*/checkpoint_*.pt") if _NAME.fullmatch(path.name)})
 
 
 def resume_command(folder: Path) -> str:

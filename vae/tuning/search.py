@@ -48,7 +48,7 @@ BEST_NAME = "best.json"
 ROWS_NAME = "trials.jsonl"
 REDUCTION = 3  # of the pruners: a third of the trials goes on
 # Options of a whole command: the search sets them for each trial.
-_OF_COMMAND = ("output_dir", "resume_from", "new_stage", "find_lr", "find_lr_steps", "find_lr_seeds")
+_OF_COMMAND = ("output_dir", "resume_from", "new_stage", "find_lr", "find_lr_steps")
 # Attributes of a trial.
 DEFAULTS = "defaults"  # whether it has the options of --config
 FOLDER = "folder"  # of its run: an interrupted trial goes on in it, with a new number
