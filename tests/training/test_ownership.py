@@ -40,9 +40,8 @@ def copied_checkpoint(folder: Path) -> None:
 def test_a_folder_of_others_is_refused_and_not_changed(tiny, tmp_path, fill, resume):
     fill(tmp_path / "run")
     before = tree(tmp_path)
-    with pytest.raises(UserError, match=FOREIGN) as caught:
+    with pytest.raises(UserError, match=FOREIGN):
         train({**tiny, **resume})
-    assert ("--resume_from" in str(caught.value)) == (fill is copied_checkpoint)
     assert tree(tmp_path) == before
 
 

@@ -74,17 +74,14 @@ def find_target(gpu: str | None, vram_gib: float | None) -> Target:
     """
     cards = find_cards(gpu) if gpu is not None else []
     card = cards[0] if cards else None
-    if vram_gib is not None:
-        total = vram_gib
-    elif card is not None:
-        total = card.vram_gib
-    else:
+    if card is None and vram_gib is None:
         return _target_here()
+    total = card.vram_gib if card is not None and vram_gib is None else vram_gib
+    assert total is not None
     if not (math.isfinite(total) and total > DRIVER_AND_CONTEXT_GIB):
-        raise UserError(
-            f"--vram_gib {total:g} leaves no memory to plan with, because the driver and CUDA use "
-            f"{DRIVER_AND_CONTEXT_GIB} GiB: set the memory of the whole card, for example 12"
-        )
+        raise UserError(f"--vram_gib {total:g}: set the memory of the whole card, for example 12")
+    others = [other for other in cards if vram_gib is None and other.vram_mib != cards[0].vram_mib]
+    shown = ", ".join(f"{other.name} ({other.vram_gib:.0f} GiB)" for other in others)
     name = card.name if card else f"a GPU of {total:g} GiB"
     return Target(
         name=name,
@@ -93,52 +90,33 @@ def find_target(gpu: str | None, vram_gib: float | None) -> Target:
         precision=PrecisionSupport(name, True, "native" if card is None or card.has_bf16 else "none"),
         available=int((total - DRIVER_AND_CONTEXT_GIB) * GIB),
         explained=f"{total:.1f} GiB minus {DRIVER_AND_CONTEXT_GIB} for the driver and CUDA",
-        notes=tuple(_notes_on_card(cards, vram_gib)),
+        notes=(f"--gpu may also mean {shown}: use the whole name for these",) if shown else (),
     )
 
 
-def _notes_on_card(cards: list[Card], vram_gib: float | None) -> list[str]:
-    """What the plan for the first of `cards`, which the same --gpu may mean, leaves open."""
-    if not cards:
-        return ["its rate is not known without --gpu, so no minimum time is given"]
-    notes = []
-    others = [card for card in cards if card.vram_mib != cards[0].vram_mib]
-    if others and vram_gib is None:
-        shown = ", ".join(f"{card.name} ({card.vram_gib:.0f} GiB)" for card in others)
-        notes.append(f"--gpu may also mean {shown}: use the whole name for these")
-    if cards[0].bf16_tflops is None:
-        notes.append("its rate is not recorded, so no minimum time is given")
-    return notes
-
-
 def _target_here() -> Target:
-    if not torch.cuda.is_available():
+    has_gpu = torch.cuda.is_available()
+    device = torch.device("cuda", torch.cuda.current_device()) if has_gpu else torch.device("cpu")
+    precision = precision_support(device)
+    available = available_bytes(device)
+    if not has_gpu:
         return Target(
             name="this machine's CPU",
             card=None,
             is_gpu=False,
-            precision=precision_support(torch.device("cpu")),
-            available=available_bytes(torch.device("cpu")),
+            precision=precision,
+            available=available,
             explained=f"{CPU_SHARE:.0%} of the free main memory",
             notes=('no GPU found: --gpu "RTX 5090" or --vram_gib 12 plans for a card in another machine',),
         )
-    device = torch.device("cuda", torch.cuda.current_device())
     facts = torch.cuda.get_device_properties(device)
-    card = match_card(facts.name, facts.total_memory / GIB)
-    notes = []
-    if card is None or card.bf16_tflops is None:
-        notes.append("no profile for this card: its memory decides the settings, and its rate is not known")
-    others = {torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())} - {facts.name}
-    if others:
-        notes.append(f"planned for card {device.index}; other cards: {', '.join(sorted(others))}")
     return Target(
         name=facts.name,
-        card=card,
+        card=match_card(facts.name, facts.total_memory / GIB),
         is_gpu=True,
-        precision=precision_support(device),
-        available=available_bytes(device),
+        precision=precision,
+        available=available,
         explained=f"free now of {facts.total_memory / GIB:.1f} GiB",
-        notes=tuple(notes),
     )
 
 
@@ -246,6 +224,12 @@ TABLE_HEADER = (
 )
 
 
+LEGEND = """
+images: per optimizer step; passes: number x images of each pass; all columns: docs/memory.md
+peak: everything on the card or in main memory, counted by running the step without data, not measured
+floor: the arithmetic at the card's dense bf16 rate or the traffic at its bandwidth, whichever takes longer"""
+
+
 def table_row(plan: ProfilePlan) -> str:
     """One row of the table under TABLE_HEADER."""
     start = f"{plan.profile:<13}{plan.image_size:>5}{plan.images_per_step:>8}"
@@ -257,21 +241,6 @@ def table_row(plan: ProfilePlan) -> str:
         f"{start}{passes:>9}  {plan.recompute:<15}{plan.peak_gib:>8.2f}{plan.available_gib:>8.1f}"
         f"{plan.tflop_per_image:>13.1f}{floor:>14}"
     )
-
-
-def _legend(target: Target) -> list[str]:
-    libraries = ", the gaps between them" if target.is_gpu else ", and the copy of --background_save"
-    lines = [
-        "images: per optimizer step; passes: number x images of each pass; all columns: docs/memory.md",
-        "peak: weights, gradients, moments, EMA weights, all tensors of the step without torch.compile"
-        f"{libraries}; counted by running the step without data, not measured",
-    ]
-    if target.card and target.card.bf16_tflops:
-        lines.append(
-            f"floor: the arithmetic at {target.card.bf16_tflops:g} TFLOP/s (dense bf16) or the traffic at "
-            f"{target.card.bandwidth_gb_s:g} GB/s, whichever takes longer; no real step is as fast"
-        )
-    return lines
 
 
 def print_plan(gpu: str | None = None, vram_gib: float | None = None) -> None:
@@ -290,4 +259,4 @@ def print_table(target: Target, plans: Iterable[ProfilePlan], first_column: str 
         console.info(table_row(plan))
         if plan.note and not plan.problem:
             console.info(f"  {plan.note}")
-    console.info("\n".join(["", *_legend(target)]))
+    console.info(LEGEND)
