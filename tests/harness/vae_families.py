@@ -13,7 +13,6 @@ _Model = TypeVar("_Model", bound=torch.nn.Module)
 
 NARROW = (32, 32, 64, 64)
 SMALL = ((32, 32), 1)  # channels and blocks of models that tests train
-REAL = (128, 256, 512, 512)
 
 # latent channels, position of the quant convolutions, scaling, shift
 FAMILIES = {

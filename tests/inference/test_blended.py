@@ -131,15 +131,16 @@ def test_seams_fade_over_half_of_the_overlap():
 
 
 def test_memory_is_that_of_a_tile():
-    """Four times the pixels need as much device memory, and on the host only the result and a strip of it."""
+    """More pixels need as much device memory, and on the host only the result and a strip of it."""
+    shape = ModelConfig(channels=(8, 8), layers_per_block=1, norm_groups=4, z_channels=4, mid_attention=False)
     peaks = []
-    for side in (512, 1024):
+    for side in (96, 128):
         with FakeTensorMode():
             with torch.device("cuda"):
-                model = AutoencoderKL(ModelConfig())
-            latents = torch.empty(1, model.config.z_channels, side // 8, side // 8)
+                model = AutoencoderKL(shape)
+            latents = torch.empty(1, 4, side // 2, side // 2)
             with LiveBytes("cuda") as device, LiveBytes("cpu") as host:
-                decode_latents(model, latents, tile=256)
+                decode_latents(model, latents, tile=64)
         peaks.append(device.peak)
         assert host.peak <= 3.5 * 3 * side**2 * 4
     assert peaks[1] == peaks[0]

@@ -122,13 +122,12 @@ def test_wrong_uses_are_one_line(image_folder, tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("computes_fp16")
-@pytest.mark.parametrize(("part", "scale"), [("decoder", 1), ("encoder", 1 / 8)])
-def test_what_overflows_fp16_is_scaled(part, scale, image_folder, tmp_path, capsys):
-    """An activation of 60,000, in the replaced decoder or in the frozen encoder: fp16 ends at 65,504."""
+def test_what_overflows_fp16_is_scaled(image_folder, tmp_path, capsys):
+    """An activation of 60,000 in the frozen encoder: fp16 ends at 65,504."""
     vae = diffusers_model("sd", (32, 32), 1)
-    getattr(vae, part).mid_block.resnets[1].conv1.bias[3] += 6e4
+    vae.encoder.mid_block.resnets[1].conv1.bias[3] += 6e4
     train_tiny(vae, image_folder, tmp_path, mixed_precision=True, max_steps=2)
-    assert (f" in {part}.mid_block.resnets.1.conv1\n" in capsys.readouterr().out) == (scale < 1)
+    assert " in encoder.mid_block.resnets.1.conv1\n" in capsys.readouterr().out
     content = last_checkpoint(tmp_path / "run")
-    assert (content["fp16"], content["activation_scale"]) == (True, scale)
+    assert (content["fp16"], content["activation_scale"]) == (True, 1 / 8)
     assert all(math.isfinite(record["loss"]) for record in records(tmp_path / "run", "train"))

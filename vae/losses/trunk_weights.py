@@ -6,8 +6,7 @@ Each failure is one UserError that names the file, its place and the alternative
 import http.client
 import os
 import re
-import urllib.error
-import urllib.request
+import socket
 from pathlib import Path
 
 import torch
@@ -15,10 +14,9 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 from torchvision import models
 
-from vae.progress import Progress
 from vae.system.console import fetch_command
 from vae.system.errors import UserError
-from vae.system.files import atomic_path, sha256_of_file
+from vae.system.files import sha256_of_file
 
 URLS = {
     "vgg": models.VGG16_Weights.IMAGENET1K_V1.url,
@@ -30,7 +28,6 @@ URLS = {
 LPIPS_NETS = ("vgg", "alex", "squeeze")
 SHA256 = {"dinov2_vits14_pretrain.pth": "b938bf1b"}  # first digits, of files without them in their name
 TIMEOUT_SECONDS = 5  # of each address and each read: someone is waiting for the error
-CHUNK_BYTES = 1 << 18
 WITHOUT_LPIPS = "train without this network with --perceptual_weight 0"  # other scripts replace this phrase
 ALTERNATIVES = f"{WITHOUT_LPIPS}, pass the file with --perceptual_weights FILE"
 
@@ -98,50 +95,39 @@ def verified_weights(url: str, given: Path | None = None) -> Path:
     if given is None and not path.is_file():
         try:
             download(url, path)
-        except (OSError, http.client.HTTPException) as error:  # no network, refused, timeout, disk full
-            reason = download_failure(error)
-            raise OSError(f"{path} is missing and the download failed ({reason})") from error
-    try:
-        is_intact = matches_name(path, path.name)
-    except OSError as error:
-        raise OSError(f"{path} cannot be read ({error.strerror})") from error
-    if not is_intact:
+        except OSError as error:  # no network, refused, timeout, disk full
+            raise OSError(f"{path} is missing and the download failed ({error})") from error
+    if not matches_name(path, path.name):
         raise OSError(f"{path} is damaged: its SHA-256 differs from the published one")
     return path
 
 
 def download(url: str, path: Path) -> None:
     """Download `url` to `path`, completely or not at all; raises OSError, also if the SHA-256 is wrong."""
-    with atomic_path(path) as partial:
-        with urllib.request.urlopen(url, timeout=TIMEOUT_SECONDS) as response, open(partial, "xb") as file:
-            expected = int(response.headers.get("Content-Length") or 0)
-            with Progress(path.name, expected or None, "byte", scaled=True) as bar:
-                while chunk := response.read(CHUNK_BYTES):
-                    file.write(chunk)
-                    bar.update(len(chunk))
-        if expected and partial.stat().st_size != expected:
-            raise OSError(f"the connection closed after {partial.stat().st_size} of {expected} bytes")
-        if not matches_name(partial, path.name):
-            raise OSError("the SHA-256 of the downloaded file is wrong")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    before = socket.getdefaulttimeout()
+    socket.setdefaulttimeout(TIMEOUT_SECONDS)
+    try:
+        torch.hub.download_url_to_file(url, str(path), hash_prefix=_digits(path.name) or None)
+    except (RuntimeError, http.client.HTTPException) as error:  # another SHA-256, a torn connection
+        raise OSError(str(error)) from error
+    finally:
+        socket.setdefaulttimeout(before)
 
 
 def matches_name(path: Path, name: str) -> bool:
     """Whether the SHA-256 starts with the digits in `name` (vgg16-397923af.pth) or in SHA256, if any."""
-    found = re.search(r"-([0-9a-f]{8})\.pth$", name)
-    digits = SHA256.get(name, found[1] if found else "")
+    digits = _digits(name)
     return digits == "" or sha256_of_file(path).startswith(digits)
+
+
+def _digits(name: str) -> str:
+    found = re.search(r"-([0-9a-f]{8})\.pth$", name)
+    return SHA256.get(name, found[1] if found else "")
 
 
 def _unusable(path: Path, net: str, reason: str) -> UserError:
     return UserError(f"{path} {reason}: {ALTERNATIVES}, or replace the file with {URLS[net]}")
-
-
-def download_failure(error: Exception) -> str:
-    """Why a download failed, without urllib's wrapper and the errno."""
-    cause: object = error
-    if isinstance(error, urllib.error.URLError) and not isinstance(error, urllib.error.HTTPError):
-        cause = error.reason
-    return getattr(cause, "strerror", None) or str(cause)
 
 
 def _file_name(url: str) -> str:
