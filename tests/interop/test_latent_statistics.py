@@ -1,10 +1,23 @@
-"""Latent statistics equal those of samples, per channel and over all channels."""
+"""Latent statistics equal those of samples; folded weights match fixed constants and give the same images."""
 
+import json
+
+import numpy as np
 import pytest
 import torch
+from diffusers import AutoencoderKL
+from PIL import Image
+from safetensors import safe_open
 
+from tests.harness.vae_families import FAMILIES, SMALL, diffusers_model, image
+from vae.config.declare import PUBLISHED_SCALING
+from vae.config.trained_vae_flags import ExportConfig
+from vae.interop.exporting import export
 from vae.interop.latent_statistics import LatentStatistics, LatentSums, sums_of
+from vae.interop.vae_files import load_vae
+from vae.interop.writing import WEIGHTS_NAME
 from vae.model.autoencoder import LatentNorm, Posterior
+from vae.system.errors import UserError
 
 
 def posteriors(count: int, channels: int = 3) -> list[Posterior]:
@@ -64,3 +77,149 @@ def test_patches_exclude_an_odd_border():
     assert found.count == 2 * 3
     corner = part.mean[:, 0, 0:4:2, 1:6:2]  # channel 0, row 0, column 1 of each patch
     assert found.mean[1].item() == pytest.approx(corner.mean().item(), abs=1e-6)
+
+
+SIZE = 32  # px of the measured crops; the images are 48 x 40
+
+
+@pytest.fixture(scope="module")
+def few_images(image_folder):
+    """8 images."""
+    return image_folder / "inner"
+
+
+def exported(theirs, output, images, **options):
+    theirs.save_pretrained(output.parent / "theirs")
+    measured = {"data_path": str(images), "image_size": SIZE}
+    export(ExportConfig(vae=(str(output.parent / "theirs"),), output=str(output), **measured, **options))
+
+
+def folded(theirs, tmp_path, images, **options):
+    exported(theirs, tmp_path / "folded", images, **options)
+    return AutoencoderKL.from_pretrained(tmp_path / "folded")
+
+
+def center_crops(images):
+    """The crops that are measured, each (1, 3, S, S)."""
+    for path in sorted(images.rglob("*.png")):
+        pixels = np.array(Image.open(path))
+        top, left = (pixels.shape[0] - SIZE) // 2, (pixels.shape[1] - SIZE) // 2
+        crop = torch.from_numpy(pixels[top : top + SIZE, left : left + SIZE]).permute(2, 0, 1)
+        yield crop[None].float() / 127.5 - 1
+
+
+def scaled_latents(model, images, scaling, shift):
+    """Statistics of the latents of the same crops, scaled by a program with fixed constants."""
+    sums = LatentSums()
+    for crop in center_crops(images):
+        posterior = model.encode(crop).latent_dist
+        variance = posterior.var * scaling**2
+        sums.add((posterior.mean - shift) * scaling, variance.log())
+    return sums.statistics()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("family", "target"), [("sdxl", "flux"), ("flux", "sd")])
+def test_latents_have_std_1_under_fixed_constants(family, target, tmp_path, few_images):
+    theirs = diffusers_model(family, *SMALL)
+    model = folded(theirs, tmp_path, few_images, fold_scaling=target)
+    scaling, shift = PUBLISHED_SCALING[target]
+    assert (model.config.scaling_factor, model.config.shift_factor) == (scaling, shift)
+    found = scaled_latents(model, few_images, scaling, shift)
+    assert 1 / found.scaling == pytest.approx(1, abs=1e-5)
+    if FAMILIES[family][1]:
+        assert found.shift == pytest.approx(0, abs=1e-5)
+
+
+@pytest.mark.parametrize("family", ["sdxl", "flux"])
+def test_folded_channels_need_no_constants(family, tmp_path, few_images):
+    """Mean 0 and standard deviation 1 of each, the same images, also through another program."""
+    theirs = diffusers_model(family, *SMALL)
+    model = folded(theirs, tmp_path, few_images, fold_scaling="channels")
+    assert (model.config.scaling_factor, model.config.shift_factor) == (1.0, 0.0)
+    found = scaled_latents(model, few_images, 1.0, 0.0)
+    assert found.mean.abs().max() < 1e-5
+    assert (found.std - 1).abs().max() < 1e-5
+    expected = theirs(image()).sample
+    assert (model(image()).sample - expected).abs().max() < 1e-5 * expected.abs().max()
+    with safe_open(tmp_path / "folded" / WEIGHTS_NAME, framework="pt") as file:
+        assert max(map(abs, json.loads(file.metadata()["latents_mean"]))) < 1e-5
+
+
+@pytest.mark.parametrize("per_channel", [False, True])
+@pytest.mark.parametrize("family", ["sdxl", "flux"])
+def test_folding_does_not_change_images(family, per_channel, tmp_path, few_images):
+    theirs = diffusers_model(family, *SMALL)
+    model = folded(theirs, tmp_path, few_images, fold_scaling="flux", per_channel=per_channel)
+    expected = theirs(image()).sample
+    assert (model(image()).sample - expected).abs().max() < 1e-5 * expected.abs().max()
+    # a program with these constants: encode, scale, unscale, decode
+    scaling, shift = PUBLISHED_SCALING["flux"]
+    latents = (model.encode(image()).latent_dist.mode() - shift) * scaling
+    again = model.decode(latents / scaling + shift).sample
+    assert (again - expected).abs().max() < 1e-5 * expected.abs().max()
+
+
+def test_per_channel_gives_each_channel_std_1(tmp_path, few_images):
+    model = folded(diffusers_model("sdxl", *SMALL), tmp_path, few_images, fold_scaling="sd", per_channel=True)
+    found = scaled_latents(model, few_images, *PUBLISHED_SCALING["sd"])
+    assert torch.allclose(found.std, torch.ones_like(found.std), atol=1e-5)
+    assert found.mean.abs().max() < 1e-5
+
+
+def test_shift_is_folded_into_added_quant_convolutions(tmp_path, few_images):
+    theirs = diffusers_model("flux", *SMALL)
+    model = folded(theirs, tmp_path, few_images, fold_scaling="flux", add_quant_conv=True)
+    assert model.config.use_quant_conv
+    assert model.config.use_post_quant_conv
+    found = scaled_latents(model, few_images, *PUBLISHED_SCALING["flux"])
+    assert found.shift == pytest.approx(0, abs=1e-5)
+    expected = theirs(image()).sample
+    assert (model(image()).sample - expected).abs().max() < 1e-5 * expected.abs().max()
+
+
+def test_posterior_std_scales_with_the_mean(tmp_path, few_images):
+    theirs = diffusers_model("sdxl", *SMALL)
+    model = folded(theirs, tmp_path, few_images, fold_scaling="flux")
+    before, after = theirs.encode(image()).latent_dist, model.encode(image()).latent_dist
+    ratio = after.std / before.std
+    assert torch.allclose(ratio, ratio.flatten()[0].expand_as(ratio), rtol=1e-4)
+    factor = (after.mean - after.mean.mean()) / (before.mean - before.mean.mean())
+    assert torch.allclose(ratio.flatten()[0], factor.median(), rtol=1e-4)
+
+
+def test_vae_with_latent_norm_is_not_folded(tmp_path, few_images):
+    with pytest.raises(UserError, match=r"--fold_scaling: .* statistics of its latents"):
+        folded(diffusers_model("flux2", *SMALL), tmp_path, few_images, fold_scaling="flux")
+
+
+def test_second_pair_of_quant_convolutions_is_refused(tmp_path, few_images):
+    with pytest.raises(UserError, match=r"--add_quant_conv: .*already has quant convolutions"):
+        folded(diffusers_model("sdxl", *SMALL), tmp_path, few_images, add_quant_conv=True)
+
+
+def test_measuring_changes_no_weight(tmp_path, few_images):
+    theirs = diffusers_model("sdxl", *SMALL)
+    model = folded(theirs, tmp_path, few_images)
+    assert model.config.scaling_factor == 0.13025  # from the file, because other programs rely on it
+    for name, value in theirs.state_dict().items():
+        assert torch.equal(model.state_dict()[name], value)
+
+
+def test_unmeasured_latent_norm_is_measured(tmp_path, few_images):
+    theirs = diffusers_model("flux2", *SMALL)
+    theirs.bn.running_mean.zero_()
+    theirs.bn.running_var.fill_(1)
+    exported(theirs, tmp_path / "out", few_images)
+    ours = load_vae(tmp_path / "out").autoencoder
+    assert ours.bn.running_mean.abs().min() > 0
+    sums = LatentSums()
+    for crop in center_crops(few_images):
+        posterior = ours.encode(crop)
+        patches = ours.bn.normalize(posterior.mean)
+        std = torch.nn.functional.pixel_unshuffle((0.5 * posterior.logvar).exp(), 2)
+        std = std / (ours.bn.running_var + ours.bn.eps).sqrt()[:, None, None]
+        sums.add(patches, 2 * std.log())
+    found = sums.statistics()
+    assert found.mean.abs().max() < 1e-5
+    assert torch.allclose(found.std, torch.ones_like(found.std), atol=1e-5)

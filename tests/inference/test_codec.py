@@ -1,16 +1,28 @@
-"""Blended tiles: exact for what looks at few pixels, without seams, and bounded in memory."""
+"""Whole images and blended tiles of any size: exact where they can be, and within the memory there is."""
 
 import itertools
 from dataclasses import replace
 
 import pytest
 import torch
+from PIL import Image
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+import vae
 from tests.harness.small_vae import SMALL
 from vae.config.options import ModelConfig
 from vae.inference import codec
-from vae.inference.codec import Moments, blend, count_tiles, decode_latents, encode_images, starts
+from vae.inference.codec import (
+    Moments,
+    blend,
+    count_tiles,
+    crop_back,
+    decode_latents,
+    encode_images,
+    pad_to_multiple,
+    padded_side,
+    starts,
+)
 from vae.memory.live_bytes import LiveBytes
 from vae.model.autoencoder import AutoencoderKL
 from vae.model.initialization import initialize
@@ -144,3 +156,107 @@ def test_memory_is_that_of_a_tile():
         peaks.append(device.peak)
         assert host.peak <= 3.5 * 3 * side**2 * 4
     assert peaks[1] == peaks[0]
+
+
+@pytest.mark.parametrize(("side", "expected"), [(8, 8), (9, 16), (16, 16), (3071, 3072)])
+def test_padded_side_is_the_next_multiple(side, expected):
+    assert padded_side(side, 8) == expected
+
+
+def test_padding_repeats_the_last_pixels_and_is_cropped_off_again():
+    images = torch.arange(2 * 3 * 9 * 11).reshape(2, 3, 9, 11).to(torch.uint8)
+    padded = pad_to_multiple(images, 4)
+    assert padded.shape == (2, 3, 12, 12)
+    assert torch.equal(padded[:, :, 11, :11], images[:, :, 8])
+    assert torch.equal(padded[:, :, :9, 11], images[:, :, :, 10])
+    assert torch.equal(crop_back(padded, (9, 11)), images)
+
+
+@pytest.mark.parametrize(("height", "width", "multiple"), [(10, 13, 16), (8, 9, 64), (16, 17, 8)])
+def test_padding_equals_replicate_padding_of_torch(height, width, multiple):
+    images = torch.rand(1, 3, height, width)
+    sides = (0, padded_side(width, multiple) - width, 0, padded_side(height, multiple) - height)
+    expected = torch.nn.functional.pad(images, sides, mode="replicate")
+    assert torch.equal(pad_to_multiple(images, multiple), expected)
+
+
+def test_image_with_suitable_sides_is_not_copied():
+    images = torch.rand(1, 3, 16, 24)
+    assert pad_to_multiple(images, 8) is images
+
+
+def test_side_below_eight_pixels_is_refused():
+    with pytest.raises(ValueError, match="7 px"):
+        pad_to_multiple(torch.zeros(1, 3, 20, 7), 8)
+
+
+MB = 10**6
+
+
+@pytest.fixture
+def photos(tmp_path, monkeypatch):
+    """A large and a small image. 20 MB are free: SMALL decodes the large one in 42 MB."""
+    monkeypatch.setattr(codec, "free_memory", lambda: 20 * MB)
+    (tmp_path / "photos").mkdir()
+    Image.new("RGB", (400, 300)).save(tmp_path / "photos" / "large.png")
+    Image.new("RGB", (16, 16)).save(tmp_path / "photos" / "small.png")
+    return tmp_path / "photos"
+
+
+@pytest.mark.parametrize(
+    ("mode", "words", "remedy"),
+    [
+        ("reconstruct", ("--tiles", "off"), "use --tiles blended"),
+        ("encode", ("--tiles", "off"), "use --tiles blended"),
+        ("reconstruct", ("--tiles", "blended"), "shrink"),
+    ],
+)
+def test_infer_refuses_the_image_and_finishes_the_others(
+    command, photos, tmp_path, capsys, mode, words, remedy
+):
+    assert command(mode, "--input", photos, *words) == 77
+    reported = [line for line in capsys.readouterr().err.splitlines() if line.startswith("large.png")]
+    assert len(reported) == 1
+    for token in ("out_of_memory", "needs at least 0.0 GiB", remedy):
+        assert token in reported[0]
+    assert [path.stem for path in (tmp_path / "out").glob("[!.]*")] == ["small"]
+
+
+@pytest.mark.parametrize("free_mb", [20, 50])
+def test_only_an_image_that_may_not_fit_is_computed_in_tiles(
+    command, photos, tmp_path, capsys, monkeypatch, free_mb
+):
+    """Tiles of 128 px need 6 MB. What is counted is less than the peak: of 50 MB, 42 MB may be too much."""
+    monkeypatch.setattr(codec, "free_memory", lambda: free_mb * MB)
+    assert command("reconstruct", "--input", photos, "--tile_size", 128) == 0
+    warnings = [line for line in capsys.readouterr().out.splitlines() if "approximate" in line]
+    assert len(warnings) == 1
+    assert "large.png does not fit into memory on cpu" in warnings[0]
+    assert {path.stem for path in (tmp_path / "out").glob("*.png")} == {"large", "small"}
+
+
+def test_reconstruction_is_refused_before_it_is_encoded(command, photos, monkeypatch):
+    """Encoding fits, decoding does not."""
+    monkeypatch.setattr(codec, "free_memory", lambda: 35 * MB)
+    monkeypatch.setattr(AutoencoderKL, "encode", lambda *_: pytest.fail("encoded"))
+    assert command("reconstruct", "--tiles", "off", "--input", photos / "large.png") == 77
+
+
+def test_python_api_raises_a_memory_error(vae_folder, photos):
+    with pytest.raises(MemoryError, match="GiB"):
+        vae.encode(vae.load_vae(vae_folder, device="cpu"), photos / "large.png")
+
+
+@pytest.mark.parametrize(("shape", "least"), [(SMALL, 0.4), (ModelConfig(), 0.7)])
+def test_no_image_that_fits_is_refused(shape, least):
+    """What the check demands is at most what the network needs; the attention of SMALL needs more."""
+    with torch.device("meta"):
+        model = AutoencoderKL(shape)
+    images = torch.empty(1, 3, 512, 512, device="meta").to(memory_format=torch.channels_last)
+    with torch.no_grad(), LiveBytes() as encoding:
+        latents = model.encode(images).mode()
+    with torch.no_grad(), LiveBytes() as decoding:
+        model.decode(latents)
+    for name, counted in (("encode", encoding), ("decode", decoding)):
+        demanded = codec._MAPS[name] * 512**2 * shape.channels[0] * 4
+        assert least * counted.peak < demanded <= counted.peak

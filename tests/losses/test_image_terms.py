@@ -1,9 +1,11 @@
-"""The SSIM term has the values of its formula over plain windows, and the gradient of these values."""
+"""The terms of images: their formulas, and precision."""
 
 import pytest
 import torch
+from jaxtyping import TypeCheckError
 from torch.nn import functional as F
 
+from vae.losses.reconstruction import reconstruction_loss
 from vae.losses.ssim import WINDOW, structural_dissimilarity
 
 
@@ -50,3 +52,27 @@ def test_blur_costs_more_than_an_offset_with_the_same_l1():
     blurred = F.avg_pool2d(F.pad(images, (1, 1, 1, 1), mode="reflect"), 3, stride=1)
     offset = images + (blurred - images).abs().mean()
     assert (structural_dissimilarity(blurred, images) > 2 * structural_dissimilarity(offset, images)).all()
+
+
+def test_values_by_hand():
+    images = torch.zeros(2, 3, 4, 5)
+    recon = images.clone()
+    recon[0] += 0.5
+    recon[1, 0] -= 0.25  # one channel of three
+    assert torch.allclose(reconstruction_loss(recon, images, "l1"), torch.tensor([0.5, 0.25 / 3]))
+    assert torch.allclose(reconstruction_loss(recon, images, "mse"), torch.tensor([0.25, 0.0625 / 3]))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_precision_is_averaged_in_fp32(dtype):
+    images = torch.rand(1, 3, 64, 64, generator=torch.Generator().manual_seed(0)) * 2 - 1
+    recon = (images * 0.9).to(dtype)
+    exact = (recon.double() - images.double()).abs().mean()
+    loss = reconstruction_loss(recon, images, "l1")
+    assert loss.dtype == torch.float32
+    assert abs(loss.item() - exact.item()) < 1e-7  # fp32 rounding of values near 0.05
+
+
+def test_tests_check_shape_annotations():
+    with pytest.raises(TypeCheckError, match="images"):
+        reconstruction_loss(torch.zeros(2, 3, 8, 8), torch.zeros(1, 3, 8, 8), "l1")
