@@ -8,19 +8,18 @@ def run_checks(config):
     """Gather facts, judge them, print the report; returns the exit code."""
     from pathlib import Path
 
-    from vae.checks import report
     from vae.checks.machine import gather
-    from vae.checks.table import judge
+    from vae.checks.table import as_json, as_text, exit_code, judge
 
     if sys.stdout.isatty() and not config.json:
         print("Checking this machine ...", file=sys.stderr)
     facts = gather(Path(__file__).resolve().parent, config.output_dir, config.data_path)
     checks = judge(facts)
-    code = report.exit_code(checks, config.strict)
+    code = exit_code(checks, config.strict)
     if config.json:
-        print(report.as_json(facts, checks, code))
+        print(as_json(facts, checks, code))
     else:
-        print(report.as_text(checks))
+        print(as_text(checks))
     return code
 
 
