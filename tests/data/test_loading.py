@@ -362,10 +362,9 @@ FEW_FILES = """
 
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform == "win32", reason="needs limits of a process")
-@pytest.mark.parametrize(("limit", "end"), [(24, "ulimit -n"), (64, "6"), (1024, "6")])
-def test_a_limit_of_open_files_is_named_or_kept(image_folder, limit, end):
-    done = run_script("-c", textwrap.dedent(FEW_FILES), str(image_folder), str(limit))
-    assert end in done.stdout
+def test_a_limit_of_open_files_is_named(image_folder):
+    done = run_script("-c", textwrap.dedent(FEW_FILES), str(image_folder), "24")
+    assert "ulimit -n" in done.stdout
     assert done.stdout.count("\n") == 1
     assert "Traceback" not in done.stderr
 

@@ -11,7 +11,6 @@ import pytest
 from PIL import Image, ImageFilter
 
 from tests.harness.preparing import prepare
-from tests.harness.runs import run_here
 from vae.images.decoding import read_image
 from vae.prepare.analyze import HEIGHT, WIDTH, bin_edges
 from vae.prepare.check import estimate_jpeg_quality, measure_image, sharpness
@@ -20,10 +19,10 @@ from vae.prepare.demo import draw_image
 EVIL = "<img src=x onerror=alert(1)> & \"quoted\" 'too'"
 
 
-def analyze(folder, output, num_workers=1):
+def analyze(folder, output):
     """The statistics, the histograms, and what is printed."""
-    words = ("--mode", "analyze", "--input_dir", folder, "--output_dir", output, "--num_workers", num_workers)
-    done = prepare(*words, code=0) if num_workers == 1 else run_here("prepare_data.py", *words)
+    words = ("--mode", "analyze", "--input_dir", folder, "--output_dir", output)
+    done = prepare(*words, code=0)
     stats = json.loads(Path(output, "stats.json").read_text())
     return stats, Path(output, "histograms.png").read_bytes(), done.stdout
 
@@ -89,11 +88,6 @@ def test_examples_are_named_by_kind(analysis):
     assert examples["most_compressed"] == ["large.jpg"]
     assert examples["most_elongated"] == ["blank.png"]
     assert Image.open(io.BytesIO(histograms)).size == (WIDTH, HEIGHT)
-
-
-@pytest.mark.slow
-def test_two_workers_write_the_same_files(folder, analysis, tmp_path):
-    assert analyze(folder, tmp_path / "s", num_workers=2)[:2] == analysis[:2]
 
 
 def test_measurements_equal_values_by_hand(tmp_path):

@@ -58,8 +58,8 @@ def mutate(whole: bytes, other: bytes, kind: str, random: np.random.Generator) -
     return bytes(data)
 
 
-@pytest.mark.parametrize("count", [180, pytest.param(2000, marks=pytest.mark.slow)])
-def test_random_damage_gives_an_image_or_a_reason_within_one_gib(tmp_path, count):
+def test_random_damage_gives_an_image_or_a_reason_within_one_gib(tmp_path):
+    count = 180
     (tmp_path / "raw").mkdir()
     random, image = np.random.default_rng(1), detailed(0, 96, 96)
     palette = image.quantize(64)
@@ -91,20 +91,3 @@ def test_bomb_reaches_the_memory_limit_and_the_next_image_is_read(tmp_path):
         (tmp_path / "raw" / f"{number}.png").write_bytes(data)
     reasons = reasons_of(tmp_path, memory_gib=0.125, time_limit=30)
     assert list(reasons.values()) == ["out_of_memory", "", "out_of_memory", ""]
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(sys.platform == "win32", reason="Windows has no memory limit per process")
-def test_slow_image_reaches_the_time_limit(tmp_path):
-    """A JPEG with nearly the largest allowed product of scans and pixels; each scan takes some 10 ms."""
-    whole = encoded(detailed(7, 2400, 2400), "JPEG", progressive=True)
-    last = whole.rindex(b"\xff\xda")
-    (tmp_path / "raw").mkdir()
-    for name in ("slow.jpg", "slow2.jpg"):
-        (tmp_path / "raw" / name).write_bytes(
-            whole[:last] + whole[last:-2] * 480 + b"\xff\xd9" + name.encode()
-        )
-    detailed(0).save(tmp_path / "raw" / "good.png")
-    detailed(1).save(tmp_path / "raw" / "z.png")
-    reasons = reasons_of(tmp_path, time_limit=1.0)
-    assert reasons == {"good.png": "", "slow.jpg": "hung", "slow2.jpg": "hung", "z.png": ""}

@@ -1,8 +1,11 @@
-"""--exclude: an image is found by each of its keys in each kind of dataset; only its place is empty."""
+"""--exclude finds images by each of their keys; validation images that are training images are found."""
 
 import hashlib
 import io
 import json
+import os
+import shutil
+import sys
 import tarfile
 from pathlib import Path
 
@@ -11,19 +14,23 @@ import pytest
 
 from tests.harness.image_kinds import detailed, encoded
 from tests.harness.runs import TINY
+from tests.harness.shards import pack
 from tests.harness.tars import images_of, write_img2dataset
 from tests.harness.training_runs import SHORT, assert_same, last_checkpoint, records
-from vae.config.options import DataConfig
+from vae.config.options import DataConfig, build
 from vae.config.trained_vae_flags import EvaluateConfig
+from vae.data import image_sets
 from vae.data.dataset import CropDataset, FolderImages
 from vae.data.exclude_list import Excluded, read_exclude_list, refuse_unmatched
-from vae.data.image_sets import find_excluded
+from vae.data.image_sets import NotComparedError, find_excluded, find_shared_images
 from vae.data.loading import TrainLoader
 from vae.evaluation.image_set import find_images
+from vae.images.folder import list_images
 from vae.interop.run_files import OTHER_DATA
 from vae.shards.dataset_json import Shard, index_path, index_type, read_dataset, write_dataset
 from vae.shards.shard_images import ShardImages
 from vae.system.errors import DataError, UserError
+from vae.training import datasets
 from vae.training.provenance import EXACT
 from vae.training.run import train
 
@@ -266,3 +273,78 @@ def test_resumed_run_says_that_the_list_is_another_one(tiny, tmp_path, capsys):
     assert train({**resumed, "max_steps": 3}) == 0
     assert "training exclude" in capsys.readouterr().out
     assert [run["resume"] for run in records(Path(tiny["output_dir"]), "run")] == ["new", EXACT, OTHER_DATA]
+
+
+# ---- Images of both sets -----------------------------------------------------------------------------------
+
+
+def shared(train, validation, exclude=None):
+    return find_shared_images(opened(train), opened(validation), exclude)
+
+
+def opened(path):
+    if str(path).endswith(".json"):
+        return ShardImages([read_dataset(path)], None)
+    return FolderImages(path, list_images(path))
+
+
+@pytest.fixture
+def data(image_folder, tmp_path):
+    """A folder with 8 images, and 8 more in its folder `inner`."""
+    return shutil.copytree(image_folder, tmp_path / "data")
+
+
+def test_one_folder_in_another_by_any_path(data, tmp_path):
+    paths = [(data, data / "inner", 8), (data / "inner", data, 8), (data, data, 16)]
+    paths += [(data, data.parent / "data" / "inner" / ".." / "inner", 8)]
+    if sys.platform == "win32":
+        paths += [(data, data.parent / "DATA" / "INNER", 8)]
+    else:
+        (tmp_path / "all").symlink_to(data)
+        (tmp_path / "more").mkdir()
+        (tmp_path / "more" / "linked").symlink_to(data / "inner")
+        paths += [(tmp_path / "all", data / "inner", 8), (data, tmp_path / "more", 8)]
+    for train_path, validation, count in paths:
+        pairs = shared(train_path, validation)
+        assert len(pairs) == count, (train_path, validation)
+        assert all(os.path.samefile(validation / ours, train_path / theirs) for ours, theirs in pairs)
+
+
+def test_copies_and_hard_links_with_other_names(data, other_images, tmp_path):
+    validation = shutil.copytree(other_images, tmp_path / "val")
+    assert shared(data, validation) == []
+    shutil.copy(data / "image_00.png", validation / "copy.jpg")
+    os.link(data / "inner" / "image_01.png", validation / "link.png")
+    assert shared(data, validation) == [("copy.jpg", "image_00.png"), ("link.png", "inner/image_01.png")]
+
+
+def test_excluded_training_images_are_not_shared(data, tmp_path):
+    names = sorted(f"inner/{path.name}" for path in (data / "inner").iterdir())
+    (tmp_path / "exclude.txt").write_text("\n".join(names[1:]))
+    exclude = read_exclude_list(str(tmp_path / "exclude.txt"))
+    assert shared(data, data / "inner", exclude) == [(names[0].removeprefix("inner/"), names[0])]
+
+
+def test_folders_and_shards(data, tmp_path):
+    dataset = pack(data, tmp_path / "set", val_split=0.0)
+    for train_path, validation, count in ((dataset, data / "inner", 8), (data / "inner", dataset, 8)):
+        assert len(shared(train_path, validation)) == count
+
+
+def test_sets_that_take_minutes_are_not_compared_and_the_same_folder_is(data, other_images, monkeypatch):
+    monkeypatch.setattr(image_sets, "MAX_FILES", 15)
+    with pytest.raises(NotComparedError, match="has 16 images"):
+        shared(data, other_images)
+    assert len(shared(data, data / "inner")) == 8
+    monkeypatch.undo()
+    monkeypatch.setattr(image_sets, "MAX_BYTES", 100)
+    with pytest.raises(NotComparedError, match="GiB of files have equal sizes"):
+        shared(data, shutil.copytree(data, data.with_name("copy")))
+
+
+def test_training_refuses_them_with_examples(data):
+    config = build({"data_path": str(data), "val_path": str(data / "inner")})
+    with pytest.raises(
+        DataError, match=r"--val_path .*8 of its 8 images are training .*image_01\.png \(inner/"
+    ):
+        datasets.find_images(config)
