@@ -217,4 +217,3 @@ def test_batches_count_what_was_read(dataset, num_workers):
     with TrainLoader(crops, local_batch=4, num_workers=num_workers) as loader:
         counts = [batch.counts for batch in loader.batches(0)]
     assert sum(one["disk_bytes"] for one in counts) == sizes.sum()
-    assert {one["open_shards"] for one in counts} == {1}

@@ -19,7 +19,7 @@ from vae.memory.plan import checkpoint_bytes, reserve_bytes
 from vae.system.errors import EXIT_CONFIG
 from vae.training import saver as checkpoint_writer
 from vae.training.run import train
-from vae.training.saver import CheckpointWriter, HostCopy
+from vae.training.saver import CheckpointWriter, host_copy
 
 SECONDS = 60  # a busy machine is no failure
 WEIGHT = "decoder.conv_out.weight"
@@ -91,7 +91,7 @@ def test_too_little_memory_for_the_copy_makes_training_wait(path, monkeypatch, c
             "[enforce fail] DefaultCPUAllocator: not enough memory: you tried to allocate 9 bytes"
         )
 
-    monkeypatch.setattr(HostCopy, "of", no_memory)
+    monkeypatch.setattr(checkpoint_writer, "host_copy", no_memory)
     writer = CheckpointWriter(background=True)
     for step in (1, 2):
         writer.save(path, checkpoint(step), list)
@@ -106,15 +106,15 @@ def test_error_in_the_thread_ends_the_run(path):
         writer.finish()
 
 
-def test_copies_use_the_same_memory_and_keep_layouts():
-    copy, image = HostCopy(), torch.ones(2, 8, 4, 4)
-    first = copy.of({"a": [torch.zeros(2, 3), (image.to(memory_format=torch.channels_last), "x")]})
-    second = copy.of({"a": [torch.ones(2, 3), (image, "x")]})
-    assert first["a"][0].data_ptr() == second["a"][0].data_ptr()
-    assert torch.equal(first["a"][0], torch.ones(2, 3))
-    assert first["a"][1][0].is_contiguous(memory_format=torch.channels_last)
-    assert second["a"][1][0].is_contiguous()  # another layout needs other memory
-    assert type(second["a"][1]) is tuple
+def test_copies_keep_values_and_layouts():
+    image = torch.ones(2, 8, 4, 4).to(memory_format=torch.channels_last)
+    content = {"a": [torch.ones(2, 3), (image, "x")], "none": None}
+    copy = host_copy(content)
+    content["a"][0].zero_()
+    assert torch.equal(copy["a"][0], torch.ones(2, 3))
+    assert copy["a"][1][0].is_contiguous(memory_format=torch.channels_last)
+    assert copy["a"][1][1:] == ("x",)
+    assert copy["none"] is None
 
 
 def test_plan_counts_the_copy():
@@ -132,7 +132,7 @@ def test_plan_counts_the_copy():
 @pytest.mark.gpu
 def test_copy_of_a_gpu_tensor_is_pinned_and_complete():
     value = torch.randn(1000, 1000, device="cuda")
-    copy = HostCopy().of({"a": value * 2})["a"]
+    copy = host_copy({"a": value * 2})["a"]
     assert copy.is_pinned()
     assert torch.equal(copy, (value * 2).cpu())
 

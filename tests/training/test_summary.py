@@ -193,11 +193,10 @@ def test_profiles_start_well():
 @pytest.mark.parametrize(
     ("world_size", "local", "cache_gib", "expected"),
     [
-        (1, 1, 50, ("--cache_gib 576", "--data_streams 16 --shuffle_shards 16")),  # 9 shards per stream
-        (1, 1, 330, ("--cache_gib 576", "with --shuffle_shards 128")),
+        (1, 1, 330, ("--cache_gib 576", "--data_streams 64 --shuffle_shards 256")),  # 9 shards per stream
         (32, 8, 50, ("--cache_gib 144",)),  # four machines share the streams
         (64, 8, 80, None),
-        (1, 1, 600, ("--cache_gib 600 (400 on this disk)", "with --shuffle_shards 128")),
+        (1, 1, 600, ("--cache_gib 600 (400 on this disk)",)),
     ],
 )
 def test_cache_that_is_too_small_for_the_streams_is_refused(

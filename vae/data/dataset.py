@@ -130,7 +130,7 @@ class Batch:
     indices: Tensor  # int64 (B,)
     rejected: list[Rejection] = field(default_factory=list)
     excluded: int = 0  # images that --exclude names, which are not replaced either
-    # Of Images.counts in the process that made it, its number (worker), and the time for all images:
+    # Of Images.counts in the process that made it, and the time for all images:
     # load_seconds, and the CPU time in it, decode_seconds.
     counts: dict[str, float] = field(default_factory=dict)
 
@@ -185,7 +185,7 @@ class FolderImages:
         """What this process has read since the last call: disk_bytes, from the folder or a cache.
 
         For shards also remote_bytes, from a store; hits, misses: images whose shard was in the cache, or was
-        not; open_shards: shards that are open now, or expected in the cache.
+        not.
         """
         counts = dict(self._counts)
         self._counts.clear()

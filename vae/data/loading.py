@@ -17,7 +17,7 @@ from multiprocessing.connection import wait
 from typing import Any
 
 import torch
-from torch.utils.data import DataLoader, Dataset, get_worker_info
+from torch.utils.data import DataLoader, Dataset
 
 from vae.config.options import NO_JITTER, DataConfig
 from vae.data.dataset import DEFAULTS, Batch, CropDataset, Images, Sample, collate
@@ -112,8 +112,7 @@ class _Announced:
 def _add_counts(batch: Batch, here: dict[str, int]) -> None:
     """Add what the training process itself has read to the counts of a batch."""
     for name, count in here.items():
-        if name != "open_shards" or batch.counts["worker"] == 0:  # counted once
-            batch.counts[name] = batch.counts.get(name, 0) + count
+        batch.counts[name] = batch.counts.get(name, 0) + count
 
 
 def load_validation(
@@ -158,12 +157,10 @@ class _CropBatches(Dataset[Sample]):
             batch = collate([self._crops[key] for key in keys], image_size=self._crops.image_size)
         except DataError as error:
             return error
-        worker = get_worker_info()
         batch.counts = {
             **self._crops.images.counts(),
             "decode_seconds": time.thread_time() - cpu_started,
             "load_seconds": time.perf_counter() - started,
-            "worker": worker.id if worker else 0,
         }
         return batch
 

@@ -287,9 +287,9 @@ class CachedShards:
         self._ahead.want(shards)
 
     def counts(self) -> dict[str, int]:
-        """Bytes and images read since the last call, and shards that this process expects to read."""
+        """Bytes and images read since the last call."""
         counts, self._counts = self._counts, _no_counts()
-        return {**counts, "open_shards": self._ahead.wanted}
+        return dict(counts)
 
     def _path(self, shard: Shard) -> Path:
         return self._cache.path(shard.name, shard.sha256)
@@ -336,13 +336,11 @@ class _ReadAhead:
         self._guard = threading.Lock()
         self._todo: deque[Shard] = deque()
         self._threads: set[threading.Thread] = set()
-        self.wanted = 0
 
     def want(self, shards: Sequence[Shard]) -> None:
         """Fetch these shards, in this order, and no others."""
         with self._guard:
             self._todo = deque(shards)
-            self.wanted = len(shards)
             for _ in range(min(THREADS, len(shards)) - len(self._threads)):
                 thread = threading.Thread(target=self._run, name="read ahead", daemon=True)
                 self._threads.add(thread)

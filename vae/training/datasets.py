@@ -136,29 +136,17 @@ def check_cache(training_set: TrainingSet, dist: Distributed) -> None:
     assert images.cache is not None
     cache = images.cache
     room = cache.room()
-
-    def needed(streams: int, window: int) -> float:
-        here = min(streams, dist.local_world_size * streams_of_process(streams, dist.world_size))
-        return float(min(sizes.sum(), shards_at_once(here, window) * sizes.mean()))
-
     streams = order.num_streams
-    window = order.shuffle_shards // order.num_streams
-    wanted = needed(streams, window)
+    window = order.shuffle_shards // streams
+    here = min(streams, dist.local_world_size * streams_of_process(streams, dist.world_size))
+    wanted = float(min(sizes.sum(), shards_at_once(here, window) * sizes.mean()))
     if wanted <= room:
         return
-    counts = [n for n in range(dist.world_size, streams, dist.world_size) if streams % n == 0]
-    smaller = [*((n, 1) for n in counts), *((streams, shards) for shards in range(1, window))]
-    fitting = [pair for pair in smaller if needed(*pair) <= room]
-    remedy = ""
-    if fitting:
-        count, shards = fitting[-1]
-        fewer = f"--data_streams {count} " if count < streams else ""
-        remedy = f", or start a new run with {fewer}--shuffle_shards {count * shards}"
     disk = f" ({room / GIB:.3g} on this disk)" if room < cache.max_bytes else ""
     raise UserError(
         f"--cache_gib {cache.max_bytes / GIB:.3g}{disk}: this machine reads about {wanted / GIB:.3g} GiB of "
-        f"shards at once with --shuffle_shards {order.shuffle_shards}: use --cache_gib "
-        f"{math.ceil(wanted / GIB)}{remedy}"
+        f"shards at once: use --cache_gib {math.ceil(wanted / GIB)}, or start a new run with less than "
+        f"--data_streams {streams} --shuffle_shards {order.shuffle_shards}"
     )
 
 

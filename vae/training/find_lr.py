@@ -24,7 +24,7 @@ from vae.system import console
 from vae.system.files import replace_bytes, write_json
 from vae.training.liveness import MEASURING, Liveness
 from vae.training.recorder import RunningMetrics, loss_record
-from vae.training.saver import HostCopy
+from vae.training.saver import host_copy
 from vae.training.schedule import StageSchedule
 from vae.training.setup import PreparedRun
 from vae.training.stage_memory import OomRetry, StagePlan
@@ -51,7 +51,7 @@ class Trial:
         """
         state, signals = self.stepper.state, self.alive.signals
         state.is_changing = True
-        before = HostCopy().of(snapshot(state))  # the device may have no room for another
+        before = host_copy(snapshot(state))  # the device may have no room for another
         set_recompute(state.autoencoder, self.stepper.retry.settings.recompute)
         with signals.answering(MEASURING), self._run.loader(self._schedule, self.alive) as loader:
             yield self._batches(loader)

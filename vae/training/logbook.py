@@ -94,14 +94,10 @@ class Logbook:
         self._events: SummaryWriter | None = None
         self._draws = active  # RESULTS_NAME, until drawing fails
         self._failed: set[str] = set()  # what a warning has named
-        if active:
-            self._open(first_step)
-
-    def _open(self, first_step: int) -> None:
-        folder = self.folder
-        self._try(METRICS_NAME, lambda: _remove_later_records(folder / METRICS_NAME, first_step))
         self._metrics = Appender(folder / METRICS_NAME)
-        self._try(EVENTS_NAME, lambda: self._open_events(first_step + 1))
+        if active:
+            self._try(METRICS_NAME, lambda: _remove_later_records(folder / METRICS_NAME, first_step))
+            self._try(EVENTS_NAME, lambda: self._open_events(first_step + 1))
 
     def _open_events(self, first_step: int) -> None:
         folder = str(self.folder / EVENTS_NAME)
@@ -117,9 +113,9 @@ class Logbook:
         """Write one record. Its `kind`, with a `codec`, is TensorBoard's prefix: docs/monitoring.md."""
         if not self.active:
             return
-        line = {"kind": kind, "step": step, **values}
-        plain = {key: value if _is_json(value) else None for key, value in line.items()}
-        self._metrics.write((json.dumps(plain) + "\n").encode())
+        # JSON has no infinity and no NaN
+        finite = {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in values.items()}
+        self._metrics.write((json.dumps({"kind": kind, "step": step, **finite}) + "\n").encode())
         # Of two baselines with one name, TensorBoard would show one.
         prefix = f"{kind}/{values['codec']}" if "codec" in values else kind
         for name, value in values.items():
@@ -168,32 +164,22 @@ class Logbook:
     def close(self) -> None:
         """Flush and close the files."""
         self._rejected.close()
-        if self.active:
-            self._close()
-
-    def _close(self) -> None:
         self._metrics.close()
         self._show(SummaryWriter.close)
 
 
-def _is_json(value: object) -> bool:
-    """Whether JSON can represent the value: infinity and NaN have no form there."""
-    return not isinstance(value, float) or math.isfinite(value)
-
-
 def _remove_later_records(path: Path, last_step: int) -> None:
     """Keep the records up to `last_step`; also remove a line that a crash left incomplete."""
-    if not path.exists():
-        return
-    replace_text(path, _records_until(path, last_step))
 
+    def kept() -> Iterator[str]:
+        with open(path, encoding="utf-8", errors="replace") as file:
+            for line in file:
+                with suppress(ValueError, KeyError, TypeError):
+                    if json.loads(line)["step"] <= last_step:
+                        yield line.rstrip() + "\n"
 
-def _records_until(path: Path, last_step: int) -> Iterator[str]:
-    with open(path, encoding="utf-8", errors="replace") as file:
-        for line in file:
-            with suppress(ValueError, KeyError, TypeError):
-                if json.loads(line)["step"] <= last_step:
-                    yield line.rstrip() + "\n"
+    if path.exists():
+        replace_text(path, kept())
 
 
 # ---- Weights & Biases ----------------------------------------------------------------------------------

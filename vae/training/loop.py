@@ -1,7 +1,8 @@
 """The training loop of a stage: the way of a batch, from the loader to the checkpoint."""
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from enum import Enum
 from typing import NamedTuple
@@ -16,7 +17,7 @@ from vae.system import console
 from vae.system.errors import DataError, UserError
 from vae.training.liveness import STEP, Liveness, LoadingStoppedError
 from vae.training.logbook import REJECTED_NAME, Logbook
-from vae.training.recorder import Means, Recorder, StepProfiler
+from vae.training.recorder import Means, Recorder
 from vae.training.run_folder import epoch_name, step_name
 from vae.training.saver import Saver
 from vae.training.stability import NOT_FINITE, Stability, raise_if_diverged
@@ -61,7 +62,7 @@ class TrainingLoop:
     stability: Stability
     logbook: Logbook
     alive: Liveness
-    profiler: StepProfiler
+    profiler: AbstractContextManager[Callable[[], None]]  # what it yields is called after every step
 
     @property
     def baselines(self) -> dict[str, Metrics]:
@@ -89,7 +90,7 @@ class TrainingLoop:
         """Train the rest of the stage."""
         state, steps, end = self.state, self.stepper.schedule.steps, None
         self.alive.signals.answer = STEP
-        with self.recorder, self.profiler:
+        with self.recorder, self.profiler as profile_step:
             while end is None and state.position.epoch < state.stage.end_epoch:
                 first_step = state.position.images_in_epoch // steps.images
                 # after_step ends an epoch, unless a run was resumed after its last step or with larger ones
@@ -102,7 +103,7 @@ class TrainingLoop:
                     end = self.take_step(batch)
                     self.alive.beat()
                     if state.position.step > step:
-                        self.profiler.step()
+                        profile_step()
                         self.after_step(stopping=end is StageEnd.SIGNALLED)
                 if end is not None:
                     self.saver.save_and_wait()

@@ -4,9 +4,11 @@ import math
 import statistics
 import time
 from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from tqdm import tqdm
@@ -25,13 +27,10 @@ from vae.training.stage_memory import OomRetry, low_memory_warning, memory_peaks
 from vae.training.state import TrainingState
 from vae.training.stepper import Update
 
-_OPEN = "open_shards"  # a state, not a count
-
 
 class ProcessNumbers(NamedTuple):
     """What one process has measured since the last record."""
 
-    data_wait_share: float  # of the time: waiting for batches
     sync_share: float  # of the time: waiting for the other processes on the host
     allreduce_share: float  # of the time: waiting for the sums of the gradients
     own_seconds: float  # of a step, without these waits
@@ -45,14 +44,10 @@ class ProcessNumbers(NamedTuple):
     remote_bytes: float = 0.0
     hits: float = 0.0
     misses: float = 0.0
-    open_shards: float = 0.0
-    workers: float = 0.0
     steps: float = 0.0
 
 
 _COUNTS = tuple(ProcessNumbers._field_defaults)
-
-Values = dict[str, Any]  # numbers, and lists with a number of each rank
 
 
 @dataclass
@@ -60,101 +55,69 @@ class Health:
     """What this process has counted since the last record."""
 
     counts: Counter[str] = field(default_factory=Counter)
-    open_shards: dict[int, int] = field(default_factory=dict)  # by decoding process
-    steps: int = 0
     sync_seconds: float = 0.0  # in these steps, waiting for the other processes on the host
 
     def add(self, batch: Batch, sync_seconds: float) -> None:
         """Add a step and its batch."""
-        counts: dict[str, Any] = {**batch.counts}
-        self.open_shards[counts.pop("worker", 0)] = counts.pop(_OPEN, 0)
-        self.counts.update(counts)
-        self.counts.update(images=len(batch.images), rejected=len(batch.rejected))
-        self.steps += 1
+        self.counts.update(batch.counts)
+        self.counts.update(images=len(batch.images), rejected=len(batch.rejected), steps=1)
         self.sync_seconds += sync_seconds
 
-    def restarted(self) -> "Health":
-        """What the next record begins with."""
-        return Health(open_shards=self.open_shards)
-
     def gathered(
-        self, dist: Distributed, seconds: float, wait_share: float, allreduce: float, out_of_memory: int = 0
-    ) -> "Gathered":
-        """The numbers of all processes, with one exchange.
+        self, dist: Distributed, seconds: float, allreduce: float, out_of_memory: int = 0
+    ) -> list[ProcessNumbers]:
+        """The numbers of all processes by rank, with one exchange.
 
-        `seconds`: of the steps. `wait_share`: of this time, for batches. `allreduce`: seconds of a step.
-        `out_of_memory`: how often memory ran out.
+        `seconds`: of the steps. `allreduce`: seconds of a step. `out_of_memory`: how often memory ran out.
         """
-        own = seconds / self.steps - self.sync_seconds / self.steps - allreduce
-        states = {_OPEN: sum(self.open_shards.values()), "workers": len(self.open_shards)}
-        counts = Counter(self.counts) + Counter({**states, "steps": self.steps})
+        steps = self.counts["steps"]
         numbers = ProcessNumbers(
-            data_wait_share=wait_share,
             sync_share=self.sync_seconds / seconds,
-            allreduce_share=allreduce * self.steps / seconds,
-            own_seconds=max(0.0, own),
+            allreduce_share=allreduce * steps / seconds,
+            own_seconds=max(0.0, seconds / steps - self.sync_seconds / steps - allreduce),
             out_of_memory=out_of_memory,
-            **{name: float(counts[name]) for name in _COUNTS},
+            **{name: float(self.counts[name]) for name in _COUNTS},
         )
-        return Gathered(seconds, [ProcessNumbers(*row) for row in dist.all_gather_scalars(*numbers)])
+        return [ProcessNumbers(*row) for row in dist.all_gather_scalars(*numbers)]
 
 
-@dataclass(frozen=True)
-class Gathered:
-    """The numbers of each process, by rank."""
+def data_record(processes: Sequence[ProcessNumbers], seconds: float) -> dict[str, float]:
+    """The record `data`: what reading and decoding the images of all processes cost in these seconds."""
+    total = {name: sum(getattr(process, name) for process in processes) for name in _COUNTS}
+    decoded = max(1.0, total["images"] + total["rejected"])
+    values = {
+        "decode_ms": 1000 * total["decode_seconds"] / decoded,
+        "load_ms": 1000 * total["load_seconds"] / decoded,
+        "disk_mib_per_second": total["disk_bytes"] / MIB / seconds,
+        "bad_share": total["rejected"] / decoded,
+    }
+    if asked := total["hits"] + total["misses"]:
+        values["remote_mib_per_second"] = total["remote_bytes"] / MIB / seconds
+        values["cache_hit_rate"] = total["hits"] / asked
+    return values
 
-    seconds: float
-    processes: list[ProcessNumbers]
 
-    def total(self) -> dict[str, float]:
-        """The sums of _COUNTS over all processes."""
-        return {name: sum(getattr(process, name) for process in self.processes) for name in _COUNTS}
+def comparison(processes: Sequence[ProcessNumbers]) -> dict[str, float | list[float]]:
+    """How several processes keep step; nothing for one.
 
-    def data(self) -> Values:
-        """The record `data`: what reading and decoding the images of all processes cost."""
-        total = self.total()
-        decoded = max(1.0, total["images"] + total["rejected"])
-        values = {
-            "decode_ms": 1000 * total["decode_seconds"] / decoded,
-            "load_ms": 1000 * total["load_seconds"] / decoded,
-            "disk_mib_per_second": total["disk_bytes"] / MIB / self.seconds,
-            "bad_share": total["rejected"] / decoded,
-        }
-        if total[_OPEN]:
-            values |= {_OPEN: total[_OPEN]}
-        if asked := total["hits"] + total["misses"]:
-            values["remote_mib_per_second"] = total["remote_bytes"] / MIB / self.seconds
-            values["cache_hit_rate"] = total["hits"] / asked
-        return values
-
-    def out_of_memory(self) -> int:
-        """How often memory ran out on all processes."""
-        return int(sum(process.out_of_memory for process in self.processes))
-
-    def comparison(self) -> dict[str, float | list[float]]:
-        """How several processes keep step; nothing for one.
-
-        All wait for the slowest one. What even the process with the shortest waits waits for is the network.
-        """
-        if len(self.processes) == 1:
-            return {}
-        waits = [min(1.0, process.sync_share + process.allreduce_share) for process in self.processes]
-        own = [process.own_seconds for process in self.processes]
-        slowest = max(own)
-        rates = [
-            # 0: not known, see `gathered`
-            process.images / (process.steps * process.own_seconds) if process.own_seconds else 0.0
-            for process in self.processes
-        ]
-        return {
-            "images_per_second_by_rank": [round(rate, 3) for rate in rates],
-            "skew_share": statistics.fmean(waits) - min(waits),
-            "slowest_rank": own.index(slowest),
-            "slowest_to_median": slowest / max(1e-9, statistics.median(own)),
-            "seconds_by_rank": [float(f"{seconds:.4g}") for seconds in own],
-            "network_share": min(waits),
-            "largest_data_wait_share": max(process.data_wait_share for process in self.processes),
-        }
+    All wait for the slowest one. What even the process with the shortest waits waits for is the network.
+    """
+    if len(processes) == 1:
+        return {}
+    waits = [min(1.0, process.sync_share + process.allreduce_share) for process in processes]
+    own = [process.own_seconds for process in processes]
+    rates = [
+        # 0: not known, see `gathered`
+        process.images / (process.steps * process.own_seconds) if process.own_seconds else 0.0
+        for process in processes
+    ]
+    return {
+        "images_per_second_by_rank": [round(rate, 3) for rate in rates],
+        "skew_share": statistics.fmean(waits) - min(waits),
+        "slowest_rank": own.index(max(own)),
+        "slowest_to_median": max(own) / max(1e-9, statistics.median(own)),
+        "network_share": min(waits),
+    }
 
 
 SQUARED_RANGE = 4.0  # of values in [-1, 1], for PSNR from the mean squared error
@@ -293,23 +256,25 @@ class Recorder:
         if state.fp16:
             record["loss_scale"] = float(state.update.loss_scale)
         self.logbook.record("train", state.position.step, record)
-        self._write_health(record["data_wait_share"])
+        self._write_health()
         self._show(record)
         self._warn_of_low_memory()
-        self._metrics = RunningMetrics(health=metrics.health.restarted())
+        self._metrics = RunningMetrics()
         return Means(record["loss"], means["mse"])
 
-    def _write_health(self, wait_share: float) -> None:
+    def _write_health(self) -> None:
         """Write the records of the data and of the trainer: one exchange between the processes."""
-        metrics = self._metrics
-        retry = self.retry
         step = self.state.position.step
-        allreduce = self.gradient_waits.seconds()
-        exhausted = retry.settings.out_of_memory
-        gathered = metrics.health.gathered(self.dist, metrics.seconds(), wait_share, allreduce, exhausted)
-        self.logbook.record("data", step, gathered.data())
-        trainer = {"restarts": self.state.identity.restarts, "out_of_memory": gathered.out_of_memory()}
-        self.logbook.record("trainer", step, {**trainer, **gathered.comparison()})
+        seconds = self._metrics.seconds()
+        processes = self._metrics.health.gathered(
+            self.dist, seconds, self.gradient_waits.seconds(), self.retry.settings.out_of_memory
+        )
+        self.logbook.record("data", step, data_record(processes, seconds))
+        trainer = {
+            "restarts": self.state.identity.restarts,
+            "out_of_memory": int(sum(process.out_of_memory for process in processes)),
+        }
+        self.logbook.record("trainer", step, {**trainer, **comparison(processes)})
 
     def _warn_of_low_memory(self) -> None:
         """Warn once if other programs take the memory of the plan, while its settings are used."""
@@ -332,48 +297,33 @@ class Recorder:
             console.info(f"step {self.state.position.step}: {shown}, {left} left")
 
 
-# ---- Profiling -----------------------------------------------------------------------------------------
+# ---- Profiling -------------------------------------------------------------------------------------------
 
 
 WARMUP_STEPS = 3  # leaves out compilation, algorithm search and the first allocations
 TABLE_ROWS = 30
 
 
-class StepProfiler:
-    """A context that profiles `steps` steps after WARMUP_STEPS others and writes the result to `folder`.
+@contextmanager
+def step_profiler(steps: int, folder: Path) -> Iterator[Callable[[], None]]:
+    """Profile `steps` steps after WARMUP_STEPS others (--profile_steps), and write the result to `folder`.
 
-    Call `step()` after every training step. With `steps` 0 it does nothing.
+    Yields what is called after every training step. With `steps` 0 it does nothing.
     """
+    if not steps:
+        yield lambda: None
+        return
 
-    def __init__(self, steps: int, folder: Path):
-        self._steps, self._folder = steps, folder
-        self._profiler: torch.profiler.profile | None = None
-
-    def __enter__(self) -> "StepProfiler":
-        if self._steps:
-            self._profiler = torch.profiler.profile(
-                schedule=torch.profiler.schedule(wait=0, warmup=WARMUP_STEPS, active=self._steps, repeat=1),
-                on_trace_ready=self._write,
-                profile_memory=True,
-                record_shapes=True,
-            )
-            self._profiler.start()
-        return self
-
-    def step(self) -> None:
-        """Report one finished training step to the profiler."""
-        if self._profiler is not None:
-            self._profiler.step()
-
-    def __exit__(self, *_exception: object) -> None:
-        if self._profiler is not None:
-            self._profiler.stop()
-            self._profiler = None
-
-    def _write(self, profiler: torch.profiler.profile) -> None:
-        with atomic_path(self._folder / "trace.json") as temporary:
+    def write(profiler: torch.profiler.profile) -> None:
+        with atomic_path(folder / "trace.json") as temporary:
             profiler.export_chrome_trace(str(temporary))
         key = "cuda_time_total" if torch.cuda.is_available() else "cpu_time_total"
         table = profiler.key_averages().table(sort_by=key, row_limit=TABLE_ROWS)
-        replace_text(self._folder / "table.txt", table + "\n")
-        console.info(f"profile written to {self._folder}")
+        replace_text(folder / "table.txt", table + "\n")
+        console.info(f"profile written to {folder}")
+
+    schedule = torch.profiler.schedule(wait=0, warmup=WARMUP_STEPS, active=steps, repeat=1)
+    with torch.profiler.profile(
+        schedule=schedule, on_trace_ready=write, profile_memory=True, record_shapes=True
+    ) as profiler:
+        yield profiler.step

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch.utils._pytree import tree_map
 
 from vae.config.options import CHECKPOINT_MINUTES, Config, flatten
 from vae.device import is_out_of_memory
@@ -41,36 +42,22 @@ def copy_fits(config: Config, device: torch.device) -> bool:
     return False
 
 
-class HostCopy:
-    """Copies nested data with its tensors into host memory; the next copy uses the same memory again."""
+def host_copy(value: Any) -> Any:
+    """A copy of nested data with its tensors in host memory, complete when this returns.
 
-    def __init__(self) -> None:
-        self._buffers: dict[tuple[Any, ...], torch.Tensor] = {}
+    Pinned memory, to which a GPU copies faster, comes from PyTorch's cache of it.
+    """
 
-    def of(self, value: Any) -> Any:
-        """The copy, complete when this returns; the previous one is overwritten."""
-        copied = self._copy(value, ())
-        if torch.cuda.is_initialized():
-            torch.cuda.current_stream().synchronize()
-        return copied
+    def copied(tensor: Any) -> Any:
+        if not isinstance(tensor, torch.Tensor):
+            return tensor
+        host = torch.empty_like(tensor, device="cpu", pin_memory=tensor.is_cuda)
+        return host.copy_(tensor.detach(), non_blocking=True)
 
-    def _copy(self, value: Any, where: tuple[Any, ...]) -> Any:
-        if isinstance(value, torch.Tensor):
-            return self._buffer(value.detach(), where).copy_(value.detach(), non_blocking=True)
-        if isinstance(value, dict):
-            return type(value)((key, self._copy(part, (*where, key))) for key, part in value.items())
-        if isinstance(value, list | tuple):
-            return type(value)(self._copy(part, (*where, index)) for index, part in enumerate(value))
-        return value
-
-    def _buffer(self, value: torch.Tensor, where: tuple[Any, ...]) -> torch.Tensor:
-        """Memory of the tensor's shape and layout; pinned if a GPU copies into it, which is faster."""
-        form = (value.shape, value.stride(), value.dtype)
-        found = self._buffers.get(where)
-        if found is None or (found.shape, found.stride(), found.dtype) != form:
-            found = torch.empty_like(value, device="cpu", pin_memory=value.is_cuda)
-            self._buffers[where] = found
-        return found
+    copy = tree_map(copied, value)
+    if torch.cuda.is_initialized():
+        torch.cuda.current_stream().synchronize()
+    return copy
 
 
 class CheckpointWriter:
@@ -79,7 +66,6 @@ class CheckpointWriter:
     def __init__(self, background: bool) -> None:
         """With `background`, a save only copies the state; without, it also waits for the file."""
         self._background = background
-        self._host_copy = HostCopy()
         self._thread: threading.Thread | None = None
         self._failure: str | None = None  # why the last checkpoint is not on disk
         self._messages: list[Callable[[], None]] = []  # what the next `report` prints
@@ -111,7 +97,7 @@ class CheckpointWriter:
     def _copied(self, content: dict[str, Any]) -> Any:
         """The content in host memory; None, reported once, if there is too little of it."""
         try:
-            return self._host_copy.of(content)
+            return host_copy(content)
         except (MemoryError, RuntimeError) as error:
             if not isinstance(error, MemoryError) and not is_out_of_memory(error):
                 raise

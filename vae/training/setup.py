@@ -70,7 +70,7 @@ from vae.training.provenance import (
     read_good_checkpoint,
     samples_record,
 )
-from vae.training.recorder import Recorder, StepProfiler
+from vae.training.recorder import Recorder, step_profiler
 from vae.training.resolved_options import ResolvedOptions, machine_of, resolve_options, run_stages
 from vae.training.run_folder import resume_command
 from vae.training.saver import Saver
@@ -227,7 +227,7 @@ class PreparedRun:
             stability=saver.stability,
             logbook=logbook,
             alive=alive,
-            profiler=StepProfiler(config.speed.profile_steps if self.dist.is_main else 0, folder),
+            profiler=step_profiler(config.speed.profile_steps if self.dist.is_main else 0, folder),
         )
 
 

@@ -98,11 +98,7 @@ def resumed_stages(
     stage only with --new_stage: without it, a finished run has no current stage.
     """
     if given.get("progressive"):
-        planned = first_stages(config)
-        if config.run.early_stopping:
-            planned = _with_early_stops(planned, stages, position)
-        _check_same_beginning(planned, stages, position)
-        return planned, position
+        return _continued_plan(first_stages(config), stages, position, config), position
     latest = given["resume_from"] == "latest"
     stage = current_stage(stages, position.epoch)
     size = given.get("image_size", (stage or stages[-1]).image_size)
@@ -143,27 +139,24 @@ def _with_given_flags(
     return replace_stage(stages, stage, changed)
 
 
-def _with_early_stops(plan: list[Stage], stages: list[Stage], position: Position) -> list[Stage]:
-    """The given plan, with finished stages as short as --early_stopping made them."""
-    lengths = [stage.num_epochs for stage in plan]
-    for index, (planned, done) in enumerate(zip(plan, stages, strict=False)):
-        if done.end_epoch <= position.epoch:
-            lengths[index] = min(planned.num_epochs, done.num_epochs)
-    parts = [(n, s.image_size, s.batch_size) for n, s in zip(lengths, plan, strict=True)]
-    return _consecutive(0, parts)
-
-
-def _check_same_beginning(plan: list[Stage], stages: list[Stage], position: Position) -> None:
-    """Raise UserError if the plan differs from a stage that the run has started."""
+def _continued_plan(
+    plan: list[Stage], stages: list[Stage], position: Position, config: Config
+) -> list[Stage]:
+    """The stages that the run has started, then the rest of the plan; UserError if both do not fit."""
     started = [s for s in stages if s.first_epoch < position.epoch + (position.images_in_epoch > 0)]
     for planned, done in zip(plan, started, strict=False):
-        if planned != done:
+        is_short = config.run.early_stopping and done.end_epoch <= position.epoch
+        if replace(planned, first_epoch=done.first_epoch) != done and not (
+            is_short and (planned.image_size, planned.batch_size) == (done.image_size, done.batch_size)
+        ):
             raise UserError(
                 f"--progressive has {_as_flag(planned)}, but the checkpoint has trained {_as_flag(done)}: "
                 "repeat the list that the run began with"
             )
     if len(started) > len(plan):
         raise UserError("--progressive has fewer stages than the checkpoint: repeat the whole list")
+    rest = [(s.num_epochs, s.image_size, s.batch_size) for s in plan[len(started) :]]
+    return [*started, *_consecutive(started[-1].end_epoch if started else 0, rest)]
 
 
 def _as_flag(stage: Stage) -> str:
