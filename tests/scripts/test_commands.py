@@ -14,7 +14,6 @@ from vae.config.flags import command_words, parse_flags
 from vae.config.options import PROVENANCE, flatten
 from vae.config.resolve import resolve
 from vae.interop.checkpoint_file import load_checkpoint
-from vae.system.errors import UserError
 
 # A later flag overrides an earlier one, so these appended flags reduce any command to seconds.
 MODEL = "--channels 8 16 16 --layers_per_block 1 --norm_groups 4"
@@ -133,22 +132,6 @@ def test_next_command_completes_a_run_stopped_by_max_steps(tiny, tmp_path, capsy
     assert (folder / "checkpoint_epoch_2.pt").exists()  # the original number of epochs
     more = next_words(capsys.readouterr().out)
     assert more == ["--resume_from", str(folder / "checkpoint_epoch_2.pt"), "--num_epochs", "10"]
-
-
-def test_latest_in_a_parent_folder_lists_the_runs_inside(tiny, workdir, capsys):
-    options = {**tiny, "output_dir": "outputs/a run", "max_steps": 1}
-    assert train_vae.main(command_words(options)) == 0
-    del options["output_dir"]
-    with pytest.raises(UserError, match=r"--resume_from latest: outputs .*outputs/a run.*'outputs/a run'"):
-        train_vae.main([*command_words(options), "--resume_from", "latest"])
-    assert [path.name for path in Path("outputs").iterdir()] == ["a run"]
-    capsys.readouterr()
-    assert (
-        train_vae.main([*command_words(options), "--output_dir", "outputs", "--resume_from", "latest"]) == 0
-    )
-    output = capsys.readouterr().out
-    assert "a new run" in output
-    assert "outputs/a run" in output
 
 
 # ---- precedence ---------------------------------------------------------------------------------------
