@@ -128,8 +128,8 @@ def test_odd_members_are_counted_and_cost_no_other_image(tmp_path):
         ("text.png", "not_an_image"),
         ("words", "no_image"),
     }
-    assert "left out       2  duplicate_key" in done.stdout
-    assert "left out       1  exact_duplicate" in done.stdout
+    assert "rejected       2  duplicate_key" in done.stdout
+    assert "1 exact duplicate" in done.stdout
     assert "skipped        1  other_file: README" in done.stdout
     assert "skipped        1  system: __MACOSX/._last.png" in done.stdout
     index(tar, tmp_path / "other", "--image_key", "edited.png")
@@ -222,7 +222,7 @@ def test_missing_tar_of_a_pattern_is_named(tmp_path):
         f"{folder}/kodak-{{000000..000002}}.tar",
         tmp_path / "set",
         code=77,
-        says="kodak-000002.tar: No such file",
+        says="kodak-000002.tar: broken_tar: No such file",
     )
 
 
@@ -319,7 +319,7 @@ HOSTILE = {
 def test_hostile_header_is_a_broken_tar(kind, tmp_path):
     good = write_tar(tmp_path / "tars" / "good.tar", webdataset_sample(0)).read_bytes()
     (tmp_path / "tars" / "bad.tar").write_bytes(HOSTILE[kind] + good)
-    index(tmp_path / "tars", tmp_path / "set", "--skip_broken_tars", code=0, says="broken  bad.tar")
+    index(tmp_path / "tars", tmp_path / "set", "--skip_broken_tars", code=0, says="bad.tar: broken_tar: ")
     assert list(read_all(tmp_path / "set" / "dataset.json")) == ["good.tar/class0/000000.png"]
 
 

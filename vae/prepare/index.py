@@ -3,7 +3,6 @@
 Each tar file is a block. With a dataset.json of this mode as --input, its rows are selected from again.
 """
 
-import re
 import time
 from collections.abc import Sequence
 from itertools import groupby
@@ -16,7 +15,7 @@ from vae.config.prepare_flags import IndexConfig
 from vae.prepare.blocks import Block, common_folder, find_files
 from vae.prepare.check import HeaderCheck
 from vae.prepare.folders import HIDDEN, claim_content
-from vae.prepare.reasons import remedy, skip_lines
+from vae.prepare.reasons import count_rejected, duplicates_text, print_summary
 from vae.prepare.rows import open_rows
 from vae.prepare.shard import save_index
 from vae.prepare.source import Source
@@ -61,7 +60,6 @@ REJECTED = (
     "SELECT b.name AS tar, i.name, i.reason, coalesce(i.detail, '') AS detail "
     f"FROM images i JOIN blocks b USING (block) WHERE i.reason NOT IN {('', *COUNTED)!r} ORDER BY n",
 )
-MAX_LINES = 20  # of broken tar files that are printed
 MAX_BLOCKS_BYTES = 2**30
 
 
@@ -133,7 +131,7 @@ def _publish(config: IndexConfig, table: Table, root: Path, base: str, began: fl
     is_complete = config.skip_broken_tars or not table.broken_blocks()
     written = bool(images[TRAINING]) and is_complete
     if written:
-        policy = {name: getattr(config, name) for name in (*RULES, *CHOICES)} | {"near_duplicates": False}
+        policy = {name: getattr(config, name) for name in (*RULES, *CHOICES)}
         digest = table.digest(policy, *CONTENT)
         claim_content(root, TRAINING, digest)
         _write_datasets(table, root, base, policy)
@@ -143,14 +141,8 @@ def _publish(config: IndexConfig, table: Table, root: Path, base: str, began: fl
 
 def _write_datasets(table: Table, root: Path, base: str, policy: dict[str, Any]) -> None:
     """Write the index of each tar file for each subset, and the files of the datasets."""
-    facts = {
-        block: (size, sha256)
-        for block, size, sha256 in table.all(
-            "SELECT block, TRY_CAST(metadata ->> 'bytes' AS BIGINT), metadata ->> 'sha256' FROM blocks "
-            "WHERE reason IS NULL"
-        )
-        if size and re.fullmatch("[0-9a-f]{64}", sha256 or "")
-    }
+    query = "SELECT block, metadata ->> 'bytes', metadata ->> 'sha256' FROM blocks WHERE reason IS NULL"
+    facts = {block: (int(size), sha256) for block, size, sha256 in table.all(query)}
     validation = None
     for name, folder in FOLDERS.items():
         shards = []
@@ -182,29 +174,25 @@ def _write_index(
 def _print_summary(
     config: IndexConfig, table: Table, root: Path, images: dict[str, int], written: bool, seconds: float
 ) -> None:
-    counts, broken = table.counts(), table.broken_blocks()
+    broken = table.broken_blocks()
     num_read = len(table.blocks) - len(broken)
-    lines = [
-        f"{printable(str(root))}: {images[TRAINING]} images for training and {images[VALIDATION]} for "
-        f"validation, {counted(num_read, 'tar file')} ({seconds:.1f} s), "
-        f"{sum(n for _, n in counts)} left out",
-        *(f"  left out {count:>7}  {reason}: {remedy(reason)}" for reason, count in counts),
-        *skip_lines(table.skips),
-        *(
-            f"  broken  {printable(table.blocks[number].name)}: {printable(detail)}"
-            for number, _, detail in broken[:MAX_LINES]
-        ),
-    ]
-    if broken or any(reason not in COUNTED for reason, _ in counts):
-        lines.append(f"  all of them: {printable(str(root / REJECTED_NAME))}")
+    last = []
+    if broken or any(reason not in COUNTED for reason, _ in table.counts()):
+        last.append(f"  all of them: {printable(str(root / REJECTED_NAME))}")
     if written:
         command = console.command_line("python", "train_vae.py", "--data_path", root / TRAINING)
-        lines.append(f"  train: {command}")
+        last.append(f"  train: {command}")
     elif broken and not config.skip_broken_tars:
-        lines.append(
+        last.append(
             f"  {len(broken)} of {len(table.blocks)} tar files are broken: copy them again and repeat the "
             "command, which continues, or add --skip_broken_tars"
         )
     else:
-        lines.append("  no image is left: change the rules")
-    console.info("\n".join(lines))
+        last.append("  no image is left: change the rules")
+    print_summary(
+        table,
+        f"{printable(str(root))}: {images[TRAINING]} images for training and {images[VALIDATION]} for "
+        f"validation, {counted(num_read, 'tar file')} ({seconds:.1f} s), {count_rejected(table)} rejected, "
+        f"{duplicates_text(table)}",
+        *last,
+    )

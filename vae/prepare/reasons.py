@@ -44,6 +44,7 @@ REMEDIES = {
     "where": "its metadata do not fulfil --where",
 }
 EXAMPLES = 3  # files named per reason
+BROKEN_SHOWN = 20
 GROUPS_SHOWN, NAMES_SHOWN = 3, 4
 NOT_REJECTED = ("exact_duplicate", "near_duplicate", "where", "excluded")  # good images
 # Codes of entries that no verb reads: the user may have expected it to.
@@ -98,7 +99,7 @@ def broken_lines(table: Table) -> list[str]:
     """A line for each file of many images that cannot be read to its end."""
     return [
         f"  broken  {printable(str(table.blocks[number].file))}: {reason}: {printable(detail)}"
-        for number, reason, detail in table.broken_blocks()
+        for number, reason, detail in table.broken_blocks()[:BROKEN_SHOWN]
     ]
 
 

@@ -81,15 +81,6 @@ class Member(NamedTuple):
         )
 
 
-class Entry(NamedTuple):
-    """A file within a tar file."""
-
-    name: str
-    header: int  # position of its header, bytes
-    offset: int  # of its first byte
-    size: int  # bytes
-
-
 @dataclass
 class Plan:
     """A shard that is to be written."""
@@ -152,11 +143,11 @@ def _write_tar(path: Path, plan: Plan) -> tuple[np.ndarray, str]:
     with open(path, "xb") as file:
         tar = _TarWriter(file)
         for at, (member, data) in enumerate(_read_members(plan)):
-            image = tar.add(f"{member.key}.{member.extension}", data)
-            text = tar.add(f"{member.key}.json", member.json.encode()).header, tar.size
+            start = tar.add(f"{member.key}.{member.extension}", data)
+            text_start = tar.add(f"{member.key}.json", member.json.encode())
             key = member.key.encode()
-            crc32 = zlib.crc32(data)
-            rows[at] = (key, image.offset, image.size, crc32, *member.size, *text, key)
+            place = (start + BLOCK_BYTES, len(data), zlib.crc32(data))
+            rows[at] = (key, *place, *member.size, text_start, tar.size, key)
         tar.finish()
     return rows, tar.digest.hexdigest()
 
@@ -172,13 +163,15 @@ class _TarWriter:
         self.size = 0
         self.digest = hashlib.sha256()
 
-    def add(self, name: str, data: bytes) -> Entry:
-        """Append a file; its name is short and ASCII."""
+    def add(self, name: str, data: bytes) -> int:
+        """Append a file, whose name is short and ASCII; returns the position of its header."""
         start = self.size
-        self._write(_header(name, len(data)))
+        info = tarfile.TarInfo(name)
+        info.size = len(data)
+        self._write(info.tobuf(tarfile.USTAR_FORMAT))
         self._write(data)
         self._write(bytes(-len(data) % BLOCK_BYTES))
-        return Entry(name, start, start + BLOCK_BYTES, len(data))
+        return start
 
     def finish(self) -> None:
         """Append the end mark, and fill the last record."""
@@ -189,13 +182,6 @@ class _TarWriter:
         self.file.write(data)
         self.digest.update(data)
         self.size += len(data)
-
-
-def _header(name: str, size: int) -> bytes:
-    """The header of a file in the format USTAR."""
-    info = tarfile.TarInfo(name)
-    info.size = size
-    return info.tobuf(tarfile.USTAR_FORMAT)
 
 
 def _read_members(plan: Plan) -> Iterator[tuple[Member, bytes]]:
