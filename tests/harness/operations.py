@@ -5,6 +5,9 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
+# CUDA C++ programming guide, table of compute capabilities: the most shared memory of one block on sm_120
+# (RTX 50), 99 KiB. Hopper and the data-centre Blackwells have 227 KiB.
+SHARED_MEMORY_BYTES = 101_376
 LAYOUTS = [torch.contiguous_format, torch.channels_last]
 GROUPS, EPS = 4, 1e-6  # of the norms in norm_silu_conv and residual_block
 RESIDUAL_BLOCK_SHAPES = [

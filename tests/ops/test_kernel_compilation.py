@@ -7,10 +7,10 @@ import tempfile
 
 import pytest
 
+from tests.harness.operations import SHARED_MEMORY_BYTES
 from vae.ops.library import (
     MAX_REGISTERS,
     NUM_WARPS,
-    SHARED_MEMORY_BYTES,
     norm_blocks,
     reduction_programs,
     rms_blocks,

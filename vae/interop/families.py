@@ -1,7 +1,7 @@
 """The families of VAEs that are read and written, by the class in their config.json."""
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 from vae.config.declare import PUBLISHED_SCALING
 from vae.config.options import ModelConfig
@@ -23,15 +23,8 @@ TINY_CLASS = "AutoencoderTiny"
 OWN_CLASS = "VaeTrainerAutoencoder"  # of networks that no class of diffusers has; only this project reads it
 
 
-class Family(NamedTuple):
-    """A class of config.json."""
-
-    writes: Callable[[ModelConfig], bool]  # whether networks of this shape are written as this class
-    config: Callable[[ModelConfig], dict[str, Any]]  # its keys of config.json
-
-
 def _kl(model: ModelConfig) -> dict[str, Any]:
-    return _asymmetric(model) | {
+    return _blocks(model) | {
         "block_out_channels": list(model.channels),
         "layers_per_block": model.layers_per_block,
         "mid_block_add_attention": model.mid_attention,
@@ -40,7 +33,7 @@ def _kl(model: ModelConfig) -> dict[str, Any]:
     }
 
 
-def _asymmetric(model: ModelConfig) -> dict[str, Any]:
+def _blocks(model: ModelConfig) -> dict[str, Any]:
     levels = len(model.channels)
     return {
         "act_fn": "silu",
@@ -68,55 +61,37 @@ def _tiny(model: ModelConfig) -> dict[str, Any]:
     }
 
 
-def _own_decoder(model: ModelConfig) -> bool:
-    return bool(model.decoder or model.decoder_channels or model.decoder_layers_per_block)
+def _asymmetric(model: ModelConfig) -> dict[str, Any]:
+    return _blocks(model) | {
+        "down_block_out_channels": list(model.channels),
+        "layers_per_down_block": model.layers_per_block,
+        "layers_per_up_block": model.up_layers,
+        "up_block_out_channels": list(model.up_channels),
+    }
 
 
-def _no_network(_model: ModelConfig) -> bool:
-    """Of classes that no whole network is written as."""
-    return False
-
-
-# The first class that writes a network is that of its config.json.
-FAMILIES = {
-    "AutoencoderKL": Family(
-        lambda model: model.family == "kl" and not model.latent_norm and not _own_decoder(model), _kl
-    ),
-    "AutoencoderKLFlux2": Family(
-        lambda model: (
-            model.family == "kl"
-            and model.latent_norm
-            and not (model.decoder or model.decoder_layers_per_block)
-        ),
-        _flux2,
-    ),
-    "AsymmetricAutoencoderKL": Family(
-        lambda model: (
-            model.family == "kl"
-            and not (model.latent_norm or model.decoder)
-            and model.use_quant_conv
-            and model.mid_attention
-        ),
-        lambda model: (
-            _asymmetric(model)
-            | {
-                "down_block_out_channels": list(model.channels),
-                "layers_per_down_block": model.layers_per_block,
-                "layers_per_up_block": model.up_layers,
-                "up_block_out_channels": list(model.up_channels),
-            }
-        ),
-    ),
-    "AutoencoderKLWan": Family(_no_network, _kl),
-    "AutoencoderKLQwenImage": Family(_no_network, _kl),
-    TINY_CLASS: Family(_no_network, _tiny),  # written by vae.interop.writing, without the encoder of ours
-    OWN_CLASS: Family(lambda _model: True, _kl),
+# The keys of config.json of each class.
+FAMILIES: dict[str, Callable[[ModelConfig], dict[str, Any]]] = {
+    "AutoencoderKL": _kl,
+    "AutoencoderKLFlux2": _flux2,
+    "AsymmetricAutoencoderKL": _asymmetric,
+    "AutoencoderKLWan": _kl,
+    "AutoencoderKLQwenImage": _kl,
+    TINY_CLASS: _tiny,  # written by vae.interop.writing, without the encoder of ours
+    OWN_CLASS: _kl,
 }
 
 
 def class_of(model: ModelConfig) -> str:
     """The class as which networks of this shape are written."""
-    return next(name for name, family in FAMILIES.items() if family.writes(model))
+    if model.family != "kl" or model.decoder:
+        return OWN_CLASS
+    if model.latent_norm:
+        return OWN_CLASS if model.decoder_layers_per_block else "AutoencoderKLFlux2"
+    if not (model.decoder_channels or model.decoder_layers_per_block):
+        return "AutoencoderKL"
+    is_asymmetric = model.use_quant_conv and model.mid_attention
+    return "AsymmetricAutoencoderKL" if is_asymmetric else OWN_CLASS
 
 
 def check_class(config: Any, where: str, source: str) -> dict[str, Any]:

@@ -19,79 +19,27 @@ from collections.abc import Collection, Mapping
 import torch
 
 BLOCK = r"\d{1,9}"  # pattern of the number of a block: a forged one could have thousands of digits
-_ATTENTION = {"norm": "group_norm", "q": "to_q", "k": "to_k", "v": "to_v", "proj_out": "to_out.0"}
-_ATTENTION_BACK = {ours: theirs for theirs, ours in _ATTENTION.items()}
+# Parts of names in CompVis, and in diffusers.
+_COMPVIS = (
+    (".mid.block_1.", ".mid_block.resnets.0."),
+    (".mid.block_2.", ".mid_block.resnets.1."),
+    (".mid.attn_1.norm.", ".mid_block.attentions.0.group_norm."),
+    (".mid.attn_1.q.", ".mid_block.attentions.0.to_q."),
+    (".mid.attn_1.k.", ".mid_block.attentions.0.to_k."),
+    (".mid.attn_1.v.", ".mid_block.attentions.0.to_v."),
+    (".mid.attn_1.proj_out.", ".mid_block.attentions.0.to_out.0."),
+    (".nin_shortcut.", ".conv_shortcut."),
+    (".norm_out.", ".conv_norm_out."),
+)
+_LEVELS = (  # and of the levels of encoder and decoder
+    ("encoder.down", "block", "encoder.down_blocks", "resnets"),
+    ("encoder.down", "downsample", "encoder.down_blocks", "downsamplers.0"),
+    ("decoder.up", "block", "decoder.up_blocks", "resnets"),
+    ("decoder.up", "upsample", "decoder.up_blocks", "upsamplers.0"),
+)
 _LINEARS = ("to_q.weight", "to_k.weight", "to_v.weight", "to_out.0.weight")
+# Names in attention of the first releases of diffusers, and the current ones.
 _OLD_ATTENTION = {"query": "to_q", "key": "to_k", "value": "to_v", "proj_attn": "to_out.0"}
-
-
-def is_compvis(name: str) -> bool:
-    """Whether a parameter name is used by CompVis but not by diffusers."""
-    return re.match(r"encoder\.down\.\d|decoder\.up\.\d|(en|de)coder\.(mid\.|norm_out)", name) is not None
-
-
-def from_compvis(name: str, levels: int) -> str:
-    """Diffusers name of a CompVis parameter in an autoencoder of `levels` levels, or `name` if unknown."""
-    name = re.sub(
-        r"^(encoder\.quant_conv|decoder\.post_quant_conv)\.", lambda m: m[1].split(".")[1] + ".", name
-    )
-    name = re.sub(r"^encoder\.down\.(\d+)\.block\.", r"encoder.down_blocks.\1.resnets.", name)
-    name = re.sub(r"^encoder\.down\.(\d+)\.downsample\.", r"encoder.down_blocks.\1.downsamplers.0.", name)
-    up = re.match(rf"decoder\.up\.({BLOCK})\.(block|upsample)\.", name)
-    if up:
-        inner = "resnets" if up[2] == "block" else "upsamplers.0"
-        name = f"decoder.up_blocks.{levels - 1 - int(up[1])}.{inner}.{name[up.end() :]}"
-    name = re.sub(r"\.mid\.block_([12])\.", lambda m: f".mid_block.resnets.{int(m[1]) - 1}.", name)
-    name = re.sub(
-        r"\.mid\.attn_1\.(norm|q|k|v|proj_out)\.",
-        lambda m: f".mid_block.attentions.0.{_ATTENTION[m[1]]}.",
-        name,
-    )
-    name = name.replace(".nin_shortcut.", ".conv_shortcut.")
-    return re.sub(r"^((en|de)coder)\.norm_out\.", r"\1.conv_norm_out.", name)
-
-
-def to_compvis(weights: dict[str, torch.Tensor], quant_conv_inside: bool) -> dict[str, torch.Tensor]:
-    """Convert weights to CompVis names and shapes.
-
-    `quant_conv_inside`: the 1x1 convolutions are part of encoder and decoder, as in FLUX.2.
-    """
-    levels = 1 + max(int(m[1]) for m in (re.match(r"encoder\.down_blocks\.(\d+)\.", n) for n in weights) if m)
-    renamed = {}
-    for name, value in weights.items():
-        if name.endswith(_LINEARS):
-            value = value[:, :, None, None]  # (C, C, 1, 1)
-        renamed[_to_compvis_name(name, levels, quant_conv_inside)] = value
-    return renamed
-
-
-def _to_compvis_name(name: str, levels: int, quant_conv_inside: bool) -> str:
-    if quant_conv_inside:
-        name = re.sub(r"^quant_conv\.", "encoder.quant_conv.", name)
-        name = re.sub(r"^post_quant_conv\.", "decoder.post_quant_conv.", name)
-    name = re.sub(r"^encoder\.down_blocks\.(\d+)\.resnets\.", r"encoder.down.\1.block.", name)
-    name = re.sub(r"^encoder\.down_blocks\.(\d+)\.downsamplers\.0\.", r"encoder.down.\1.downsample.", name)
-    up = re.match(r"decoder\.up_blocks\.(\d+)\.(resnets|upsamplers\.0)\.", name)
-    if up:
-        inner = "block" if up[2] == "resnets" else "upsample"
-        name = f"decoder.up.{levels - 1 - int(up[1])}.{inner}.{name[up.end() :]}"
-    name = re.sub(r"\.mid_block\.resnets\.([01])\.", lambda m: f".mid.block_{int(m[1]) + 1}.", name)
-    name = re.sub(
-        r"\.mid_block\.attentions\.0\.(group_norm|to_q|to_k|to_v|to_out\.0)\.",
-        lambda m: f".mid.attn_1.{_ATTENTION_BACK[m[1]]}.",
-        name,
-    )
-    name = name.replace(".conv_shortcut.", ".nin_shortcut.")
-    return name.replace(".conv_norm_out.", ".norm_out.")
-
-
-def current_name(name: str) -> str:
-    """Current diffusers name of a parameter: its first releases had other names in attention."""
-    for old, new in _OLD_ATTENTION.items():
-        name = re.sub(rf"(mid_block\.attentions\.0\.){old}\.", rf"\g<1>{new}.", name)
-    return name
-
-
 WEIGHT_DIMS = 5  # of a convolution in space and time
 
 _FLAT = re.compile(r"(encoder\.down_blocks|decoder\.up_blocks)\.(\d+)\.(.*)")
@@ -119,6 +67,55 @@ _OURS = (  # patterns of diffusers' names, and ours
     (r"\.gamma$", ".weight"),
     (r"\.upsamplers\.0\.resample\.1\.", ".upsamplers.0.conv."),
 )
+
+
+def is_compvis(name: str) -> bool:
+    """Whether a parameter name is used by CompVis but not by diffusers."""
+    return re.match(r"encoder\.down\.\d|decoder\.up\.\d|(en|de)coder\.(mid\.|norm_out)", name) is not None
+
+
+def from_compvis(name: str, levels: int) -> str:
+    """Diffusers' name of a parameter of CompVis, or of the first diffusers, in a network of `levels`."""
+    name = re.sub(r"^(?:en|de)coder\.((?:post_)?quant_conv\.)", r"\1", name)
+    for theirs, ours in _COMPVIS:
+        name = name.replace(theirs, ours)
+    for old, new in _OLD_ATTENTION.items():
+        name = name.replace(f"mid_block.attentions.0.{old}.", f"mid_block.attentions.0.{new}.")
+    for part, inner, our_part, our_inner in _LEVELS:
+        if match := re.match(rf"{part}\.({BLOCK})\.{inner}\.", name):
+            level = _level(part, int(match[1]), levels)
+            return f"{our_part}.{level}.{our_inner}.{name[match.end() :]}"
+    return name
+
+
+def _level(part: str, level: int, levels: int) -> int:
+    return levels - 1 - level if part == "decoder.up" else level
+
+
+def to_compvis(weights: dict[str, torch.Tensor], quant_conv_inside: bool) -> dict[str, torch.Tensor]:
+    """Convert weights to CompVis names and shapes.
+
+    `quant_conv_inside`: the 1x1 convolutions are part of encoder and decoder, as in FLUX.2.
+    """
+    levels = 1 + max(int(m[1]) for m in (re.match(r"encoder\.down_blocks\.(\d+)\.", n) for n in weights) if m)
+    renamed = {}
+    for name, value in weights.items():
+        if name.endswith(_LINEARS):
+            value = value[:, :, None, None]  # (C, C, 1, 1)
+        renamed[_to_compvis_name(name, levels, quant_conv_inside)] = value
+    return renamed
+
+
+def _to_compvis_name(name: str, levels: int, quant_conv_inside: bool) -> str:
+    if quant_conv_inside:
+        name = re.sub(r"^quant_conv\.", "encoder.quant_conv.", name)
+        name = re.sub(r"^post_quant_conv\.", "decoder.post_quant_conv.", name)
+    for theirs, ours in _COMPVIS:
+        name = name.replace(ours, theirs)
+    for part, inner, our_part, our_inner in _LEVELS:
+        if match := re.match(rf"{our_part}\.(\d+)\.{our_inner}\.", name):
+            return f"{part}.{_level(part, int(match[1]), levels)}.{inner}.{name[match.end() :]}"
+    return name
 
 
 def is_wan(names: Collection[str]) -> bool:

@@ -13,7 +13,7 @@ from safetensors import SafetensorError, safe_open
 
 from vae.config.declare import PUBLISHED_SCALING
 from vae.interop.checkpoint_file import DamagedFileError, NeedsCodeError, read_torch_file
-from vae.interop.parameter_names import BLOCK, current_name, from_compvis, from_wan, is_compvis, is_wan
+from vae.interop.parameter_names import BLOCK, from_compvis, from_wan, is_compvis, is_wan
 from vae.interop.vae_path import CONVERT, VaePath
 from vae.system import console
 from vae.system.errors import UserError
@@ -147,7 +147,7 @@ def _diffusers_names(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor
     levels = 1 + max(
         (int(m[1]) for m in (re.match(rf"encoder\.down\.({BLOCK})\.", n) for n in tensors) if m), default=0
     )
-    return {current_name(from_compvis(name, levels)): value for name, value in tensors.items()}
+    return {from_compvis(name, levels): value for name, value in tensors.items()}
 
 
 def _vae_names(stored: _Stored, where: str, weights: str) -> tuple[str, dict[str, str]]:

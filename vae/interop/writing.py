@@ -93,7 +93,7 @@ def diffusers_config(
         "out_channels": 3,
         "sample_size": sample_size,
     }
-    shape |= FAMILIES[name].config(model)
+    shape |= FAMILIES[name](model)
     if model.padding != "zeros":
         shape[PADDING_KEY] = model.padding
     if model.latent_norm:  # it replaces scaling and shift
@@ -219,7 +219,7 @@ def write_tiny(
     stored = stored_weights(decoder, dtype)
     weights = {name: value for name, value in stored.items() if name.startswith("layers.")}
     content = {"_class_name": TINY_CLASS, "_diffusers_version": "0.35.0"}
-    content |= FAMILIES[TINY_CLASS].config(model.config)
+    content |= FAMILIES[TINY_CLASS](model.config)
     metadata = {"latents_mean": json.dumps(mean), "latents_std": json.dumps(std)}
     source = TAESD if is_single else "diffusers"
     metadata |= modelspec(model, output, size, implementation=source, license=license)

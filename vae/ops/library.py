@@ -22,10 +22,6 @@ from typing import Any, NamedTuple
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
-# CUDA C++ programming guide, table of compute capabilities: the most shared memory of one block on sm_120
-# (RTX 50), 99 KiB. Hopper and the data-centre Blackwells have 227 KiB.
-SHARED_MEMORY_BYTES = 101_376
-
 # 4096 elements on 8 warps are 16 per thread: in bf16 two loads of 16 bytes, the widest loads.
 TILE_ELEMENTS = 4096
 NUM_WARPS = 8
@@ -214,11 +210,6 @@ class NormBlocks(NamedTuple):
     tiles_per_program: int
     programs: int  # along the pixels: the number of partial results per image
 
-    @property
-    def shared_memory_bytes(self) -> int:
-        """Upper bound for one program: two tiles of two tensors in fp32."""
-        return 2 * 2 * 4 * self.rows * self.columns
-
 
 def reduction_programs(processors: int = PROCESSORS) -> int:
     """Programs of a reduction on a card with this number of streaming multiprocessors."""
@@ -250,11 +241,6 @@ class RmsBlocks(NamedTuple):
     tiles_per_program: int
     programs: int  # of backward: the number of partial sums
 
-    @property
-    def shared_memory_bytes(self) -> int:
-        """Upper bound for one program: two tiles of two tensors in fp32."""
-        return 2 * 2 * 4 * self.rows * self.columns
-
 
 def rms_blocks(channels: int, pixels: int, most: int) -> RmsBlocks:
     """Tiles of TILE_ELEMENTS, or one pixel; at most `most` programs. `pixels`: of all images."""
@@ -276,11 +262,6 @@ class RowTile(NamedTuple):
     rows: int  # a power of two
     columns: int  # a power of two, at least the matrix's width
     num_warps: int
-
-    @property
-    def shared_memory_bytes(self) -> int:
-        """Upper bound for one program: one fp32 value of each row from each warp, to reduce the rows."""
-        return 4 * self.rows * self.num_warps
 
 
 def row_tile(columns: int) -> RowTile:
