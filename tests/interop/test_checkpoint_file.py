@@ -136,9 +136,9 @@ def test_flipped_bit_without_sha256_never_changes_loaded_content(tmp_path):
     record_path(saved).unlink()
     good = saved.read_bytes()
     rng = random.Random(0)
-    ends = [rng.choice([*range(600), *range(len(good) - 1200, len(good))]) for _ in range(120)]
+    ends = [rng.choice([*range(600), *range(len(good) - 1200, len(good))]) for _ in range(30)]
     errors = []
-    for position in [*ends, *rng.sample(range(len(good)), 40)]:
+    for position in [*ends, *rng.sample(range(len(good)), 10)]:
         saved.write_bytes(good)
         flip_bit(saved, position, rng.randrange(8))
         try:
@@ -149,7 +149,7 @@ def test_flipped_bit_without_sha256_never_changes_loaded_content(tmp_path):
             errors.append(str(error))
         else:
             assert_same(loaded, expected, "content")
-    assert len(errors) > 80
+    assert len(errors) > 20
     assert "\n" not in "".join(errors)
 
 

@@ -211,26 +211,18 @@ def _recorded_digest(path: Path) -> str | None:
     record = record_path(path)
     if not record.exists():
         return None
-    with open(record, "rb") as file:
-        words = file.read().decode("utf-8", "replace").split()
-    return words[0] if words else ""
+    with open(record, encoding="utf-8", errors="replace") as file:
+        return "".join(file.read().split()[:1])
 
 
 def verify_checkpoint(path: Path) -> None:
     """Raise DamagedCheckpointError if the file at `path` differs from what was saved, or cannot be read."""
     try:
-        _verify(path)
+        recorded = _recorded_digest(path)
+        is_damaged = recorded is not None and sha256_of_file(path) != recorded
     except OSError as error:
-        raise DamagedCheckpointError(
-            f"{error.filename or path} cannot be read: {error.strerror or error}"
-        ) from None
-
-
-def _verify(path: Path) -> None:
-    if path.stat().st_size == 0:
-        raise DamagedCheckpointError(f"{path} is empty")
-    recorded = _recorded_digest(path)
-    if recorded is not None and sha256_of_file(path) != recorded:
+        raise DamagedCheckpointError(f"{error.filename or path} cannot be read: {error.strerror}") from None
+    if is_damaged:
         name = record_path(path).name
         raise DamagedCheckpointError(f"{path} is damaged: its SHA-256 is not the one in {name}")
 
@@ -245,9 +237,7 @@ def load_checkpoint(path: Path, *, flag: str = "--resume_from") -> dict[str, Any
     verify_checkpoint(path)
     try:
         content = read_torch_file(path)
-    except OSError as error:
-        raise DamagedCheckpointError(f"{path} cannot be read: {error.strerror or error}") from None
-    except DamagedFileError as error:
+    except (OSError, DamagedFileError) as error:
         raise DamagedCheckpointError(f"{path} is damaged or not a checkpoint: {error}") from None
     except NeedsCodeError as error:
         raise ForeignFileError(f"{flag} {path} is not a checkpoint of this toolkit: it has {error}") from None
