@@ -95,7 +95,7 @@ def background_option() -> Any:
 
 def max_pixels_option(action: str) -> Any:
     """--max_pixels of every script that decodes images; `action`: what happens to larger ones."""
-    help_text = f"{action} images with more pixels than this before decoding them"
+    help_text = f"{action} images with more pixels than this"
     return option(MAX_PIXELS, help_text, metavar="N", at_least=64, changes_samples=True)
 
 
@@ -154,7 +154,7 @@ def scaling_option() -> Any:
     """--scaling_factor of every script that writes a VAE."""
     return option(
         None,
-        "scaling of latents, (z - shift) * scaling, to write instead of the one in the file or measured",
+        "scaling of latents, (z - shift) * scaling, to write instead of the file's or the measured one",
     )
 
 

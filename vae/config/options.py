@@ -85,7 +85,7 @@ class ModelConfig:
     use_quant_conv: bool = option(
         False, "add 1x1 convolutions before and after the latents, as in SD 1.x and SDXL"
     )
-    latent_norm: bool = option(False, "store fixed means and variances of 2x2 latent patches, as FLUX.2 does")
+    latent_norm: bool = option(False, "store fixed statistics of 2x2 latent patches, as FLUX.2 does")
     init: str = option(
         "warm",
         "initial weights; warm: the network starts as a linear codec; default: PyTorch's initialization",
@@ -203,7 +203,7 @@ class DataConfig:
     horizontal_flip: bool = option(True, "mirror half of the training crops, at random", changes_samples=True)
     rotate90: bool = option(
         False,
-        "turn each training crop by 0, 90, 180 or 270 degrees, at random",
+        "turn training crops by multiples of 90 degrees, at random",
         changes_samples=True,
     )
     color_jitter: tuple[float, ...] = option(
@@ -538,7 +538,7 @@ class ActionConfig:
     plan: bool = option(
         False, "print memory and least time of the steps of this command, here or on --gpu NAME, and exit"
     )
-    gpu: str | None = option(None, "--plan for this card; default: the card of this machine", metavar="NAME")
+    gpu: str | None = option(None, "--plan for this card", metavar="NAME")
     vram_gib: float | None = option(None, "--plan for a card with this memory", metavar="GIB")
     save_config: str | None = option(
         None,
