@@ -97,6 +97,10 @@ def test_encode_and_decode(model, pixels):
             lambda m: vae.decode(m, torch.zeros(1, 3, 16, 16)),
             r"shape \(1, 3, 16, 16\): give \(B, 16,",
         ),
+        (  # width and height exchanged: a part of the image would be returned
+            lambda m: vae.decode(m, torch.zeros(1, 16, 6, 8), size=(30, 21)),
+            r"size=\(30, 21\) does not match the latents: give \(H, W\), H 21 to 24, W 29 to 32",
+        ),
         (lambda _: vae.load_vae("vae", device="gpu"), 'device="gpu" is unknown: use one of auto, cuda, cpu'),
     ],
 )

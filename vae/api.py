@@ -140,6 +140,10 @@ def decode(
         raise DataError(
             f"latents have shape {tuple(latents.shape)}: give (B, {channels}, h, w), as encode returns them"
         )
+    f = vae.autoencoder.downsampling
+    if size is not None and [-(-side // f) for side in size] != list(latents.shape[2:]):
+        height, width = (f"{(n - 1) * f + 1} to {n * f}" for n in latents.shape[2:])
+        raise DataError(f"size={tuple(size)} does not match the latents: give (H, W), H {height}, W {width}")
     latents = latents.to(_device(vae))
     return decode_latents(vae.autoencoder, latents, size, dtype=_compute_dtype(vae, dtype), tile=tile)
 
