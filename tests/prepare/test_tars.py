@@ -263,7 +263,9 @@ def test_folders_patterns_and_lists_name_the_same_tars(tmp_path):
     names = [f"a/kodak-{n:06}.tar" for n in range(3)] + ["b/kodak-000000.tar"]
     listed = tmp_path / "list.txt"
     listed.write_text("# mine\ntars/a/kodak-{000000..000002}.tar\n\n" + str(folder.parent / names[3]) + "\n")
-    for text in (folder.parent, listed):
+    of_windows = tmp_path / "of_windows.txt"
+    of_windows.write_text(listed.read_text().replace("tars/a/", "tars\\a\\"))
+    for text in (folder.parent, listed, of_windows):
         assert names_of(text) == (str(folder.parent), names)
     assert names_of(f"{folder}/kodak-*.tar")[1] == [name[2:] for name in names[:3]]
     assert names_of(f"{folder.parent}/{{a,b}}/kodak-000000.tar")[1] == [names[0], names[3]]

@@ -143,7 +143,8 @@ def read_list(path: str, flag: str) -> Iterator[str]:
 def _listed(folder: str, name: str) -> str:
     """The path that a line of a list means: with the separators of Windows, too."""
     path = os.path.join(folder, name)
-    return path if os.path.lexists(path) else path.replace("\\", "/")
+    # Without a backslash, no file is looked for: a list may have millions of lines on a network share.
+    return path if "\\" not in name or os.path.lexists(path) else path.replace("\\", "/")
 
 
 def _warn(flag: str, error: OSError) -> None:
