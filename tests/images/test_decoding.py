@@ -20,7 +20,6 @@ from tests.harness.image_bytes import (
 )
 from vae.images.decoding import decode_image, read_image
 from vae.images.formats import BadImageError
-from vae.system.errors import UserError
 
 RED, GREEN, BLUE, WHITE, BLACK = (255, 0, 0), (0, 255, 0), (0, 0, 255), (255, 255, 255), (0, 0, 0)
 
@@ -64,31 +63,6 @@ def test_each_format_is_decoded(tmp_path, name, options, tolerance):
 def test_format_is_detected_by_content_not_extension(tmp_path):
     Image.fromarray(smooth()).save(tmp_path / "really_png.jpg", format="PNG")
     assert np.array_equal(decode_image(tmp_path / "really_png.jpg"), smooth())
-
-
-def test_every_exif_orientation_is_decoded_upright(tmp_path):
-    upright = corners()
-    stored = {  # EXIF 2.32, table of orientations: how a camera stores the upright image
-        1: upright,
-        2: upright[:, ::-1],
-        3: upright[::-1, ::-1],
-        4: upright[::-1],
-        5: upright.transpose(1, 0, 2),
-        6: np.rot90(upright, 1),
-        7: np.rot90(upright, 2).transpose(1, 0, 2),
-        8: np.rot90(upright, -1),
-    }
-    for orientation, pixels in stored.items():
-        exif = Image.Exif()
-        exif[0x0112] = orientation
-        for name in ("a.png", "a.webp", "a.tif", "a.jpg"):
-            lossless = {"lossless": True} if name == "a.webp" else {}
-            quality = {"quality": 100, "subsampling": 0} if name == "a.jpg" else {}
-            image = Image.fromarray(np.ascontiguousarray(pixels))
-            image.save(tmp_path / name, exif=exif, **lossless, **quality)
-            decoded = decode_image(tmp_path / name)
-            assert decoded.shape == upright.shape
-            assert np.abs(decoded.astype(int) - upright).max() <= (40 if quality else 0), (orientation, name)
 
 
 def test_broken_exif_is_ignored(tmp_path):
@@ -310,9 +284,3 @@ def test_pixel_limit_is_checked_before_decoding(tmp_path):
     limit = Image.MAX_IMAGE_PIXELS
     decode_image(tmp_path / "a.png", max_pixels=40 * 56)
     assert limit == Image.MAX_IMAGE_PIXELS
-
-
-def test_invalid_background_reports_flag_and_value(tmp_path):
-    Image.fromarray(smooth()).save(tmp_path / "a.png")
-    with pytest.raises(UserError, match="--background shiny"):
-        decode_image(tmp_path / "a.png", background="shiny")

@@ -54,15 +54,6 @@ def broken(tmp_path, bare):
     return write
 
 
-def test_cpu_torch_with_cuda_torchvision(broken):
-    error = "raise RuntimeError('operator torchvision::nms does not exist')"
-    checks = broken("2.14.0+cpu", None, vision=error)
-    pair = checks["torch.pair"]
-    assert pair["status"] == "fail"
-    assert "RuntimeError: operator torchvision::nms does not exist" in pair["found"]
-    assert pair["remedy"].endswith("torch torchvision --index-url https://download.pytorch.org/whl/cpu")
-
-
 @POSIX
 def test_wheel_without_code_for_the_card(broken):
     archs = ("sm_50", "sm_80", "sm_86", "sm_90")
@@ -74,31 +65,7 @@ def test_wheel_without_code_for_the_card(broken):
 
 
 @POSIX
-def test_driver_too_old_for_the_cuda_build(broken):
-    message = "The NVIDIA driver on your system is too old (found version 12080)."
-    checks = broken("2.14.0+cu130", "13.0", arch_list=("sm_120",), message=message, driver="570.86.16")
-    assert checks["card.driver"]["status"] == "fail"
-    assert "580" in checks["card.driver"]["expected"]
-    assert "--torch cu128" in checks["card.driver"]["remedy"]
-    assert message in checks["card.usable"]["found"]
-
-
-@POSIX
-def test_nvml_that_fails(broken):
-    stub = "import sys\nprint('Failed to initialize NVML: Driver/library version mismatch')\nsys.exit(18)"
-    checks = broken("2.14.0+cu130", "13.0", arch_list=("sm_120",), driver=stub)
-    assert checks["card.present"]["status"] == "fail"
-    assert "version mismatch" in checks["card.present"]["found"]
-
-
-@POSIX
 def test_torch_that_crashes_the_process(broken):
     checks = broken("2.14.0+cu130", "13.0", more="os.abort()")
     assert checks["torch.loads"]["status"] == "fail"
     assert "killed by signal 6" in checks["torch.loads"]["found"]
-
-
-def test_torch_with_a_missing_library(broken):
-    error = "raise ImportError('libcudart.so.13: cannot open shared object file')"
-    checks = broken("2.14.0+cu130", "13.0", more=error)
-    assert checks["torch.loads"]["found"].startswith("ImportError: libcudart.so.13")

@@ -20,9 +20,7 @@ from vae.system.errors import UserError
 PASSWORD, SIGNATURE = "pa55word", "5ecret"
 ADDRESSES = [
     "http://bob:pa55word@{host}/dataset.json?sig=5ecret",
-    " http://bob:pa55word@{host}/dataset.json",
     "http:/bob:pa55word@{host}/dataset.json",
-    "simplecache::http://bob:pa55word@{host}/dataset.json?sig=5ecret",
 ]
 SMALL = ("--max_images", "2", "--perceptual_net", "none", "--device", "cpu")
 CHECK = "check_compatibility.py"  # computes for seconds

@@ -11,7 +11,6 @@ import pytest
 
 from tests.harness.runs import ROOT
 from vae.config.options import SpeedConfig, all_options
-from vae.config.recipes import RECIPES
 from vae.system.errors import UserError
 from vae.system.gpus import (
     ALLOCATOR_VARIABLES,
@@ -29,42 +28,26 @@ from vae.system.gpus import (
 REPORTED = [
     ("NVIDIA GeForce RTX 5090", 32607, "RTX 5090"),
     ("NVIDIA GeForce RTX 5090 D", 32607, "RTX 5090 D"),
-    ("NVIDIA GeForce RTX 5090 D v2", 24463, "RTX 5090 D v2"),
     ("NVIDIA GeForce RTX 5090 Laptop GPU", 24463, "RTX 5090 Laptop GPU"),
-    ("NVIDIA GeForce RTX 5080", 16303, "RTX 5080"),
-    ("NVIDIA GeForce RTX 5080 Laptop GPU", 16303, "RTX 5080 Laptop GPU"),
     ("NVIDIA GeForce RTX 5080 SUPER", 24463, None),
-    ("NVIDIA GeForce RTX 5070 Ti", 16303, "RTX 5070 Ti"),
-    ("NVIDIA GeForce RTX 5070 Ti Laptop GPU", 12227, "RTX 5070 Ti Laptop GPU"),
     ("NVIDIA GeForce RTX 5060 Ti", 16311, "RTX 5060 Ti 16GB"),
     ("NVIDIA GeForce RTX 5060 Ti", 8151, "RTX 5060 Ti 8GB"),
-    ("NVIDIA GeForce RTX 5060", 8151, "RTX 5060"),
     ("NVIDIA GeForce RTX 4090", 24564, "RTX 4090"),
     ("NVIDIA GeForce RTX 4090", 49140, None),  # modified, with twice the memory
-    ("NVIDIA GeForce RTX 4090 D", 24564, "RTX 4090 D"),
-    ("NVIDIA GeForce RTX 4090 Laptop GPU", 16376, "RTX 4090 Laptop GPU"),
     ("NVIDIA GeForce RTX 4060 Ti", 8188, "RTX 4060 Ti 8GB"),
     ("NVIDIA GeForce RTX 4060 Ti", 16380, "RTX 4060 Ti 16GB"),
     ("NVIDIA H100 80GB HBM3", 81559, "H100"),
     ("NVIDIA H100 PCIe", 81559, "H100 PCIe"),
-    ("NVIDIA H100 NVL", 95830, "H100 NVL"),
     ("NVIDIA H100 80GB HBM3 MIG 1g.10gb", 9984, None),
-    ("NVIDIA H200 MIG 1g.18gb", 16384, None),
-    ("NVIDIA GH200 144G HBM3e", 147456, None),
     ("NVIDIA A100-SXM4-80GB", 81920, "A100-SXM4-80GB"),
-    ("NVIDIA A100-SXM4-40GB", 40536, "A100-SXM4-40GB"),
     ("NVIDIA RTX A6000", 49140, "RTX A6000"),
     ("NVIDIA RTX A6000", 46068, "RTX A6000"),  # with ECC
-    ("NVIDIA RTX PRO 5000 Blackwell", 48935, "RTX PRO 5000 Blackwell"),
     ("NVIDIA RTX PRO 5000 Blackwell", 73000, None),  # a version with 72 GB
-    ("NVIDIA GeForce RTX 3090", 24576, "RTX 3090"),
     ("NVIDIA GeForce RTX 3090", 24268, "RTX 3090"),
     ("NVIDIA GeForce RTX 3080", 10240, "RTX 3080 10GB"),
     ("NVIDIA GeForce RTX 3080", 12288, "RTX 3080 12GB"),
-    ("NVIDIA GeForce RTX 3060 Laptop GPU", 6144, "RTX 3060 Laptop GPU"),
     ("Tesla T4", 15360, "Tesla T4"),
     ("NVIDIA GeForce GTX 1080 Ti", 11264, None),
-    ("AMD Radeon RX 7900 XTX", 24560, None),
     ("", 32607, None),
 ]
 
@@ -82,14 +65,6 @@ def test_match_card_by_reported_name_and_memory(name, mib, expected):
 def test_match_card_with_the_smaller_memory_of_pytorch(name, gib):
     card = find_cards(name)[0]
     assert match_card(f"NVIDIA {card.device_name}", gib) == card
-
-
-def test_match_card_ignores_brands():
-    assert (
-        match_card("GeForce RTX 5090", 31.8)
-        == match_card("RTX 5090", 31.8)
-        == match_card("NVIDIA GeForce RTX 5090", 31.4)
-    )
 
 
 @pytest.mark.parametrize(
@@ -175,13 +150,6 @@ def test_card_settings_affect_speed_only(settings):
         "persistent_workers",
     }
     assert settings.keys() <= speed & all_options().keys()
-
-
-def test_recipes_do_not_depend_on_cards():
-    cards = {card.name for card in CARDS}
-    for recipe in RECIPES.values():
-        assert recipe.values.keys() <= all_options().keys()
-        assert not cards & {str(value) for value in recipe.values.values()}
 
 
 @pytest.mark.parametrize(

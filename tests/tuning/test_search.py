@@ -68,12 +68,6 @@ def test_pruners_count_optimizer_steps(tune):
     assert (pruner._min_resource, pruner._reduction_factor) == (STEPS // 9, 3)
 
 
-def test_hyperband_counts_optimizer_steps(tune):
-    rows = rows_of(tune(RATE, "--trials", "4", "--pruner", "hyperband", "--min_steps", "3"))
-    assert {row["state"] for row in rows} <= {"complete", "pruned"}
-    assert rows[0]["state"] == "complete"
-
-
 @pytest.mark.slow
 def test_out_of_memory_divergence_and_rejection_are_pruned_not_failed(tune):
     folder = tune({"z_channels": [4, 5, 6, 7], **RATE}, "--trials", "16", "--seed", "1")

@@ -90,16 +90,6 @@ def test_incomplete_last_record_is_removed(tune):
     assert len(rows_of(tune(SPACE, "--trials", "4"))) == 4
 
 
-@pytest.mark.parametrize("damage", [b"not json\n", b'{"op_code": 6}\n'])
-def test_damaged_journal_is_one_line(tune, damage):
-    folder = tune(SPACE, "--trials", "1")
-    path = folder / JOURNAL_NAME
-    lines = path.read_bytes().splitlines(keepends=True)
-    path.write_bytes(b"".join([*lines[:3], damage, *lines[3:]]))
-    with pytest.raises(UserError, match=r"--output_dir.*journal\.log is damaged.*another folder"):
-        tune(SPACE, "--trials", "2")
-
-
 def test_a_search_of_other_images_or_another_space_is_refused(tune, tmp_path):
     tune(SPACE, "--trials", "1")
     with pytest.raises(UserError, match=r"--space beta1 was None, and is now .*another folder"):

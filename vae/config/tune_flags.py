@@ -55,8 +55,8 @@ class TuneConfig:
     pruner: str = option(
         "auto",
         f"how trials are stopped early, by optimizer steps; auto: none up to {RANDOM_TRIALS} trials, asha "
-        "above; asha: successive halving; hyperband: several brackets of it",
-        choices=("auto", "asha", "hyperband", "none"),
+        "above; asha: successive halving",
+        choices=("auto", "asha", "none"),
     )
     min_steps: int = option(
         0,

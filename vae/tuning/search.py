@@ -222,11 +222,7 @@ class Search:
         if kind == "none" or not steps:
             return optuna.pruners.NopPruner()
         least = self.config.min_steps or max(1, steps // REDUCTION**2)
-        if kind == "asha":
-            return optuna.pruners.SuccessiveHalvingPruner(min_resource=least, reduction_factor=REDUCTION)
-        return optuna.pruners.HyperbandPruner(
-            min_resource=least, max_resource=max(least, steps), reduction_factor=REDUCTION
-        )
+        return optuna.pruners.SuccessiveHalvingPruner(min_resource=least, reduction_factor=REDUCTION)
 
     def best(self) -> list[FrozenTrial]:
         """The best trial, or the Pareto front, best first in the first objective."""
@@ -262,7 +258,7 @@ class Search:
 
 
 def _open_study(folder: Path, identity: dict[str, Any]) -> Study:
-    """The study in the folder, or a new one; UserError if it is damaged or of another command."""
+    """The study in the folder, or a new one; UserError if it is that of another command."""
     path = folder / JOURNAL_NAME
     lock = JournalFileOpenLock(str(path))  # works on Windows, too
     lock.acquire()
@@ -273,17 +269,12 @@ def _open_study(folder: Path, identity: dict[str, Any]) -> Study:
             journal.truncate(journal.read().rfind(b"\n") + 1)
     finally:
         lock.release()
-    try:
-        study = optuna.create_study(
-            storage=JournalStorage(JournalFileBackend(str(path), lock)),
-            study_name="vae",
-            directions=[DIRECTIONS[name] for name in identity["--objective"]],  # type: ignore[misc]
-            load_if_exists=True,
-        )
-    except (ValueError, LookupError, TypeError, AssertionError) as error:
-        raise UserError(
-            f"--output_dir: the journal {path} is damaged ({error}): restore it, or search in another folder"
-        ) from None
+    study = optuna.create_study(
+        storage=JournalStorage(JournalFileBackend(str(path), lock)),
+        study_name="vae",
+        directions=[DIRECTIONS[name] for name in identity["--objective"]],  # type: ignore[misc]
+        load_if_exists=True,
+    )
     known = study.user_attrs.get("identity", identity)
     for name in {**known, **identity}:
         before = known.get(name)
