@@ -170,7 +170,7 @@ def test_folder_on_this_machine_wins_and_the_hub_is_not_asked(server, tmp_path):
     own = load_vae(write_vae(tmp_path / "someone" / "pipeline", seed=2)).autoencoder.state_dict()
     loaded = load_vae(Path("someone/pipeline")).autoencoder.state_dict()
     assert all(value.equal(loaded[key]) for key, value in own.items())
-    with pytest.raises(UserError, match=r"--vae someone/pipelin: there is no such file or folder$"):
+    with pytest.raises(UserError, match=r"--vae someone.pipelin: there is no such file or folder$"):
         load_vae(Path("someone/pipelin"))
     assert server.requests == []
 

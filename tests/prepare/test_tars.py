@@ -53,7 +53,7 @@ def test_images_have_the_bytes_of_the_members_and_the_tars_do_not_change(write, 
 
     version, everything = read_dataset(path).version, read_all(path)
     folder.rename(tmp_path / "moved")  # does not change the version, and with it resuming
-    path.write_text(path.read_text().replace(str(folder), str(tmp_path / "moved")))
+    path.write_text(path.read_text().replace(folder.as_posix(), (tmp_path / "moved").as_posix()))
     assert (read_dataset(path).version, read_all(path)) == (version, everything)
 
 
@@ -266,7 +266,7 @@ def test_folders_patterns_and_lists_name_the_same_tars(tmp_path):
     of_windows = tmp_path / "of_windows.txt"
     of_windows.write_text(listed.read_text().replace("tars/a/", "tars\\a\\"))
     for text in (folder.parent, listed, of_windows):
-        assert names_of(text) == (str(folder.parent), names)
+        assert names_of(text) == (folder.parent.as_posix(), names)
     assert names_of(f"{folder}/kodak-*.tar")[1] == [name[2:] for name in names[:3]]
     assert names_of(f"{folder.parent}/{{a,b}}/kodak-000000.tar")[1] == [names[0], names[3]]
     remote = names_of("https://host/x/{9..11}/{00..01}.tar")
