@@ -54,10 +54,10 @@ def test_python_api_example(tmp_path, image_folder):
 
 @pytest.fixture(scope="module")
 def digits(tmp_path_factory) -> Path:
-    """A folder for each class of scikit-learn's digits, 32 images of 64 px in each."""
+    """A folder for each class of scikit-learn's digits, about 12 images of 64 px in each."""
     folder = tmp_path_factory.mktemp("digits")
     pixels, targets = load_digits(return_X_y=True)
-    for number, (values, target) in enumerate(zip(pixels[:320], targets[:320], strict=True)):
+    for number, (values, target) in enumerate(zip(pixels[:120], targets[:120], strict=True)):
         (folder / str(target)).mkdir(exist_ok=True)
         image = Image.fromarray((values.reshape(8, 8) * 15.9).astype(np.uint8))
         image.resize((64, 64), Image.Resampling.BICUBIC).save(folder / str(target) / f"{number:03}.png")
@@ -88,17 +88,17 @@ def test_latent_classifier_reads_digits(tmp_path, digits):
         "1",
     ]
     words += ["--micro_batch", "16", "--num_workers", "0", "--device", "cpu"]
-    done = run_script("examples/latent_classifier.py", *words, "--epochs", "4")
+    done = run_script("examples/latent_classifier.py", *words, "--epochs", "3")
     assert done.returncode == 0, done.stderr
     ((heads),) = read_json(tmp_path / "out" / "results.json").values()
-    assert min(heads[head]["top1"] for head in ("network", "linear")) > 0.7  # by chance 0.1
+    assert min(heads[head]["top1"] for head in ("network", "linear")) > 0.3  # by chance 0.1
     assert heads["ensemble"]["log_loss"] <= 1.02 * min(
         heads[head]["log_loss"] for head in ("network", "linear")
     )
     with (tmp_path / "out" / "probabilities_0.csv").open(encoding="utf-8") as file:
         title, *rows = csv.reader(file)
     assert title == ["image", *"0123456789"]
-    assert len(rows) == 320
+    assert len(rows) == 120
     assert all(sum(map(float, row[1:])) == pytest.approx(1, abs=1e-4) for row in rows)
     (cached,) = (tmp_path / "out" / "latents").iterdir()
     written = cached.stat().st_mtime_ns

@@ -42,7 +42,7 @@ LISTS = (
 )
 
 
-@pytest.mark.parametrize(("encode", "lines"), zip([str.encode, *ENCODINGS.values()], LISTS, strict=True))
+@pytest.mark.parametrize(("encode", "lines"), [*zip([str.encode, *ENCODINGS.values()], LISTS, strict=True)])
 def test_lists(encode, lines, photos, tmp_path):
     path = tmp_path / "list.txt"
     path.write_bytes(encode(lines))
