@@ -1,5 +1,6 @@
 """The records of data and trainer: sums over processes, and the slowest rank."""
 
+import time
 from pathlib import Path
 
 import pytest
@@ -101,3 +102,17 @@ def test_slow_rank_is_named(tiny, tmp_path):
     assert all(record["slowest_to_median"] > 1.2 for record in found)  # 2 is the most for two processes
     assert all(record["skew_share"] > record["network_share"] for record in found)
     assert all(record["skew_share"] + record["network_share"] > 0.1 for record in found)
+
+
+def test_validations_are_no_time_of_training_also_at_the_end_of_an_epoch(monkeypatch):
+    now = [0.0]
+    monkeypatch.setattr(time, "perf_counter", lambda: now[0])
+    metrics = RunningMetrics(started=0.0, counted_until=0.0)
+    # validations and saves, the wait for a batch, the step; no step follows the last wait of an epoch
+    for pause, wait, step in ((0, 1, 2), (10, 0, None), (5, 1, 2), (3, 1, 2)):
+        now[0] += pause + wait
+        metrics.add_wait(wait)
+        if step:
+            now[0] += step
+            metrics.add({}, 4, [])
+    assert metrics.speed() == {"images_per_second": 12 / 9, "data_wait_share": 3 / 9}

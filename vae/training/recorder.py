@@ -128,7 +128,7 @@ class RunningMetrics:
     """Sums over the steps since the last record. Tensors stay on the device until the record is written."""
 
     started: float = field(default_factory=time.perf_counter)
-    step_ended: float = field(default_factory=time.perf_counter)
+    counted_until: float = field(default_factory=time.perf_counter)  # end of the last step or wait
     wait_seconds: float = 0.0  # for batches
     pause_seconds: float = 0.0  # for validations, samples and checkpoints
     images: float = 0.0  # of all processes
@@ -142,12 +142,13 @@ class RunningMetrics:
             self.sums[name] = self.sums[name] + value if name in self.sums else value
         self.images += images
         self.norms = norms
-        self.step_ended = time.perf_counter()
+        self.counted_until = time.perf_counter()
 
     def add_wait(self, seconds: float) -> None:
         """Add a wait for a batch that ends now; between the last step and it were validations and saves."""
         self.wait_seconds += seconds
-        self.pause_seconds += time.perf_counter() - seconds - self.step_ended
+        self.pause_seconds += time.perf_counter() - seconds - self.counted_until
+        self.counted_until = time.perf_counter()  # no step follows the last wait of an epoch
 
     def all_reduced_means(self, dist: Distributed) -> dict[str, float]:
         """The mean of each sum over the images of all processes. This synchronizes the device."""
