@@ -70,8 +70,7 @@ def read_joined(db: Any, text: str, key: str) -> None:
         except OSError as error:
             raise DataError(f"--join {file} cannot be read: {error.strerror}") from error
         except duckdb.Error as error:
-            hint = ": save it as UTF-8" if "unicode" in str(error).lower() else ""
-            raise DataError(f"--join {file} cannot be read ({short(error)}){hint}") from error
+            raise DataError(f"--join {file} cannot be read ({short(error)}): texts must be UTF-8") from error
 
 
 def _append(db: Any, path: Path, key: str, shown: str) -> None:
