@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from safetensors import safe_open
 
-from tests.harness.runs import run_here, run_script
+from tests.harness.runs import run_here
 from tests.harness.small_vae import SMALL, write_vae
 from vae.interop import hub
 from vae.interop.vae_files import load_vae
@@ -222,21 +222,6 @@ def test_without_the_package_the_message_names_it_and_the_download(server, monke
         UserError, match=r"pip install huggingface_hub, or .* hf download someone/pipeline --"
     ):
         load_vae(Path("someone/pipeline"))
-
-
-def test_scripts_read_hf_endpoint(server, tmp_path):
-    env = {"HF_ENDPOINT": server.url, "HF_HOME": str(tmp_path / "home"), "HF_HUB_DISABLE_XET": "1"}
-    words = (
-        "--vae",
-        "someone/pipeline",
-        "--output",
-        str(tmp_path / "out.safetensors"),
-        "--scaling_factor",
-        "1",
-    )
-    done = run_script("export_vae.py", *words, env=env)
-    assert done.returncode == 0, done.stderr
-    assert f"someone/pipeline: commit {COMMIT[:12]} of the Hugging Face hub" in done.stdout
 
 
 def export(*words: object):

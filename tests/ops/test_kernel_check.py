@@ -145,18 +145,6 @@ def test_one_wrong_element_and_nan_are_found(kernels):
         assert [o.kernel for o in run_tests(CPU, [FP32]) if o.is_broken] == ["normalize"]
 
 
-@pytest.mark.parametrize("name", ["distance", "feature_gradient"])
-def test_wrong_feature_distance_is_replaced(kernels, name):
-    right = getattr(kernels.feature_distance, name)
-    setattr(kernels.feature_distance, name, lambda *args: right(*args) * 1.1)
-    choose_kernels("auto", CPU, [torch.bfloat16])
-    assert {key.operation for key in REPLACED} == {"feature_distance"}
-    assert (
-        feature_distance.backend(torch.zeros(1, 8, 4, 4).to(memory_format=torch.channels_last))
-        is feature_distance
-    )
-
-
 OWN = [
     NormShape(8, 3, 5, 4, False, False),
     AttentionShape(7, 8),

@@ -5,7 +5,6 @@ returns them. Diffusion models read (latents - shift_factor) * scaling_factor; t
 factors if the VAE's file does.
 """
 
-import hashlib
 import json
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +13,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from vae.inference.codec import padded_side
+from vae.interop.averaging import hash_of_weights
 from vae.interop.writing import write_safetensors
 from vae.model.autoencoder import AutoencoderKL, Posterior
 
@@ -53,17 +53,15 @@ class Latents:
 
 
 def encoder_fingerprint(model: AutoencoderKL) -> str:
-    """SHA-256 over names, shapes and fp32 values of the encoder and its quant convolution.
+    """SHA-256 over names and fp32 values of the encoder and its quant convolution.
 
     It stays the same if only the decoder is trained further, because the latents stay the same. It differs
     for a copy rounded to fp16 or bf16.
     """
-    digest = hashlib.sha256()
-    for name, value in sorted(model.state_dict().items()):
-        if name.startswith(("encoder.", "quant_conv.")):
-            digest.update(f"{name} {tuple(value.shape)}\n".encode())
-            digest.update(value.detach().float().cpu().contiguous().numpy().tobytes())
-    return digest.hexdigest()
+    encoder = {
+        n: v.float() for n, v in model.state_dict().items() if n.startswith(("encoder.", "quant_conv."))
+    }
+    return hash_of_weights(encoder)
 
 
 def save_latents(path: Path, latents: Latents, source: LatentSource, image: str) -> None:

@@ -18,6 +18,7 @@ from vae.device import DTYPES, pick_device
 from vae.images.folder import list_images
 from vae.images.pixels import to_float
 from vae.interop.averaging import combine
+from vae.interop.export_check import check_command
 from vae.interop.families import comfyui_problem, latents_config
 from vae.interop.hub import upload
 from vae.interop.latent_statistics import (
@@ -32,7 +33,6 @@ from vae.interop.latent_statistics import (
 )
 from vae.interop.model_card import COMPVIS, card_files, modelspec, run_of
 from vae.interop.parameter_names import into_wan, to_compvis
-from vae.interop.precheck import check_command
 from vae.interop.vae_files import CONFIG_KEY, START_KEY, LoadedVae, check_fit, load_vae, read_vae
 from vae.interop.vae_path import WEIGHTS_NAME, locate_vae
 from vae.interop.weight_file import read_tensors
