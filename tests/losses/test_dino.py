@@ -128,7 +128,7 @@ def test_half_precision_is_close(distance, weights_file, dtype, tolerance):
 @pytest.mark.slow
 def test_the_memory_plan_equals_the_step(weights_file):
     loss = replace(DINO, perceptual_weights=str(weights_file))
-    spec = replace(SPEC, loss=loss, image_size=112, batch=2)
+    spec = replace(SPEC, loss=loss, image_size=56, batch=2)
     with memory_of_a_gpu():
         predicted = check_prediction(spec, 1)
     assert predicted.resident - step_memory(replace(spec, loss=PIXELS_ONLY), 1).resident > 84e6

@@ -2,15 +2,12 @@
 
 import math
 import sys
-from pathlib import Path
 from types import ModuleType, SimpleNamespace
 
 import pytest
 import torch
 
 from tests.harness.interpreter import interpreted
-from tests.harness.training_runs import records, train_short
-from vae.config.flags import command_words
 from vae.losses import feature_distance
 from vae.ops import attention, kernel_check, library, norm
 from vae.ops.kernel_check import (
@@ -62,8 +59,10 @@ def kernels(monkeypatch):
     monkeypatch.setattr(kernel_check, "_tested", set())
     monkeypatch.setattr(kernel_check, "_broken", set())
     monkeypatch.setattr(kernel_check, "NOTE_SECONDS", math.inf)  # a CPU is slow
-    small = [NormShape(32, 5, 6, 32, use, use) for use in (True, False)]
-    monkeypatch.setattr(kernel_check.run_tests, "__defaults__", ((*small, *kernel_check.SHAPES[2:]),))
+    small: list[kernel_check.Shape] = [AttentionShape(50, 32), FeatureShape(8, 4, 4)]
+    for use in (True, False):
+        small += [NormShape(32, 5, 6, 32, use, use), RmsShape(12, 5, 6, use, use)]
+    monkeypatch.setattr(kernel_check.run_tests, "__defaults__", (tuple(small),))
     REPLACED.clear()
     yield SimpleNamespace(**{name.partition(".")[2]: module for name, module in found.items()})
     REPLACED.clear()
@@ -250,30 +249,26 @@ def test_finding_of_another_process_is_shared(kernels, capsys):
 
 
 @pytest.mark.slow
-def test_training_goes_on_with_one_flipped_sign(tiny, tmp_path):
-    """The real kernels in the interpreter: the losses are those of a run without kernels."""
-    given = {**tiny, "max_steps": 2, "log_freq": 1, "val_split": 0.0, "init": "default"}
-    done = interpreted(INTERPRETED, *ONE_SIGN, "train_vae.py", *command_words(given))
-    assert done.returncode == 0, done.stderr
-    (line,) = [line for line in done.stdout.splitlines() if "WARNING" in line]
-    assert "Triton kernels of norm fail" in line
-    assert "normalize_with_statistics (fp32" in line
-    found = [record["loss"] for record in records(Path(given["output_dir"]), "train")]
-    train_short({**given, "num_epochs": 2}, tmp_path / "plain", max_steps=2, kernels="torch")
-    expected = [record["loss"] for record in records(tmp_path / "plain", "train")]
-    assert found == pytest.approx(expected, rel=1e-5)
-
-
-@pytest.mark.slow
-def test_flipped_sign_of_attention_is_found(tmp_path):
-    """The real kernel in Triton's interpreter. Only a second tile of keys shows this sign."""
+@pytest.mark.parametrize(
+    ("operation", "change", "found"),
+    [
+        ("norm", ONE_SIGN, "normalize_with_statistics"),
+        # only a second tile of keys shows this sign
+        (
+            "attention",
+            ("attention_triton", "softmax_kernel", "maxima - larger", "maxima + larger"),
+            "softmax_step",
+        ),
+    ],
+)
+def test_flipped_sign_of_a_real_kernel_is_found(operation, change, found, tmp_path):
+    """In Triton's interpreter."""
     script = tmp_path / "tests_of_kernels.py"
     script.write_text(
         "import torch\nfrom vae.ops import kernel_check\n"
-        "kernel_check.KERNEL_KEYS = [k for k in kernel_check.KERNEL_KEYS if k.operation == 'attention']\n"
+        f"kernel_check.KERNEL_KEYS = [k for k in kernel_check.KERNEL_KEYS if k.operation == '{operation}']\n"
         "outcomes = kernel_check.run_tests(torch.device('cpu'), [torch.float16])\n"
         "print(*(outcome.kernel for outcome in outcomes if outcome.is_broken))\n"
     )
-    change = ("attention_triton", "softmax_kernel", "maxima - larger", "maxima + larger")
     done = interpreted(INTERPRETED, *change, str(script))
-    assert done.stdout.split() == ["softmax_step"], done.stderr
+    assert done.stdout.split() == [found], done.stderr
