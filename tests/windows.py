@@ -16,7 +16,7 @@ from pathlib import Path
 from subprocess import DEVNULL, PIPE, STDOUT, Popen, TimeoutExpired
 
 ROOT = Path(__file__).resolve().parents[1]
-STABLE = ["images", "config", "checks", "run", "data", "launchers"]
+STABLE = ["images", "config", "checks", "launchers", "run", "data"]  # the slowest last
 PACKAGES = ["-r", "requirements.txt", "-r", "requirements-test.txt", "pytest-timeout", "msvc-runtime"]
 UV = "pip install -q --python-platform windows --python-version 3.13 --only-binary :all: --no-binary pyvips"
 PYTEST = "-m pytest -v -rfEs -p no:cacheprovider --timeout 60 --basetemp={folder}/tmp"
