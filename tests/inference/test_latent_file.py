@@ -66,6 +66,9 @@ def test_files_with_other_content_are_refused(tmp_path):
     save_file({"latents": torch.zeros(4, 2, 2)}, path)
     assert reason(path) == "not_latents"
     assert load_latents(path, SOURCE, any_vae=True).size == (16, 16)
+    save_file({"latents": torch.zeros(4, 2, 2)}, path, {"format": "vae-latents-1"})  # of an earlier version
+    with pytest.raises(BadLatentsError, match=r"format vae-latents-1, not .* add --any_vae"):
+        load_latents(path, SOURCE)
     save_file({"latents": torch.full((4, 2, 2), torch.nan)}, path)
     assert reason(path, any_vae=True) == "not_finite"
     path = tmp_path / "pickle.safetensors"  # Windows replaces no mapped file

@@ -17,7 +17,7 @@ from vae.interop.averaging import hash_of_weights
 from vae.interop.writing import write_safetensors
 from vae.model.autoencoder import AutoencoderKL, Posterior
 
-FORMAT = "vae-latents-1"
+FORMAT = "vae-latents-2"  # 1: the fingerprint was another hash
 _SHOWN_DIGITS = 12  # digits of a fingerprint in messages
 
 
@@ -93,10 +93,11 @@ def load_latents(path: Path, source: LatentSource, any_vae: bool = False) -> Lat
         with safe_open(path, framework="pt") as file:
             metadata = file.metadata() or {}
             names = sorted(file.keys())
-            ours = "latents" in names and (any_vae or metadata.get("format") == FORMAT)
-            if not ours:
-                remedy = "give files written by --mode encode"
-                raise BadLatentsError("not_latents", f"has other tensors ({', '.join(names[:3])}): {remedy}")
+            version = metadata.get("format")
+            if "latents" not in names or not (any_vae or version == FORMAT):
+                found = f"format {version}, not {FORMAT}, and tensors {', '.join(names[:3])}"
+                remedy = "give files written by --mode encode, or add --any_vae if these are latents"
+                raise BadLatentsError("not_latents", f"has {found}: {remedy}")
             mean = file.get_tensor("latents").float()
             logvar = file.get_tensor("logvar").float() if "logvar" in names else torch.full_like(mean, -30.0)
     except (SafetensorError, OSError, ValueError) as error:
