@@ -65,9 +65,9 @@ def test_validation_without_psnr_is_never_the_best(unmeasured):
 
 
 def test_stage_starts_without_count_and_without_start_psnr():
-    history = History(best=metrics(20.0), without_gain=3, start_psnr=19.0, last_psnr=19.0)
+    history = History(best=metrics(20.0), without_gain=3, start_psnr=19.0)
     history.begin_stage()
-    assert (history.without_gain, history.start_psnr, history.last_psnr) == (0, None, None)
+    assert (history.without_gain, history.start_psnr) == (0, None)
     assert history.best == metrics(20.0)
 
 
@@ -100,22 +100,6 @@ def test_start_at_the_same_size_does_not_replace_a_better_epoch():
     history.begin_stage()
     history.add_start(metrics(29.0), "checkpoint_epoch_2.pt")
     assert (history.best, history.best_is_start, history.without_gain) == (metrics(30.0), False, 0)
-
-
-@pytest.mark.parametrize(
-    ("start", "last", "is_below"),
-    [
-        (25.0, 24.996, False),  # printed as 25.00
-        (25.0, 24.98, True),
-        (25.0, 26.0, False),
-        (25.0, math.nan, True),
-        (math.nan, 20.0, False),
-        (None, 20.0, False),  # no validation
-        (25.0, None, False),
-    ],
-)
-def test_below_start_is_what_the_printed_values_show(start, last, is_below):
-    assert History(start_psnr=start, last_psnr=last).is_below_start == is_below
 
 
 def test_decrease_is_reported_once_with_its_remedy():

@@ -94,17 +94,6 @@ def test_save_signal_saves_and_training_continues_unchanged(tiny, tmp_path):
     assert saved["checkpoint_step_5.pt"] == {"epoch": 1, "images_in_epoch": 8, "step": 5, "images": 20}
 
 
-@posix
-def test_handlers_are_installed_only_within_the_context():
-    before = [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)]
-    with StopSignals() as signals:
-        signal.raise_signal(signal.SIGUSR1)
-        assert (signals.save, signals.stop) == (True, False)
-        signal.raise_signal(signal.SIGTERM)
-        assert signals.stop
-    assert [signal.getsignal(n) for n in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)] == before
-
-
 # ---- in another process: the signal arrives at any moment ------------------------------------------------
 
 
@@ -179,11 +168,19 @@ def test_answer_describes_what_happens(tiny, tmp_path, capfd, point, nth, answer
     assert last_checkpoint(tmp_path / "run")["position"]["step"] == step
 
 
-def test_answer_is_written_in_the_handler(capfd):
+@posix
+def test_handlers_set_flags_and_answer_within_the_context(capfd):
+    numbers = signal.SIGTERM, signal.SIGINT, signal.SIGUSR1
+    before = [signal.getsignal(number) for number in numbers]
     with StopSignals() as signals, signals.answering("finishing this test"):
+        signal.raise_signal(signal.SIGUSR1)
+        assert (signals.save, signals.stop) == (True, False)
+        assert capfd.readouterr().err == ""
         signal.raise_signal(signal.SIGTERM)
+        assert signals.stop
         assert capfd.readouterr().err == "finishing this test; press Ctrl-C again to exit now\n"
     assert signals.answer == LOADING
+    assert [signal.getsignal(number) for number in numbers] == before
 
 
 def test_duplicate_signal_is_answered_once_and_other_ranks_are_silent(monkeypatch, capfd):
@@ -213,13 +210,6 @@ def test_hangups_stop_the_run_once_unless_they_are_ignored(monkeypatch, capfd, i
     finally:
         signal.signal(signal.SIGHUP, before)
     assert capfd.readouterr().err.count("Ctrl-C") == (0 if ignored else 1)
-
-
-@posix
-def test_save_signal_needs_no_answer(capfd):
-    with StopSignals():
-        signal.raise_signal(signal.SIGUSR1)
-    assert capfd.readouterr().err == ""
 
 
 @posix

@@ -67,7 +67,6 @@ class Validations:
     best_checkpoint_psnr: float | None = None
     without_gain: int = 0  # validations since the best one, for --early_stopping
     start_psnr: float | None = None  # dB before the stage's first step
-    last_psnr: float | None = None  # dB of the stage's last validation
     decrease_reported: bool = False  # in this stage
     quick_best: dict[str, float] = field(default_factory=dict)  # of the quick validations
     quick_has_fallen: bool = False  # the last quick validation

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import torch
 
-from vae.config.options import Config
 from vae.images.pixels import to_float
 from vae.interop.checkpoint_file import checkpoint_digest
 from vae.interop.latent_statistics import LatentConstants, is_unmeasured, set_latent_norm, sums_of
@@ -20,7 +19,6 @@ from vae.step import Networks, network_input, unwrapped
 from vae.system import console
 from vae.system.errors import NonFiniteError, UserError
 from vae.system.files import read_marker
-from vae.training.checkpoints import position_name
 from vae.training.provenance import note_exported
 from vae.training.run_folder import resume_command
 from vae.training.state import TrainingState
@@ -64,9 +62,8 @@ def is_exported(output_dir: Path, checkpoint: Path) -> bool:
 
 
 def write_export(
-    config: Config,
+    output_dir: Path,
     state: TrainingState,
-    remedy: str,
     constants: LatentConstants,
     checkpoint: Path,
     overflows_fp16: bool = False,
@@ -74,10 +71,9 @@ def write_export(
     """Write OUTPUT_DIR/vae with constants of the latents; nothing if a value is not finite: NonFiniteError.
 
     In the file are the hash of the weights with which the run began, which averages of VAEs compare, and the
-    SHA-256 of the `checkpoint` with these weights. `remedy`: of the last stage, if PSNR has fallen in it.
+    SHA-256 of the `checkpoint` with these weights.
     """
     model = state.eval_model
-    output_dir = Path(config.run.output_dir)
     folder = output_dir / EXPORT_NAME
     numbers = (constants.scaling, constants.shift, *constants.mean, *constants.std)
     values = torch.tensor(numbers), *model.state_dict().values()
@@ -91,8 +87,6 @@ def write_export(
     if state.identity.start:
         metadata[START_KEY] = state.identity.start
     _keep_foreign(folder, metadata[RUN_KEY])
-    if state.history.is_below_start:
-        _report_worse(state, config, remedy)
     size = state.stage.image_size
     in_file = state.latent_constants is not None and bool(state.latent_constants.mean)
     how = {"force_upcast": overflows_fp16, "were_in_config": in_file}
@@ -119,15 +113,3 @@ def _keep_foreign(folder: Path, run_id: str) -> None:
             f"it, then export with: {resume_command(folder.parent)}"
         ) from error
     console.warning(f"{folder} is not of this run, so it is kept in {kept}")
-
-
-def _report_worse(state: TrainingState, config: Config, remedy: str) -> None:
-    history = state.history
-    line = f"PSNR is {history.last_psnr:.2f} dB, and {history.start_psnr:.2f} dB at the start of this stage"
-    if config.loss.adversarial_weight > 0:
-        console.info(f"{line}: the adversarial loss may lower PSNR, so compare the pictures of both")
-        return
-    best = history.best_checkpoint
-    if best and best != position_name(state.position):
-        remedy += f", or resume from {best}, which is better"
-    console.warning(f"{line}: {remedy}")

@@ -161,7 +161,6 @@ class TrainingLoop:
         takes_samples = options.save_samples_freq and step % options.save_samples_freq == 0
         if self.recorder.is_due():
             self._judge(self.recorder.write())
-        self.saver.report()
         if stopping:
             return
         if takes_samples:

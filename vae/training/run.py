@@ -207,7 +207,7 @@ class _Run:
             scale_activations(state.eval_model, 1.0)  # in other programs it has none
             overflows = activations_of(state.eval_model, crops()).may_overflow_fp16
             try:
-                write_export(run.config, state, schedule.remedy, constants, checkpoint, overflows)
+                write_export(self.folder, state, constants, checkpoint, overflows)
             except NonFiniteError as error:
                 failure = str(error)
         raise_if_diverged(self.dist, failure)

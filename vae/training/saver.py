@@ -68,10 +68,10 @@ class CheckpointWriter:
         self._background = background
         self._thread: threading.Thread | None = None
         self._failure: str | None = None  # why the last checkpoint is not on disk
-        self._messages: list[Callable[[], None]] = []  # what the next `report` prints
+        self._bug: Exception | None = None  # which `finish` raises where it ends the run
 
     def save(self, path: Path, content: dict[str, Any], prune: Callable[[], object]) -> None:
-        """Save a checkpoint, then `prune`; waits for the previous one. `report` prints a failure."""
+        """Save a checkpoint, then `prune`; waits for the previous one. A failure is printed."""
         self.finish()
         if self._background and (copy := self._copied(content)) is not None:
             thread = threading.Thread(target=self._write_in_thread, args=(path, copy, prune), daemon=True)
@@ -79,20 +79,15 @@ class CheckpointWriter:
             self._thread = thread
             return
         self._write(path, content, prune)
-        self.report()
 
     def finish(self) -> str | None:
         """Wait for the file under way; returns why the last checkpoint is not on disk."""
         if self._thread is not None:
             self._thread.join()
             self._thread = None
-        self.report()
+        if self._bug is not None:
+            raise self._bug
         return self._failure
-
-    def report(self) -> None:
-        """Print what has happened since the last call."""
-        while self._messages:
-            self._messages.pop(0)()
 
     def _copied(self, content: dict[str, Any]) -> Any:
         """The content in host memory; None, reported once, if there is too little of it."""
@@ -108,9 +103,8 @@ class CheckpointWriter:
     def _write_in_thread(self, *arguments: Any) -> None:
         try:
             self._write(*arguments)
-        except Exception as error:  # a bug: `report` raises it where it ends the run
-            self._failure = str(error)
-            self._messages.append(partial(_raise, error))
+        except Exception as error:
+            self._bug = error
 
     def _write(self, path: Path, content: dict[str, Any], prune: Callable[[], object]) -> None:
         self._failure = None
@@ -118,21 +112,14 @@ class CheckpointWriter:
             save_checkpoint(path, content)
         except OSError as error:
             self._failure = str(error)
-            text = f"{path} is not saved: {error}; older checkpoints are unchanged, the next save tries again"
-            self._notify(console.warning, text)
+            console.warning(
+                f"{path} is not saved: {error}; older checkpoints are unchanged, the next save tries again"
+            )
             return
         try:
             prune()
         except OSError as error:
-            text = f"an older checkpoint cannot be removed: {error}; the next save tries again"
-            self._notify(console.warning, text)
-
-    def _notify(self, print_line: Callable[[str], None], text: str) -> None:
-        self._messages.append(partial(print_line, text))
-
-
-def _raise(error: Exception) -> None:
-    raise error
+            console.warning(f"an older checkpoint cannot be removed: {error}; the next save tries again")
 
 
 @dataclass
@@ -232,11 +219,6 @@ class Saver:
     def close(self) -> None:
         """Wait for the file under way; a failure is only reported."""
         self.writer.finish()
-
-    def report(self) -> None:
-        """Print what has happened to files since the last call."""
-        if self.dist.is_main:
-            self.writer.report()
 
     def _after_write(self, at: Position, path: Path, prunes: bool) -> None:
         """After the checkpoint of the position `at` is on disk: let the next records judge it, and prune.

@@ -276,7 +276,7 @@ class History(Validations):
     def begin_stage(self) -> None:
         """Forget what belongs to the previous stage."""
         self.without_gain, self.decrease_reported = 0, False
-        self.start_psnr = self.last_psnr = None
+        self.start_psnr = None
 
     def add_start(self, metrics: dict[str, float], checkpoint: str | None) -> None:
         """Add the validation before the stage's first step, which later ones must exceed.
@@ -308,13 +308,6 @@ class History(Validations):
         if _psnr(metrics) > best:
             self.best_checkpoint = name
             self.best_checkpoint_psnr = metrics["psnr"]
-
-    @property
-    def is_below_start(self) -> bool:
-        """Whether the last validation of the stage is worse than that of its start, as they are printed."""
-        if self.start_psnr is None or self.last_psnr is None or not math.isfinite(self.start_psnr):
-            return False
-        return not round(self.last_psnr, 2) >= round(self.start_psnr, 2)  # also if it is NaN
 
     def decrease_warning(self, psnr: float, remedy: str) -> str | None:
         """The warning that training has lowered PSNR below the stage's start, once per stage."""

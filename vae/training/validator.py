@@ -98,7 +98,6 @@ class Validator:
             metrics = {"epoch": epoch, "image_size": state.stage.image_size, **measured}
             state.last_validation = metrics
             state.validated_step = state.position.step
-            state.history.last_psnr = metrics.get("psnr")
             precision = DTYPE_NAMES[self.networks.eval_dtype]
             values = {**metrics, "precision": precision, **speed, **of_slices}
             self.logbook.record("validation", state.position.step, values)
