@@ -298,7 +298,7 @@ class Recorder:
             console.info(f"step {self.state.position.step}: {shown}, {left} left")
 
 
-# ---- Profiling -------------------------------------------------------------------------------------------
+# ---- Profiling -----------------------------------------------------------------------------------------
 
 
 WARMUP_STEPS = 3  # leaves out compilation, algorithm search and the first allocations

@@ -22,7 +22,6 @@ from vae.system.files import claim_folder
 from vae.training.checkpoints import abandon_newer, position_name, refuse_foreign
 from vae.training.command import Command, check_command
 from vae.training.distributed import Distributed
-from vae.training.diverged import end_diverged
 from vae.training.export import LATENT_IMAGES, is_exported, latent_constants, write_export
 from vae.training.find_lr import find_learning_rate
 from vae.training.liveness import EXPORT, Liveness, LoadingStoppedError, StopSignals, Watchdog
@@ -31,7 +30,7 @@ from vae.training.loop import StageEnd, TrainingLoop
 from vae.training.precision import activations_of, search_plans
 from vae.training.report import next_command, print_remarks, print_stage, progress_line, result_lines
 from vae.training.run_folder import FolderLock, contains_run, resume_command
-from vae.training.saver import CheckpointWriter, Saver, copy_fits
+from vae.training.saver import CheckpointWriter, Saver, copy_fits, end_diverged
 from vae.training.schedule import StageSchedule
 from vae.training.setup import PreparedRun, begin_stability, prepare_run
 from vae.training.stability import raise_if_diverged

@@ -47,7 +47,6 @@ from vae.training.datasets import (
     without_excluded,
 )
 from vae.training.distributed import Distributed, GradientWaits, data_parallel
-from vae.training.diverged import read_divergences
 from vae.training.liveness import Liveness
 from vae.training.logbook import Logbook
 from vae.training.loop import TrainingLoop
@@ -73,7 +72,7 @@ from vae.training.provenance import (
 from vae.training.recorder import Recorder, step_profiler
 from vae.training.resolved_options import ResolvedOptions, machine_of, resolve_options, run_stages
 from vae.training.run_folder import resume_command
-from vae.training.saver import Saver
+from vae.training.saver import Saver, read_divergences
 from vae.training.schedule import StageSchedule
 from vae.training.stability import Stability
 from vae.training.stage_memory import OomRetry, StagePlan, StepSettings, plan_stage

@@ -40,7 +40,7 @@ class TrainingState:
     history: History = field(default_factory=History)
     latent_constants: LatentConstants | None = None  # of a frozen encoder from its file, or given ones
     identity: Identity = field(default_factory=Identity.new)
-    # Not in checkpoints: limits of the learning rate (diverged.py), and what this command has done.
+    # Not in checkpoints: limits of the learning rate (saver.py), and what this command has done.
     caps_by_stage: dict[int, list[float]] = field(default_factory=dict)
     begun_at: Position = field(default_factory=Position)
     is_changing: bool = False  # within a step's update or a restoration: weights and position do not agree
