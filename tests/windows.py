@@ -96,7 +96,7 @@ def run_python(words: list[str], folder: Path, seconds: float, log: Path) -> int
     except TimeoutExpired:
         process.kill()
         if os.name != "nt":
-            call("wineserver", "-k")
+            subprocess.run(["wineserver", "-k"], check=False)  # it may have ended
         output, code = process.communicate()[0], None
     with log.open("ab") as file:
         file.write(output)
