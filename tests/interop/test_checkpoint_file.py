@@ -4,6 +4,7 @@ import hashlib
 import os
 import random
 import sys
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,14 @@ from tests.harness.damaged_files import flip_bit
 from tests.harness.training_runs import assert_same
 from vae.interop.checkpoint_file import (
     CHECKPOINT_FORMAT,
+    CheckpointContent,
     DamagedCheckpointError,
+    Identity,
+    Position,
+    Samples,
+    Stage,
+    Topology,
+    Validations,
     check_sums,
     load_checkpoint,
     read_torch_file,
@@ -215,3 +223,10 @@ def test_missing_file_and_folder_are_errors(tmp_path):
     (tmp_path / "diffusion_pytorch_model.safetensors").touch()
     with pytest.raises(UserError, match=r"is a VAE.*--init_from"):
         load_checkpoint(tmp_path)
+
+
+def test_other_keys_are_another_format():
+    """Without a new CHECKPOINT_FORMAT, older files would end in a TypeError instead of one line."""
+    parts = (CheckpointContent, Stage, Position, Validations, Identity, Topology, Samples)
+    keys = " ".join(f"{part.__name__}.{item.name}" for part in parts for item in fields(part))
+    assert (CHECKPOINT_FORMAT, hashlib.sha256(keys.encode()).hexdigest()[:8]) == (7, "1ca75647")

@@ -29,7 +29,7 @@ from vae.system.files import (
 from vae.update import UpdateState
 
 RANDOM, WARM, TRAINED = "random weights", "warm start", "trained VAE"  # what a stage begins with
-CHECKPOINT_FORMAT = 6  # increase it when keys are renamed or removed: older files are then refused
+CHECKPOINT_FORMAT = 7  # increase it when keys are renamed or removed: older files are then refused
 _ARCHIVE = b"PK\x03\x04"  # how a ZIP archive begins
 
 
