@@ -264,6 +264,9 @@ def test_upload_and_download_give_the_same_vae(server, tmp_path):
     for key, value in own.autoencoder.state_dict().items():
         assert value.equal(loaded.autoencoder.state_dict()[key]), key
 
+    (run / "config.json").unlink()
+    assert "uploaded" in export(*words, "--overwrite").stdout  # the card does without the facts of the run
+
     (repo / "README.md").write_text("written by hand")
     assert "its README.md is kept" in export(*words, "--overwrite").stdout
     assert (repo / "README.md").read_text() == "written by hand"

@@ -45,7 +45,10 @@ def card_files(
 
 def run_of(vae: Path) -> Path | None:
     """The folder of the run that wrote `vae`: a checkpoint, its folder vae/, or the folder itself."""
-    return next((folder for folder in (vae, vae.parent) if (folder / METRICS_NAME).is_file()), None)
+    for folder in (vae, vae.parent):
+        if (folder / METRICS_NAME).is_file() and (folder / "config.json").is_file():
+            return folder
+    return None
 
 
 def _pictures(run: Path) -> dict[str, Path]:
