@@ -70,6 +70,7 @@ class Resume(NamedTuple):
 
     kind: str  # NEW, EXACT, TOPOLOGY or OTHER_DATA
     changed: str = ""  # what differs, for people
+    comparable: bool = True  # whether validations measure the same images as before
 
 
 @dataclass(frozen=True)
@@ -166,10 +167,11 @@ def code_revision() -> dict[str, str | None]:
 def compare(before: Mapping[str, Any], now: Mapping[str, Any]) -> Resume:
     """How a run with the samples `now` continues one with `before`."""
     parts = ("training", "validation", "transform", "seed")
-    data = [line for part in parts for line in _differences(part, before[part], now[part])]
+    data = {part: _differences(part, before[part], now[part]) for part in parts}
     topology = _differences("", before["topology"], now["topology"])
-    kind = OTHER_DATA if data else TOPOLOGY if topology else EXACT
-    return Resume(kind, ", ".join([*data, *topology]))
+    changed = [line for lines in (*data.values(), topology) for line in lines]
+    kind = OTHER_DATA if any(data.values()) else TOPOLOGY if topology else EXACT
+    return Resume(kind, ", ".join(changed), comparable=not (data["validation"] or data["transform"]))
 
 
 def _differences(part: str, before: Mapping[str, Any] | None, now: Mapping[str, Any] | None) -> list[str]:

@@ -79,7 +79,7 @@ from vae.training.stage_memory import OomRetry, StagePlan, StepSettings, plan_st
 from vae.training.stages import Position, Stage, StageSteps, current_stage, is_started
 from vae.training.state import TrainingState, begin_state, restore
 from vae.training.stepper import Stepper
-from vae.training.validation import ValidationSet
+from vae.training.validation import History, ValidationSet
 from vae.training.validator import SampleGrids, Validator, load_sample_images
 
 
@@ -271,6 +271,8 @@ def prepare_run(command: Command, dist: Distributed) -> PreparedRun:
         compiled=compiled,
         provenance=_provenance(options, config, state, training_set, validation_set, dist.world_size),
     )
+    if not run.provenance.resume.comparable:
+        state.history = History()
     if state.fp16:
         _fit_fp16(run, content)
     return run
