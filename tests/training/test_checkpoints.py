@@ -115,6 +115,14 @@ def test_prune_keeps_the_best_the_last_of_each_stage_and_the_newest(tmp_path):
     }
 
 
+def test_prune_removes_the_sha256_of_a_checkpoint_whose_removal_was_interrupted(tmp_path):
+    put(tmp_path, "checkpoint_step_10.pt", 10)
+    put(tmp_path, "checkpoint_step_20.pt", 20)
+    (tmp_path / "checkpoint_step_10.pt").unlink()
+    assert prune(tmp_path, 1, apart=set(), needed=set()) == []
+    assert remaining(tmp_path) == {"checkpoint_step_20.pt"}
+
+
 def test_prune_goes_on_after_a_checkpoint_that_a_program_has_open(tmp_path):
     """As a notebook on Windows has; the next save removes it."""
     paths = [put(tmp_path, f"checkpoint_step_{step}.pt", step) for step in (10, 20, 30, 40)]

@@ -108,11 +108,13 @@ def prune(folder: Path, keep: int, *, apart: set[str], needed: set[str]) -> list
             continue
         try:
             path.unlink(missing_ok=True)
-            record_path(path).unlink(missing_ok=True)
         except OSError as error:
             failure = error
             continue
         removed.append(path)
+    for record in folder.glob("checkpoint_*.pt.sha256"):  # also those of a process that was killed here
+        if not (folder / record.stem).exists():
+            record.unlink(missing_ok=True)
     if failure:
         raise failure
     return removed
