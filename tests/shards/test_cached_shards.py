@@ -28,7 +28,7 @@ from vae.shards import store
 from vae.shards.dataset_json import read_dataset
 from vae.shards.shard_cache import FOLDER_NAME, ShardCache, open_cache
 from vae.shards.shard_images import ShardImages
-from vae.shards.store import StoreError, StoreFile
+from vae.shards.store import StoreError, StoreFile, is_disk_error
 from vae.system.errors import DataError, UserError
 from vae.system.host import GIB
 
@@ -292,6 +292,11 @@ class Full(type(Path())):
 
     def unlink(self, missing_ok=False):
         """Nothing."""
+
+
+def test_refusal_by_this_disk_is_not_one_by_the_store():
+    assert is_disk_error(PermissionError(13, "Permission denied", "shard.part"))
+    assert not is_disk_error(PermissionError("Access Denied"))  # as s3fs raises it
 
 
 def test_disk_without_room_limits_the_cache(cache, monkeypatch):

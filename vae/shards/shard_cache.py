@@ -33,7 +33,7 @@ from vae.shards.dataset_json import (
     read_dataset,
     read_index,
 )
-from vae.shards.store import DISK_ERRORS, StoreFile, download
+from vae.shards.store import StoreFile, download, is_disk_error
 from vae.system.addresses import is_remote
 from vae.system.errors import DataError, UserError
 from vae.system.files import sha256_of_file, why_not_writable
@@ -132,7 +132,7 @@ class ShardCache:
                 finally:
                     _remove(part)
         except OSError as error:
-            if error.errno not in DISK_ERRORS:
+            if not is_disk_error(error):
                 raise
             raise DataError(
                 f"--cache_dir {self.folder}: {error.strerror}: free some space, or give a --cache_dir on "

@@ -66,13 +66,18 @@ class MissingError(StoreError):
     """A remote store does not have a file."""
 
 
+def is_disk_error(error: OSError) -> bool:
+    """Whether the disk of this machine is full or refuses a file: a store's refusal names none."""
+    return error.errno in DISK_ERRORS or (isinstance(error, PermissionError) and error.filename is not None)
+
+
 def read_file(file: StoreFile) -> bytes:
     """The content of a file; StoreError if the store does not give it."""
     return _with_tries(file, lambda system, path: system.cat_file(path))
 
 
 def download(file: Path | StoreFile, path: Path) -> None:
-    """Write the content of a file to `path`; StoreError if it cannot be read, OSError if the disk is full."""
+    """Write the content of a file to `path`; StoreError if it cannot be read, OSError of this disk."""
     if isinstance(file, StoreFile):
         _with_tries(file, lambda system, remote: system.get_file(remote, str(path)))
         return
@@ -112,7 +117,7 @@ def _with_tries(file: StoreFile, action: Callable[[Any, str], _T]) -> _T:
         try:
             return action(system, path)
         except Exception as error:  # the packages raise many types
-            if isinstance(error, OSError) and error.errno in DISK_ERRORS:
+            if isinstance(error, OSError) and is_disk_error(error):
                 raise
             reason, refused = _reason(error)
         pauses = PAUSES_REFUSED if refused else PAUSES
