@@ -109,17 +109,19 @@ def run_room(room: str, folder: Path, until: float) -> int:
     shutil.rmtree(place, ignore_errors=True)
     place.mkdir(parents=True)
     log = place / "log.txt"
-    codes = []
+    code: int | None = 0
     for line in RUN if room == "run" else [f"{PYTEST} tests/{room}"]:
         words = [word.format(folder=place) for word in line.split()]
-        codes.append(run_python(words, folder, until - time.monotonic(), log))
+        code = run_python(words, folder, until - time.monotonic(), log)
+        if code != 0:
+            break
     result = log.read_text(encoding="utf-8", errors="replace").strip().rpartition("\n")[2].strip("= ")
     if room != "run" and "in " not in result:  # a test that hangs ends pytest
-        codes = [None]
+        code = None
     minutes = (time.monotonic() - started) / 60
-    state = "did not end" if None in codes else "failed" if any(codes) else "passed"
+    state = "did not end" if code is None else "failed" if code else "passed"
     print(f"{room} {state}, {minutes:.1f} min: {result}; {log}", flush=True)
-    return NOT_RUN if None in codes else int(any(codes))
+    return NOT_RUN if code is None else int(code != 0)
 
 
 def main() -> int:

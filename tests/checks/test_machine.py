@@ -57,9 +57,9 @@ def test_cc_selects_the_compiler(tmp_path, monkeypatch):
     for name in ("clang", "my-cc"):
         (tmp_path / f"{name}{suffix}").write_text("#!/bin/sh\n")
         (tmp_path / f"{name}{suffix}").chmod(0o755)
-    assert find_compiler() == str(tmp_path / f"clang{suffix}")
+    assert Path(find_compiler()) == tmp_path / f"clang{suffix}"
     monkeypatch.setenv("CC", "my-cc")
-    assert find_compiler() == str(tmp_path / f"my-cc{suffix}")
+    assert Path(find_compiler()) == tmp_path / f"my-cc{suffix}"
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="Linux alone has /dev/shm")
