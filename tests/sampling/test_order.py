@@ -1,8 +1,24 @@
-"""The order of images: complete, split exactly among ranks, the same after any resume."""
+"""Images in the order of a folder or of shards: complete, divided among ranks, the same after a resume."""
 
+import math
+
+import numpy as np
 import pytest
 
-from vae.sampling.order import ShuffledOrder, StepSampler, permutation, steps_per_epoch
+from vae.sampling.order import (
+    MIN_SAMPLES,
+    SHUFFLE_SHARDS,
+    ShuffledOrder,
+    StepSampler,
+    StreamOrder,
+    count_streams,
+    default_streams,
+    fitting_shuffle,
+    permutation,
+    shards_at_once,
+    steps_per_epoch,
+    streams_of_process,
+)
 
 
 def orders(images: int, seed: int, epoch: int) -> list[int]:
@@ -50,3 +66,147 @@ def test_world_size_does_not_change_the_global_batches():
     alone = StepSampler(ShuffledOrder(48, 1), 8)
     pair = [StepSampler(ShuffledOrder(48, 1), 4, rank, 2) for rank in range(2)]
     assert list(map(set, alone)) == [{*left, *right} for left, right in zip(*pair, strict=True)]
+
+
+# ---- Shards ----------------------------------------------------------------------------------------------
+
+
+SHARDS = [37, 50, 41, 29, 60, 45, 33, 52]  # 347 samples
+STREAMS = 8
+
+
+def epoch(number: int, seed: int = 3) -> list[int]:
+    order = StreamOrder(SHARDS, STREAMS, seed)
+    return order.samples(number, 0, len(order))
+
+
+def test_epoch_has_every_sample_once_but_for_a_remainder():
+    found = [epoch(number) for number in range(4)]
+    for samples in found:
+        assert len(set(samples)) == len(samples) == 347 // STREAMS * STREAMS
+        assert set(samples) < set(range(347))
+    left_out = {tuple(sorted(set(range(347)) - set(samples))) for samples in found}
+    assert len(left_out) > 1  # other ones in each epoch
+    assert epoch(0) == found[0] != epoch(0, seed=4)
+
+
+def test_order_of_shards_is_the_same_on_every_machine():
+    assert epoch(0)[:8] == [26, 173, 297, 332, 82, 238, 140, 96]
+
+
+def test_stream_reads_few_shards():
+    """A stream has an eighth of the samples, from neighbours in the epoch's sequence of shards."""
+    ends = np.cumsum(SHARDS)
+    for stream in range(STREAMS):
+        shards = np.searchsorted(ends, epoch(1)[stream::STREAMS], side="right")
+        assert len(set(shards.tolist())) <= 3
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 3, 4, 6, 8, 12])
+def test_every_number_of_processes_sees_the_same_batches(world_size):
+    alone = list(StepSampler(StreamOrder(SHARDS, STREAMS, 3), 24))
+    ranks = [
+        StepSampler(StreamOrder(SHARDS, STREAMS, 3), 24 // world_size, r, world_size)
+        for r in range(world_size)
+    ]
+    together = [[key for part in parts for key in part] for parts in zip(*ranks, strict=True)]
+    assert list(map(sorted, together)) == list(map(sorted, alone))
+
+
+@pytest.mark.parametrize("world_size", [2, 4, 6, 16])
+def test_process_reads_only_its_own_streams(world_size):
+    whole, order = epoch(0), StreamOrder(SHARDS, STREAMS, 3)
+    apart = math.gcd(STREAMS, world_size)
+    assert streams_of_process(STREAMS, world_size) == STREAMS // apart
+    own = {sample for stream in range(1, STREAMS, apart) for sample in whole[stream::STREAMS]}
+    read = [index for batch in StepSampler(order, 2, 1, world_size) for _, index, _ in batch]
+    assert set(read) <= own
+    shards = np.searchsorted(np.cumsum(SHARDS), read, side="right")
+    assert set(shards.tolist()) <= set(order.shards_ahead(0, 1, world_size))  # one window is an epoch here
+
+
+def test_resuming_reads_nothing_before_its_position():
+    order = StreamOrder([1000] * 50, 4, seed=0)
+    whole = order.samples(2, 0, len(order))
+    fresh = StreamOrder([1000] * 50, 4, seed=0)
+    assert fresh.samples(2, 30_000, 8) == whole[30_000:30_008]
+    assert len(fresh._windows) == 4  # one of each stream
+
+
+def test_process_keeps_the_windows_of_its_own_streams():
+    order = StreamOrder([1000] * 200, 16, seed=0)
+    for step in range(0, len(order) // 16 - 1, 500):
+        order.samples(0, 16 * step + 3, 8, 8)  # rank 3 of 8: two streams
+    assert len(order._windows) == 2
+
+
+def test_small_datasets_have_fewer_streams():
+    assert count_streams(64 * MIN_SAMPLES, 64) == 64
+    assert count_streams(64 * MIN_SAMPLES - 1, 64) == 32
+    assert count_streams(3, 64) == 1
+    assert count_streams(10**10, 48) == 48
+
+
+GB = 10**9
+CACHE = 50 * 2**30  # the default of --cache_gib
+
+
+@pytest.mark.parametrize(
+    ("total", "shard", "streams"),
+    [
+        (10 * GB, GB, 96),  # the cache holds it whole
+        (10 * GB, 10 * GB, 96),
+        (48 * GB, GB, 96),
+        (60 * GB, GB, 16),  # 3 shards of 1 GB each
+        (10**12, GB, 16),
+        (5 * 10**12, GB, 16),
+        (10**13, GB, 96),  # from here on for several machines
+        (10**14, GB, 960),
+        (10**15, GB, 6720),
+        (10**12, 2 * GB, 8),
+        (10**12, 20 * GB, 1),  # the cache holds two
+        (40 * GB, 80 * 10**6, 96),
+        (4 * 10**11, 80 * 10**6, 96),
+        (10**12, 80 * 10**6, 192),
+    ],
+)
+def test_streams_of_one_machine_fit_into_the_default_cache(total, shard, streams):
+    shards = total // shard
+    assert default_streams(total // 10**5, shards, total) == streams
+    if shards < 64 * 96 and shard < 16 * GB:
+        for room in (CACHE, 4 * CACHE):
+            window = fitting_shuffle(streams, shard, room) // streams
+            assert min(total, shards_at_once(streams, window) * shard) <= room
+            assert window == SHUFFLE_SHARDS // streams or shards_at_once(streams, window + 1) * shard > room
+
+
+def test_large_datasets_have_streams_that_many_processes_divide():
+    assert default_streams(3, 1, 1000) == 1
+    assert default_streams(24 * MIN_SAMPLES, 10, 10**6) == 24
+    assert default_streams(10**10, 10**7, 10**12) == 6720
+    for nodes in (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 15):  # of eight cards
+        assert 6720 % (8 * nodes) == 0
+
+
+def same_shard_pairs(order: StreamOrder, shard: int, batch: int = 256) -> float:
+    """The share of pairs of images of a batch that are of the same shard."""
+    shares = []
+    for first in range(0, len(order) - batch, 100 * batch):
+        counts = np.bincount(np.array(order.samples(0, first, batch)) // shard)
+        shares.append((counts * (counts - 1)).sum() / (batch * (batch - 1)))
+    return float(np.mean(shares))
+
+
+@pytest.mark.parametrize("streams", [1, 8, 64])
+def test_few_streams_mix_as_well_as_many(streams):
+    order = StreamOrder([250] * 1000, streams, seed=0)
+    assert same_shard_pairs(order, 250) < 0.005
+    assert order.window_length * streams == 256 * 250  # the memory of the windows is the same
+    assert len(set(order.shards_ahead(0, 0, 1))) <= 2 * (256 + streams)
+
+
+def test_windows_of_four_shards_are_those_of_earlier_versions():
+    order = StreamOrder([100] * 200, 8, seed=3).mixing(4 * 8)
+    assert order.window_length == 400
+    assert same_shard_pairs(order, 100) > 0.02
+    assert order.samples(0, 0, 6) == [2027, 13893, 5391, 5713, 10122, 1739]

@@ -1,12 +1,13 @@
-"""The records of data and trainer: sums over processes, and the slowest rank."""
+"""Numbers of steps become records: sums over processes, the slowest rank, and a profile."""
 
+import json
 import time
 from pathlib import Path
 
 import pytest
 import torch
 
-from tests.harness.training_runs import ONE_PROCESS, records, train_on_two_processes
+from tests.harness.training_runs import ONE_PROCESS, records, train_on_two_processes, train_short
 from vae.data.dataset import Batch
 from vae.training.recorder import MIB, Health, ProcessNumbers, RunningMetrics, comparison, data_record
 from vae.training.run import train
@@ -116,3 +117,18 @@ def test_validations_are_no_time_of_training_also_at_the_end_of_an_epoch(monkeyp
             now[0] += step
             metrics.add({}, 4, [])
     assert metrics.speed() == {"images_per_second": 12 / 9, "data_wait_share": 3 / 9}
+
+
+# ---- Profile ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_profile_contains_a_trace_and_a_table(tiny, tmp_path):
+    train_short(tiny, tmp_path / "run", batch_size=2, profile_steps=2)
+    folder = tmp_path / "run" / "profile" / "32px"
+    assert json.loads((folder / "trace.json").read_text())["traceEvents"]
+    assert "convolution" in (folder / "table.txt").read_text()
+
+
+def test_profile_longer_than_the_run_is_no_error(tiny, tmp_path):
+    train_short(tiny, tmp_path / "run", profile_steps=50, max_steps=2)

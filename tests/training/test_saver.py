@@ -17,7 +17,7 @@ from vae.config.options import build
 from vae.interop.checkpoint_file import load_checkpoint
 from vae.memory.plan import checkpoint_bytes, reserve_bytes
 from vae.system.errors import EXIT_CONFIG
-from vae.training import saver as checkpoint_writer
+from vae.training import saver
 from vae.training.run import train
 from vae.training.saver import CheckpointWriter, host_copy
 
@@ -33,13 +33,13 @@ def path(tmp_path) -> Path:
 @pytest.fixture
 def gate(monkeypatch) -> threading.Event:
     """Files are written only after this event is set."""
-    opened, save_checkpoint = threading.Event(), checkpoint_writer.save_checkpoint
+    opened, save_checkpoint = threading.Event(), saver.save_checkpoint
 
     def gated(path: Path, content: dict[str, Any]) -> None:
         assert opened.wait(SECONDS)
         save_checkpoint(path, content)
 
-    monkeypatch.setattr(checkpoint_writer, "save_checkpoint", gated)
+    monkeypatch.setattr(saver, "save_checkpoint", gated)
     return opened
 
 
@@ -91,7 +91,7 @@ def test_too_little_memory_for_the_copy_makes_training_wait(path, monkeypatch, c
             "[enforce fail] DefaultCPUAllocator: not enough memory: you tried to allocate 9 bytes"
         )
 
-    monkeypatch.setattr(checkpoint_writer, "host_copy", no_memory)
+    monkeypatch.setattr(saver, "host_copy", no_memory)
     writer = CheckpointWriter(background=True)
     for step in (1, 2):
         writer.save(path, checkpoint(step), list)
