@@ -97,7 +97,7 @@ def test_validations_of_other_images_are_not_compared(image_folder, tmp_path):
     given = {**TINY, **SHORT, "data_path": str(image_folder), "output_dir": str(out), "checkpoint_freq": 1}
     assert train({**given, "val_split": 0.2, "num_epochs": 3, "max_steps": 4}) == 0
     assert last_checkpoint(out)["history"]["start_psnr"] is not None
-    assert train({**given, "val_split": 0.4, "max_steps": 5, "resume_from": "latest"}) == 0
+    assert train({**given, "val_split": 0.4, "num_epochs": 3, "max_steps": 5, "resume_from": "latest"}) == 0
     history = last_checkpoint(out)["history"]
     assert history["start_psnr"] is None
     assert history["best"]["images"] == records(out, "validation")[-1]["images"]
