@@ -1,4 +1,4 @@
-"""The order of the house: a room imports only from rooms below its line, and the lowest only from Python."""
+"""Layers: a package imports only from layers below its own, and the lowest only from Python."""
 
 import ast
 import re
@@ -11,8 +11,8 @@ from tests.harness.blocked_imports import without_libraries
 from tests.harness.runs import ROOT
 
 
-def read_lines() -> list[set[str]]:
-    """The layers of docs/architecture.md, lowest first; rooms of one layer do not know each other."""
+def read_layers() -> list[set[str]]:
+    """The layers of docs/architecture.md, lowest first; packages of one layer do not know each other."""
     text = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
     (table,) = re.findall(r"^\| layer, from high to low \|.*\n\|---\|---\|\n((?:\|.*\n)+)", text, re.M)
     rows = [set(re.findall(r"`(\w+)`", row.split(" | ")[0])) for row in table.splitlines()]
@@ -20,19 +20,19 @@ def read_lines() -> list[set[str]]:
     return rows[:0:-1]
 
 
-LINES = read_lines()
-LINE_OF = {room: line for line, rooms in enumerate(LINES) for room in rooms}
+LAYERS = read_layers()
+LAYER_OF = {package: layer for layer, packages in enumerate(LAYERS) for package in packages}
 FILES = sorted((ROOT / "vae").rglob("*.py"))
-STDLIB_ROOMS = ("config", "system")
+STDLIB_PACKAGES = ("config", "system")
 
 
-def room_of(path) -> str:
-    """The room a file of vae/ belongs to; '' for vae/__init__.py."""
+def package_of(path) -> str:
+    """The package or module of vae/ that a file belongs to; '' for vae/__init__.py."""
     first = path.relative_to(ROOT / "vae").parts[0]
     return "" if first == "__init__.py" else first.removesuffix(".py")
 
 
-STDLIB_ONLY = [p for p in FILES if room_of(p) in STDLIB_ROOMS]
+STDLIB_ONLY = [p for p in FILES if package_of(p) in STDLIB_PACKAGES]
 
 
 def imports_of(path, top_level_only: bool = False) -> list[str]:
@@ -50,28 +50,28 @@ def imports_of(path, top_level_only: bool = False) -> list[str]:
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(ROOT)))
-def test_rooms_import_only_from_below(path):
-    room = room_of(path)
-    assert room in LINE_OF or room == "", f"{room} has no line in the house"
+def test_packages_import_only_from_lower_layers(path):
+    package = package_of(path)
+    assert package in LAYER_OF or package == "", f"{package} is in no row of docs/architecture.md"
     for name in imports_of(path):
         parts = name.split(".")
-        if parts[0] != "vae" or parts[1] == room:
+        if parts[0] != "vae" or parts[1] == package:
             continue
-        if not room:  # vae/__init__.py re-exports the API on first use
+        if not package:  # vae/__init__.py re-exports the API on first use
             assert parts[1] == "api", f"{path} imports {name}"
             continue
-        assert LINE_OF[parts[1]] < LINE_OF[room], f"{path} imports {name}"
+        assert LAYER_OF[parts[1]] < LAYER_OF[package], f"{path} imports {name}"
 
 
 @pytest.mark.parametrize("path", STDLIB_ONLY, ids=lambda p: str(p.relative_to(ROOT)))
-def test_the_ground_needs_only_the_standard_library(path):
+def test_config_and_system_need_only_the_standard_library(path):
     for name in imports_of(path):
         top, _, rest = name.partition(".")
-        ours = top == "vae" and rest.split(".")[0] in STDLIB_ROOMS
+        ours = top == "vae" and rest.split(".")[0] in STDLIB_PACKAGES
         assert ours or top in sys.stdlib_module_names, f"{path} imports {name}"
 
 
-def test_nothing_below_imports_a_script_or_a_launcher():
+def test_the_package_imports_no_script_and_no_launcher():
     scripts = {path.stem for path in ROOT.glob("*.py")} | {"launchers", "tests"}
     for path in FILES:
         for name in imports_of(path):
@@ -99,7 +99,9 @@ def test_the_trainer_answers_without_pytorch(flag, word):
 def test_gpus_and_config_import_without_libraries(tmp_path):
     script = tmp_path / "imports.py"
     modules = [
-        f"vae.{room}.{p.stem}" for room in STDLIB_ROOMS for p in (ROOT / "vae" / room).glob("[!_]*.py")
+        f"vae.{package}.{p.stem}"
+        for package in STDLIB_PACKAGES
+        for p in (ROOT / "vae" / package).glob("[!_]*.py")
     ]
     script.write_text("".join(f"import {name}\n" for name in modules))
     found = without_libraries(str(script))
