@@ -7,7 +7,7 @@ def main(argv: list[str]) -> int:
     from vae.config.trained_vae_flags import parse_export_flags
 
     config = parse_export_flags(argv)
-    from vae.interop.export_check import check_command
+    from vae.interop.command import check_command
 
     check_command(config)  # finds mistakes before PyTorch is imported, which takes seconds
     from vae.interop.exporting import export

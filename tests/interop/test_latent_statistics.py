@@ -15,7 +15,7 @@ from vae.config.trained_vae_flags import ExportConfig
 from vae.interop.exporting import export
 from vae.interop.latent_statistics import LatentStatistics, LatentSums, sums_of
 from vae.interop.vae_files import load_vae
-from vae.interop.writing import WEIGHTS_NAME
+from vae.interop.vae_path import WEIGHTS_NAME
 from vae.model.autoencoder import LatentNorm, Posterior
 from vae.system.errors import UserError
 

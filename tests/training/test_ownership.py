@@ -11,7 +11,8 @@ from tests.harness.checkpoints import checkpoint
 from tests.harness.training_runs import last_checkpoint
 from vae.interop.checkpoint_file import save_checkpoint
 from vae.interop.vae_files import CHECKPOINT_KEY, RUN_KEY
-from vae.interop.writing import WEIGHTS_NAME, stored_metadata
+from vae.interop.vae_path import WEIGHTS_NAME
+from vae.interop.writing import stored_metadata
 from vae.system.errors import UserError
 from vae.system.files import claim_folder, read_marker, sha256_of_file
 from vae.training import export

@@ -9,7 +9,8 @@ import torch
 
 from tests.harness.training_runs import ONE_PROCESS, records, train_on_two_processes, train_short
 from vae.data.dataset import Batch
-from vae.training.recorder import MIB, Health, ProcessNumbers, RunningMetrics, comparison, data_record
+from vae.system.host import MIB
+from vae.training.recorder import Health, ProcessNumbers, RunningMetrics, comparison, data_record
 from vae.training.run import train
 
 NOTHING = torch.zeros(0)

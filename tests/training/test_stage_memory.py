@@ -12,6 +12,7 @@ from tests.harness.training_runs import SHORT, assert_weights_close, records, tr
 from vae.config.options import RECOMPUTE
 from vae.config.resolve import resolve
 from vae.device import precision_support
+from vae.interop.checkpoint_file import Stage
 from vae.memory.plan import StepMemory
 from vae.memory.plan_table import Target, plan_profile
 from vae.model.autoencoder import AutoencoderKL, set_recompute
@@ -29,7 +30,6 @@ from vae.training.stage_memory import (
     plan_line,
     plan_stage,
 )
-from vae.training.stages import Stage
 
 
 def test_each_stage_prints_its_plan_and_writes_a_record(tiny, tmp_path, capsys):

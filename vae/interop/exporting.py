@@ -18,7 +18,7 @@ from vae.device import DTYPES, pick_device
 from vae.images.folder import list_images
 from vae.images.pixels import to_float
 from vae.interop.averaging import combine
-from vae.interop.export_check import check_command
+from vae.interop.command import check_command
 from vae.interop.families import comfyui_problem, latents_config
 from vae.interop.hub import upload
 from vae.interop.latent_statistics import (

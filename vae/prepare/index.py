@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from vae.config.prepare_flags import IndexConfig
+from vae.data.exclude_list import KEY_DIGITS
 from vae.prepare.blocks import Block, common_folder, find_files
 from vae.prepare.check import HeaderCheck
 from vae.prepare.folders import HIDDEN, claim_content
@@ -21,7 +22,6 @@ from vae.prepare.shard import save_index
 from vae.prepare.source import Source
 from vae.prepare.table import (
     EXACT,
-    KEY_DIGITS,
     SUBSETS,
     TRAINING,
     VALIDATION,

@@ -127,18 +127,18 @@ class RowFolder:
         """The blocks of this part."""
         return blocks[self.part.number :: self.part.total]
 
-    def run(self, source: Source, maker: AnyCheck, title: str = "check") -> None:
+    def run(self, source: Source, check: AnyCheck, title: str = "check") -> None:
         """Write the rows of all unfinished blocks of this part."""
         blocks = self.mine(source.blocks)
         todo = [block for block in blocks if not self.has(block)]
         total = sum(block.count or 1 for block in blocks)
         done = total - sum(block.count or 1 for block in todo)
-        workers = max(1, min(count_workers(maker.config.num_workers), len(todo)))
+        workers = max(1, min(count_workers(check.config.num_workers), len(todo)))
         unit = "image" if any(block.count for block in blocks) else source.unit
         bad = 0
-        results = run_tasks(partial(check_block, maker, self.scratch), todo, workers, maker.limits)
+        results = run_tasks(partial(check_block, check, self.scratch), todo, workers, check.limits)
         with Progress(title, total, unit, done=done) as bar, closing(results):
-            for block, rows in _with_repeats(maker, self.scratch, results):
+            for block, rows in _with_repeats(check, self.scratch, results):
                 self.save(block, rows)
                 bad += rows.bad
                 bar.update(block.count or 1, note=f"{bad} bad")
@@ -171,28 +171,28 @@ def _database() -> Any:
     return connect()
 
 
-def check_block(maker: AnyCheck, scratch: Path, block: Block) -> BlockRows:
+def check_block(check: AnyCheck, scratch: Path, block: Block) -> BlockRows:
     """The rows of a block. A process that takes too long for one image ends."""
     facts = dict[str, Any]()
-    return _collect(scratch, block, facts, _checked(maker, block, facts))
+    return _collect(scratch, block, facts, _checked(check, block, facts))
 
 
-def _checked(maker: AnyCheck, block: Block, facts: dict[str, Any]) -> Iterator[Row]:
+def _checked(check: AnyCheck, block: Block, facts: dict[str, Any]) -> Iterator[Row]:
     items = enumerate(block.items(facts))
     while True:
-        with _image_time(maker, block):
+        with _image_time(check, block):
             if (found := next(items, None)) is None:
                 return
-            row = _row(maker, block, found)
+            row = _row(check, block, found)
         yield row
 
 
-def _row(maker: AnyCheck, block: Block, found: tuple[int, Item]) -> Row:
-    return {"number": found[0], **maker.row(block, *found)}
+def _row(check: AnyCheck, block: Block, found: tuple[int, Item]) -> Row:
+    return {"number": found[0], **check.row(block, *found)}
 
 
-def _image_time(maker: AnyCheck, block: Block) -> AbstractContextManager[None]:
-    return time_limit(maker.seconds + (STORE_SECONDS if block.is_remote else 0))
+def _image_time(check: AnyCheck, block: Block) -> AbstractContextManager[None]:
+    return time_limit(check.seconds + (STORE_SECONDS if block.is_remote else 0))
 
 
 def _collect(scratch: Path, block: Block, facts: dict[str, Any], rows: Iterable[Row]) -> BlockRows:
@@ -223,7 +223,7 @@ def _collect(scratch: Path, block: Block, facts: dict[str, Any], rows: Iterable[
 
 
 def _with_repeats(
-    maker: AnyCheck, scratch: Path, results: Iterable[tuple[Block, BlockRows | Failure]]
+    check: AnyCheck, scratch: Path, results: Iterable[tuple[Block, BlockRows | Failure]]
 ) -> Iterator[tuple[Block, BlockRows]]:
     """Each block and its rows; last those that have ended their process, which are repeated."""
     died: list[Block] = []
@@ -234,34 +234,34 @@ def _with_repeats(
             yield block, rows
     for block in died:
         facts = dict[str, Any]()
-        yield block, _collect(scratch, block, facts, _checked_one_by_one(maker, block, facts))
+        yield block, _collect(scratch, block, facts, _checked_one_by_one(check, block, facts))
 
 
-def _checked_one_by_one(maker: AnyCheck, block: Block, facts: dict[str, Any]) -> Iterator[Row]:
+def _checked_one_by_one(check: AnyCheck, block: Block, facts: dict[str, Any]) -> Iterator[Row]:
     """The rows, each from a task of its own. BadImageError if reading the block ends the process."""
-    with closing(run_tasks(partial(_read, maker), [block], 1, maker.limits)) as results:
+    with closing(run_tasks(partial(_read, check), [block], 1, check.limits)) as results:
         for _, failure in results:
             if isinstance(failure, Failure):
                 raise BadImageError(*failure)
     tasks = enumerate(block.items(facts))
-    workers = count_workers(maker.config.num_workers)
-    with closing(run_tasks(partial(_check_alone, maker, block), tasks, workers, maker.limits)) as results:
+    workers = count_workers(check.config.num_workers)
+    with closing(run_tasks(partial(_check_alone, check, block), tasks, workers, check.limits)) as results:
         for (number, item), row in results:
             if isinstance(row, Failure):
                 row = {"number": number, **rejected(start_row(item), BadImageError(*row))}
             yield row
 
 
-def _check_alone(maker: AnyCheck, block: Block, found: tuple[int, Item]) -> Row:
-    with _image_time(maker, block):
-        return _row(maker, block, found)
+def _check_alone(check: AnyCheck, block: Block, found: tuple[int, Item]) -> Row:
+    with _image_time(check, block):
+        return _row(check, block, found)
 
 
-def _read(maker: AnyCheck, block: Block) -> None:
+def _read(check: AnyCheck, block: Block) -> None:
     """Read a block to its end, without its images."""
     items = block.items()
     with suppress(BrokenTarError, StoreError, OSError):  # the next reader says so
         while True:
-            with _image_time(maker, block):
+            with _image_time(check, block):
                 if next(items, None) is None:
                     return

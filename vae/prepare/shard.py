@@ -19,6 +19,7 @@ from typing import BinaryIO, NamedTuple
 import numpy as np
 
 from vae.config.prepare_flags import ShardConfig
+from vae.data.exclude_list import KEY_DIGITS
 from vae.images.formats import EXTENSIONS_OF, BadImageError
 from vae.prepare.blocks import Block
 from vae.prepare.check import Check
@@ -28,7 +29,6 @@ from vae.prepare.reasons import broken_lines, count_rejected, duplicates_text, p
 from vae.prepare.rows import RowFolder, open_rows, rules_of
 from vae.prepare.source import open_source
 from vae.prepare.table import (
-    KEY_DIGITS,
     SUBSETS,
     TRAIN,
     TRAINING,

@@ -8,6 +8,7 @@ from pathlib import Path
 from vae.config.options import RECOMPUTE, Config, flatten
 from vae.config.resolve import with_local_batch
 from vae.device import pick_device
+from vae.interop.checkpoint_file import Stage
 from vae.memory.plan_table import ProfilePlan, Target, find_target, plan_profile, print_table
 from vae.system import console
 from vae.system.errors import UserError
@@ -15,7 +16,7 @@ from vae.system.files import write_json
 from vae.training.command import Command
 from vae.training.resolved_options import machine_of, resolve_options, run_stages
 from vae.training.setup import check_stage
-from vae.training.stages import Stage, first_stages
+from vae.training.stages import first_stages
 
 
 def save_config(command: Command, path: str) -> None:

@@ -1,16 +1,15 @@
-"""The checkpoints in the folder of a run: saving, loading the newest, pruning."""
+"""The checkpoint files in the folder of a run: their names and order, loading the newest, pruning."""
 
 import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from vae.interop.checkpoint_file import load_checkpoint, read_torch_file, record_path
+from vae.interop.checkpoint_file import Position, Stage, load_checkpoint, read_torch_file, record_path
 from vae.system import console
 from vae.system.errors import UserError
 from vae.training.distributed import Distributed
 from vae.training.run_folder import checkpoint_paths, epoch_name, step_name
-from vae.training.stages import Position, Stage
 
 ABANDONED_NAME = "abandoned"  # folder of the checkpoints that a run has gone back behind
 Loaded = tuple[Path, dict[str, Any]]  # the path of a checkpoint and its content

@@ -13,7 +13,8 @@ from vae.interop.checkpoint_file import checkpoint_digest
 from vae.interop.latent_statistics import LatentConstants, is_unmeasured, set_latent_norm, sums_of
 from vae.interop.model_card import modelspec
 from vae.interop.vae_files import CHECKPOINT_KEY, RUN_KEY, START_KEY
-from vae.interop.writing import WEIGHTS_NAME, describe, save_diffusers_folder, stored_metadata, stored_weights
+from vae.interop.vae_path import WEIGHTS_NAME
+from vae.interop.writing import describe, save_diffusers_folder, stored_metadata, stored_weights
 from vae.model.autoencoder import AutoencoderKL
 from vae.step import Networks, network_input, unwrapped
 from vae.system import console

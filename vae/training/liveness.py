@@ -1,4 +1,4 @@
-"""A watchdog: a run without progress writes the stacks of all threads, saves if possible, and exits.
+"""Signals that ask a run to stop or save, and a watchdog, which ends a run without progress.
 
 `Liveness` is what every long part of a run owes to the outside: signs of life, and an answer to signals.
 """

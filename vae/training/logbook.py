@@ -36,7 +36,7 @@ def try_to_write(path: Path, write: Callable[[], object], quiet: bool = False) -
     return True
 
 
-def write_json(path: Path, content: dict[str, Any], indent: int) -> None:
+def try_to_write_json(path: Path, content: dict[str, Any], indent: int) -> None:
     """Write a file that training does not need; on failure an older file is unchanged."""
     try_to_write(path, partial(files.write_json, path, content, indent))
 

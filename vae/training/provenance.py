@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import torch
 
 from vae.config.options import Config, DataConfig, names_where
-from vae.interop.checkpoint_file import Identity
+from vae.interop.checkpoint_file import Identity, Stage
 from vae.interop.run_files import OTHER_DATA, RUN_NAME
 from vae.sampling.order import StreamOrder
 from vae.shards.shard_images import ShardImages
@@ -21,8 +21,7 @@ from vae.system import console
 from vae.system.addresses import public_text
 from vae.system.files import read_json
 from vae.training.datasets import TrainingSet
-from vae.training.logbook import write_json
-from vae.training.stages import Stage
+from vae.training.logbook import try_to_write_json
 from vae.training.validation import ValidationSet
 
 EXPORTED = "exported"  # key: the SHA-256 of the checkpoint whose weights the run has exported at its end
@@ -41,7 +40,7 @@ SHOWN = 12  # characters of a version
 def write_run(folder: Path, identity: Identity, good: Path | None) -> None:
     """Store the run of the folder, and its checkpoint that is known to be good."""
     name = good.name if good is not None and good.parent == folder else None
-    write_json(folder / RUN_NAME, {**asdict(identity), "good_checkpoint": name}, indent=2)
+    try_to_write_json(folder / RUN_NAME, {**asdict(identity), "good_checkpoint": name}, indent=2)
 
 
 def note_exported(folder: Path, digest: str) -> None:
@@ -50,7 +49,7 @@ def note_exported(folder: Path, digest: str) -> None:
         plain = read_json(folder / RUN_NAME)
     except (OSError, ValueError):
         plain = {}
-    write_json(folder / RUN_NAME, {**plain, EXPORTED: digest}, indent=2)
+    try_to_write_json(folder / RUN_NAME, {**plain, EXPORTED: digest}, indent=2)
 
 
 def read_good_checkpoint(folder: Path) -> Path | None:

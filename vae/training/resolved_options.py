@@ -19,7 +19,7 @@ from vae.config.resolve import (
     check_shape,
     resolve,
 )
-from vae.interop.checkpoint_file import load_checkpoint
+from vae.interop.checkpoint_file import RANDOM, TRAINED, WARM, Position, Stage, load_checkpoint
 from vae.interop.vae_files import VaeFile, check_fit, missing_part, read_vae
 from vae.system import console
 from vae.system.errors import UserError
@@ -29,8 +29,7 @@ from vae.system.host import GIB
 from vae.training.checkpoints import load_newest, load_on_all
 from vae.training.command import Command
 from vae.training.distributed import Distributed
-from vae.training.schedule import RANDOM, TRAINED, WARM
-from vae.training.stages import Position, Stage, first_stages, resumed_stages
+from vae.training.stages import first_stages, resumed_stages
 
 ALONE = Distributed(0, 1, torch.device("cpu"))
 

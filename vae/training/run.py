@@ -11,6 +11,7 @@ import torch
 
 from vae.config.options import PROVENANCE, flatten
 from vae.device import is_out_of_memory
+from vae.interop.checkpoint_file import Stage
 from vae.interop.latent_statistics import LatentConstants
 from vae.interop.run_files import METRICS_NAME, RUN_COMMAND
 from vae.memory.available import limit_memory
@@ -25,7 +26,7 @@ from vae.training.distributed import Distributed
 from vae.training.export import LATENT_IMAGES, is_exported, latent_constants, write_export
 from vae.training.find_lr import find_learning_rate
 from vae.training.liveness import EXPORT, Liveness, LoadingStoppedError, StopSignals, Watchdog
-from vae.training.logbook import Logbook, start_wandb, write_json
+from vae.training.logbook import Logbook, start_wandb, try_to_write_json
 from vae.training.loop import StageEnd, TrainingLoop
 from vae.training.precision import activations_of, search_plans
 from vae.training.report import next_command, print_remarks, print_stage, progress_line, result_lines
@@ -35,7 +36,7 @@ from vae.training.schedule import StageSchedule
 from vae.training.setup import PreparedRun, begin_stability, prepare_run
 from vae.training.stability import raise_if_diverged
 from vae.training.stage_memory import OomRetry, StagePlan, memory_limit, record_memory, reset_memory_peaks
-from vae.training.stages import Stage, current_stage
+from vae.training.stages import current_stage
 from vae.training.validation import Metrics
 
 
@@ -261,8 +262,8 @@ class _Run:
             if run.validation_set:
                 split["validation"] = run.validation_set.record()
             config = {**flatten(run.config), PROVENANCE: run.provenance.samples}
-            write_json(self.folder / "config.json", config, indent=2)
-            write_json(self.folder / "split.json", split, indent=1)
+            try_to_write_json(self.folder / "config.json", config, indent=2)
+            try_to_write_json(self.folder / "split.json", split, indent=1)
         self.dist.barrier()
 
     def _claim_folder(self) -> None:

@@ -5,10 +5,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from vae.config.options import LossConfig, OptimConfig
-from vae.interop.checkpoint_file import RANDOM, TRAINED, WARM
+from vae.interop.checkpoint_file import RANDOM, TRAINED, WARM, Position
 from vae.losses.adversarial import ramp
 from vae.optimizers import WARM_ENDS_SHARE
-from vae.training.stages import Position, StageSteps
+from vae.training.stages import StageSteps
 
 REFERENCE_PEAK, REFERENCE_WIDTH = 1e-4, 512  # VA-VAE's rate for these widths (its configuration files)
 MAX_PEAK = 1e-3  # narrower networks than 51 channels were not measured at more

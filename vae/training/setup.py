@@ -24,7 +24,7 @@ from vae.data.loading import TrainLoader
 from vae.data.workers import resolve_num_workers
 from vae.device import is_out_of_memory
 from vae.interop.averaging import hash_of_weights
-from vae.interop.checkpoint_file import Identity
+from vae.interop.checkpoint_file import Identity, Position, Stage
 from vae.losses.terms import LossTerms, build_terms
 from vae.memory.plan import stage_spec
 from vae.model.activation_scale import LargestActivation, scale_activations, scale_for
@@ -76,7 +76,7 @@ from vae.training.saver import Saver, read_divergences
 from vae.training.schedule import StageSchedule
 from vae.training.stability import Stability
 from vae.training.stage_memory import OomRetry, StagePlan, StepSettings, plan_stage
-from vae.training.stages import Position, Stage, StageSteps, current_stage, is_started
+from vae.training.stages import StageSteps, current_stage, is_started
 from vae.training.state import TrainingState, begin_state, restore
 from vae.training.stepper import Stepper
 from vae.training.validation import History, ValidationSet

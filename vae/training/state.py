@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from vae.config.options import Config
-from vae.interop.checkpoint_file import Identity
+from vae.interop.checkpoint_file import Identity, Position, Stage
 from vae.interop.latent_statistics import LatentConstants
 from vae.interop.vae_files import VaeFile, load_weights
 from vae.interop.writing import channel_config, normalize_latents
@@ -15,7 +15,7 @@ from vae.model.autoencoder import AutoencoderKL
 from vae.model.discriminator import Discriminator
 from vae.model.initialization import initialize, initialize_decoder
 from vae.optimizers import build_optimizers
-from vae.training.stages import Position, Stage, first_stages
+from vae.training.stages import first_stages
 from vae.training.validation import History
 from vae.update import UpdateState
 
