@@ -1,6 +1,6 @@
-"""The tests under Windows' own Python, room by room: on Windows, or under Wine on Linux.
+"""The tests under Windows' own Python, part by part: on Windows, or under Wine on Linux.
 
-FOLDER keeps the environment (3 GB) and the logs. ROOMS are folders or files of tests/, or "run": a training
+FOLDER keeps the environment (3 GB) and the logs. PARTS are folders or files of tests/, or "run": a training
 with two decoding processes, its continuation and its export. Wine is not Windows: files in use, signals,
 consoles, links and long paths are its own. Exit code: 1 after a failure, 75 if something did not run in time.
 """
@@ -103,31 +103,31 @@ def run_python(words: list[str], folder: Path, seconds: float, log: Path) -> int
     return code
 
 
-def run_room(room: str, folder: Path, until: float) -> int:
-    """Run a room until then, print its line, and return its exit code."""
-    place, started = folder.with_name("rooms") / room.replace("/", "_"), time.monotonic()
+def run_part(part: str, folder: Path, until: float) -> int:
+    """Run a part of the tests until then, print its line, and return its exit code."""
+    place, started = folder.with_name("parts") / part.replace("/", "_"), time.monotonic()
     shutil.rmtree(place, ignore_errors=True)
     place.mkdir(parents=True)
     log = place / "log.txt"
     code: int | None = 0
-    for line in RUN if room == "run" else [f"{PYTEST} tests/{room}"]:
+    for line in RUN if part == "run" else [f"{PYTEST} tests/{part}"]:
         words = [word.format(folder=place) for word in line.split()]
         code = run_python(words, folder, until - time.monotonic(), log)
         if code != 0:
             break
     result = log.read_text(encoding="utf-8", errors="replace").strip().rpartition("\n")[2].strip("= ")
-    if room != "run" and "in " not in result:  # a test that hangs ends pytest
+    if part != "run" and "in " not in result:  # a test that hangs ends pytest
         code = None
     minutes = (time.monotonic() - started) / 60
     state = "did not end" if code is None else "failed" if code else "passed"
-    print(f"{room} {state}, {minutes:.1f} min: {result}; {log}", flush=True)
+    print(f"{part} {state}, {minutes:.1f} min: {result}; {log}", flush=True)
     return NOT_RUN if code is None else int(code != 0)
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("folder", type=Path)
-    parser.add_argument("rooms", nargs="*", default=STABLE, help=f"default: {' '.join(STABLE)}")
+    parser.add_argument("parts", nargs="*", default=STABLE, help=f"default: {' '.join(STABLE)}")
     parser.add_argument("--minutes", type=float, default=600, help="for everything; default: 600")
     given = parser.parse_args()
     until, folder = time.monotonic() + 60 * given.minutes, given.folder.resolve() / "environment"
@@ -144,7 +144,7 @@ def main() -> int:
             print(f"Windows' tests did not run: {error!r}")
             return NOT_RUN
         (folder / "ready").touch()
-    codes = [run_room(room, folder, until) for room in given.rooms]
+    codes = [run_part(part, folder, until) for part in given.parts]
     return 1 if 1 in codes else max(codes)
 
 

@@ -81,8 +81,8 @@ class Project:
         self.folder = folder
         caches = shutil.ignore_patterns("__pycache__")
         shutil.copytree(ROOT / "launchers", folder / "launchers", ignore=caches)
-        for room in ("checks", "config", "system"):
-            shutil.copytree(ROOT / "vae" / room, folder / "vae" / room, ignore=caches)
+        for package in ("checks", "config", "system"):
+            shutil.copytree(ROOT / "vae" / package, folder / "vae" / package, ignore=caches)
         for path in (ROOT / "vae").glob("*.py"):
             shutil.copy(path, folder / "vae")
         for pattern in ("*.sh", "*.bat", "requirements*.txt"):

@@ -258,7 +258,7 @@ def words_read(path, strings: bool) -> set[str]:
 
 
 def test_every_option_is_read_somewhere():
-    givers = {"recipes.py", "resolve.py", "gpus.py", "summary.py"}  # set or print values by name
+    givers = {"recipes.py", "resolve.py", "gpus.py", "report.py"}  # set or print values by name
     files = [p for p in [*(ROOT / "vae").rglob("*.py"), *ROOT.glob("*.py")] if p.name != "options.py"]
     read = set().union(*(words_read(path, strings=path.name not in givers) for path in files))
     read |= {f"{path.stem}_weight" for path in files if path.parent.name == "losses"}  # terms, by their file

@@ -111,11 +111,6 @@ def utf8_text(text: str) -> str:
     return text.encode("utf-8", "backslashreplace").decode().replace("\0", "\\0")
 
 
-def is_utf8(path: str | os.PathLike[str]) -> bool:
-    """Whether libraries of other languages, PyTorch's reader among them, can open this path."""
-    return os.fspath(path) == utf8_text(os.fspath(path))
-
-
 def write_json(path: Path, content: Any, indent: int | None = None) -> None:
     """Write a JSON file atomically; OSError if it cannot be written."""
     replace_text(path, [json.dumps(content, indent=indent) + "\n"])

@@ -1,4 +1,4 @@
-"""Stages of a run and the position within them: pure functions.
+"""The stages of a run and their steps: pure functions of `Stage` and `Position`, which checkpoints contain.
 
 A stage is one resolution of a run: its first epoch, number of epochs, image size and batch size. Epochs are
 numbered over all stages, from 0 in code and from 1 in file names and messages.
