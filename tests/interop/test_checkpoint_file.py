@@ -137,6 +137,7 @@ def test_file_without_sha256_is_valid(saved):
     assert load_checkpoint(saved)["position"]["step"] == 1
 
 
+@pytest.mark.skipif(os.name == "nt", reason="an error of PyTorch's reader may crash Wine")
 def test_flipped_bit_without_sha256_never_changes_loaded_content(tmp_path):
     """The archive's own checksums detect the bit, or it is in bytes that are not read."""
     saved = tmp_path / "checkpoint_epoch_1.pt"

@@ -296,8 +296,6 @@ def read_torch_file(path: Path) -> Any:
     """
     try:
         is_whole = zipfile.is_zipfile(path)
-        if is_whole:
-            _check_headers(path)
         if is_whole and path.suffix != ".safetensors":
             return torch.load(path, map_location="cpu", weights_only=True, mmap=True)
         # What PyTorch cannot map: the format before 1.6, and a name for which it uses another reader.
@@ -316,13 +314,6 @@ def read_torch_file(path: Path) -> Any:
             raise NeedsCodeError("a program for TorchScript") from None
         reason = (text.strip() or type(error).__name__).splitlines()[0].partition(". ")[0]
         raise DamagedFileError(f"its parts cannot be read: {reason}") from None
-
-
-def _check_headers(path: Path) -> None:
-    """Raise an error if the directory of the archive does not match it: PyTorch may crash on Windows."""
-    with zipfile.ZipFile(path) as archive:
-        for part in archive.infolist():
-            archive.open(part).close()
 
 
 def check_sums(path: Path) -> None:
