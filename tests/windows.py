@@ -19,7 +19,7 @@ ROOT = Path(__file__).resolve().parents[1]
 STABLE = ["images", "config", "checks", "launchers", "run", "data"]  # the slowest last
 PACKAGES = ["-r", "requirements.txt", "-r", "requirements-test.txt", "pytest-timeout", "msvc-runtime"]
 UV = "pip install -q --python-platform windows --python-version 3.13 --only-binary :all: --no-binary pyvips"
-PYTEST = "-m pytest -v -rfEs -p no:cacheprovider --timeout 60 --basetemp={folder}/tmp"
+PYTEST = "-m pytest -v -rfEs -p no:cacheprovider --timeout 120 --basetemp={folder}/tmp"
 RUN = [
     "prepare_data.py --mode demo --output_dir {folder}/ä --count 12 --target_size 64",
     "train_vae.py --output_dir {folder}/ö --num_workers 2 --data_path {folder}/ä --image_size 32 "
