@@ -67,6 +67,7 @@ REFUSALS = [
         78,
         ["--output_dir F/a.safetensors", "another folder"],
     ),
+    ("train_vae.py", TRAIN, {"--output_dir": "F/caf\udce9"}, 78, ["F/caf\\udce9 is not valid UTF-8", "name"]),
     ("train_vae.py", TRAIN, {"--data_path": "F/dta"}, 77, ["--data_path F/dta", "does not exist"]),
     ("train_vae.py", TRAIN, {"--init_from": "F/none.pt"}, 78, ["--init_from F/none.pt"]),
     ("train_vae.py", TRAIN, {"--sample_images": "F/none"}, 77, ["--sample_images F/none", "does not exist"]),

@@ -23,7 +23,7 @@ from vae.interop.run_files import RUN_COMMAND
 from vae.interop.vae_path import check_checkpoint_path, locate_vae
 from vae.shards.dataset_json import dataset_paths, is_dataset, read_dataset
 from vae.system.errors import UserError
-from vae.system.files import check_folder
+from vae.system.files import check_folder, utf8_text
 from vae.training.run_folder import checkpoint_paths, contains_run, resume_command
 
 
@@ -134,6 +134,11 @@ def _check_output(command: Command) -> None:
     checkpoint.
     """
     folder, checkpoint = command.output_dir, command.checkpoint
+    if str(folder) != utf8_text(str(folder)):
+        raise UserError(
+            f"--output_dir {folder} is not valid UTF-8, so PyTorch and TensorBoard cannot open files in it: "
+            "give another name"
+        )
     check_folder(folder, RUN_COMMAND)
     if command.resume_from == "latest" or (checkpoint and checkpoint.parent.resolve() == folder.resolve()):
         return
