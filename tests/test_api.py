@@ -124,13 +124,13 @@ def test_seed_selects_a_reproducible_sample(model, pixels):
 @pytest.mark.parametrize(
     ("call", "token"),
     [
-        (lambda: vae.load_vae("/nothing"), "/nothing"),
+        (lambda: vae.load_vae("nothing"), "nothing"),
         (lambda: vae.load_vae("/nothing", weights="best"), 'weights="best"'),
         (lambda: vae.train(data_path="/nothing", batchsize=4), "did you mean --batch_size"),
         (lambda: vae.train(data_path="/nothing", batch_size=0), "--batch_size 0"),
         (lambda: vae.train(data_path="/nothing", channels=[8, "x"]), "--channels: invalid int value: 'x'"),
         (lambda: vae.evaluate("/nothing", "/nothing", "/nothing", sizes=[4]), "--sizes 4"),
-        (lambda: vae.export("/nothing", "out"), "--vae /nothing"),
+        (lambda: vae.export("nothing", "out"), "--vae nothing"),
     ],
 )
 def test_invalid_option_is_a_user_error(call, token):
