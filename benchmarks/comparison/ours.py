@@ -109,7 +109,7 @@ class Ours:
 
     def gradients(self) -> dict[str, torch.Tensor]:
         """Forward, losses and backward; returns the sums of the loss terms."""
-        return compute_gradients(self.networks, self.inputs, self.sizes)
+        return compute_gradients(self.networks, self.inputs, self.sizes).losses
 
     def step(self) -> None:
         """One whole step: gradients, clipping, update."""
