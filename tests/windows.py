@@ -12,6 +12,7 @@ import subprocess
 import sys
 import time
 import zipfile
+from functools import partial
 from pathlib import Path
 from subprocess import DEVNULL, PIPE, STDOUT, Popen, TimeoutExpired
 
@@ -144,7 +145,8 @@ def main() -> int:
             print(f"Windows' tests did not run: {error!r}")
             return NOT_RUN
         (folder / "ready").touch()
-    codes = [run_part(part, folder, until) for part in given.parts]
+    run = partial(run_part, folder=folder, until=until)
+    codes = [run(part) and run(part) for part in given.parts]  # once more: Wine itself fails at times
     return 1 if 1 in codes else max(codes)
 
 
