@@ -21,7 +21,7 @@ from vae.evaluation.metrics import bicubic_baseline, ssim
 from vae.evaluation.page import read_curves
 from vae.images.pixels import psnr, to_float, to_uint8
 from vae.interop.vae_files import load_vae
-from vae.system.files import claim_folder, replace_text
+from vae.system.files import claim_folder, replace_text, write_json
 
 OUTPUTS = {"report.html", "results.json", "results.csv", "per_image.csv", "samples"}
 EVIL = "<script>alert(1)</script>.png".replace("/", "\u2215")  # a file name cannot contain a slash
@@ -218,9 +218,14 @@ def test_several_datasets_are_compared_one_by_one_and_on_average(flags, folder, 
 
 
 def test_overwrite_replaces_results_and_old_samples(flags, tmp_path):
+    """Those that the earlier results name, and no others with such a name."""
     claim_folder(tmp_path / "out", "evaluate")
-    old, mine = (tmp_path / "out" / "samples" / name for name in ("07_original.png", "photo.png"))
-    for path in (old, mine, tmp_path / "out" / "results.json", tmp_path / "out" / "notes.txt"):
+    old, mine = (tmp_path / "out" / "samples" / name for name in ("07_original.png", "08_original.png"))
+    outside = tmp_path / "letter.txt"
+    named = [f"samples/{old.name}", "../letter.txt", "samples/../../letter.txt", str(outside)]
+    sample = {"original": named[0], "recon": named[1], "error": named[2], "latents": [named[3]]}
+    write_json(tmp_path / "out" / "results.json", {"vaes": [{"samples": [sample]}]})
+    for path in (old, mine, outside, tmp_path / "out" / "notes.txt"):
         replace_text(path, "mine")
     code, _, errors = run_command(flags, "--no-codecs")
     assert (code, "--overwrite" in errors) == (78, True)
@@ -232,6 +237,7 @@ def test_overwrite_replaces_results_and_old_samples(flags, tmp_path):
     assert [row["kind"] for row in results["vaes"]] == ["diffusers"]
     assert not old.exists()
     assert mine.exists()
+    assert outside.exists()
     assert {path.name for path in (tmp_path / "out").glob("[!.]*")} == {*OUTPUTS, "notes.txt"}
 
 

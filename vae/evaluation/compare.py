@@ -1,6 +1,7 @@
 """A command of evaluate_vae.py, from top to bottom: check everything, measure each VAE, write the results."""
 
 import platform
+import re
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -47,7 +48,7 @@ from vae.progress import track
 from vae.system import console
 from vae.system.addresses import public_text
 from vae.system.errors import UserError
-from vae.system.files import claim_folder, write_json
+from vae.system.files import claim_folder, read_json, write_json
 
 
 @dataclass
@@ -91,9 +92,16 @@ def compare(config: EvaluateConfig) -> Results:
 
 
 def _remove_earlier(folder: Path) -> None:
-    """Remove the results that --overwrite replaces, with their samples."""
-    for path in [folder / RESULTS_NAME, *folder.glob("samples/[0-9][0-9]_*.png")]:
-        path.unlink(missing_ok=True)
+    """Remove the results that --overwrite replaces, with the samples that they name."""
+    try:
+        samples = [sample for vae in read_json(folder / RESULTS_NAME)["vaes"] for sample in vae["samples"]]
+        names = {name for s in samples for name in (s["original"], s["recon"], s["error"], *s["latents"])}
+    except (OSError, ValueError, KeyError, TypeError):
+        names = set()
+    for name in names:
+        if re.fullmatch(r"samples/\w+\.png", str(name)):
+            (folder / name).unlink(missing_ok=True)
+    (folder / RESULTS_NAME).unlink(missing_ok=True)
 
 
 def open_metrics(config: EvaluateConfig) -> tuple[Metrics, str | None, dict[str, str]]:
