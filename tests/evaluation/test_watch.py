@@ -140,6 +140,7 @@ def test_only_the_folder_of_a_run_is_marked(run, words):
     [
         (["--watch", "nowhere"], "--watch nowhere is not a folder: give the --output_dir of a run"),
         (["--vae", "x"], "--vae and --output_dir have no effect with --watch"),
+        (["--overwrite"], "--overwrite has no effect with --watch: remove it"),
         (["--sizes", "32", "64"], "--sizes 32 64: --watch needs a single one"),
     ],
 )

@@ -3,6 +3,7 @@
 from dataclasses import MISSING, dataclass
 from difflib import get_close_matches
 from pathlib import PurePath
+from typing import Any
 
 from vae.config.declare import (
     PUBLISHED_SCALING,
@@ -160,12 +161,19 @@ def parse_evaluate_flags(argv: list[str]) -> EvaluateConfig:
     )
     config = EvaluateConfig(**given)
     _check_evaluation(config)
-    _check_watch(config)
+    _check_watch(config, given)
     return config
 
 
-def _check_watch(config: EvaluateConfig) -> None:
-    """Raise UserError for --watch without a single protocol, and for missing flags without it."""
+_FOR_WATCH = (
+    "watch", "promote", "data_path", "exclude", "cache_dir", "cache_gib", "sizes", "crop",
+    "posterior", "seed", "max_images", "perceptual_net", "perceptual_weights", "rfid", "inception_weights",
+    "batch_size", "weights", "dtype", "device", "kernels", "background", "max_pixels",
+)  # fmt: skip
+
+
+def _check_watch(config: EvaluateConfig, given: dict[str, Any]) -> None:
+    """Raise UserError for flags without an effect with --watch, and for missing flags without it."""
     if config.watch is None:
         missing = [f"--{name}" for name in ("vae", "output_dir") if not getattr(config, name)]
         if missing:
@@ -175,6 +183,9 @@ def _check_watch(config: EvaluateConfig) -> None:
         return
     if config.vae or config.output_dir:
         raise UserError("--vae and --output_dir have no effect with --watch: remove them")
+    useless = next((flag for flag in given if flag not in _FOR_WATCH), None)
+    if useless is not None:
+        raise UserError(f"--{useless} has no effect with --watch: remove it")
     for name in ("data_path", "sizes"):
         if len(getattr(config, name)) > 1:
             shown = " ".join(map(str, getattr(config, name)))
