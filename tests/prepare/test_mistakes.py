@@ -51,6 +51,7 @@ def files_in(folder):
         ("validate", ["--input_dir", "none.json", "--output_file", "no/report.json"], 78, "--output_file"),
         ("validate", [*RAW, "--background", "shiny"], 78, "--background shiny"),
         ("validate", [*RAW, "--limit", "0"], 2, "--limit 0"),
+        ("validate", [*RAW, "--max_aspect", "0.5"], 2, "--max_aspect 0.5"),
         ("validate", [], 2, "--input_dir"),
         ("analyze", ["--input_dir", "bad", *OUT], 77, "none of 1 images can be read, for example a.png"),
         ("analyze", [*RAW, "--output_dir", "bad"], 78, "did not write (a.png)"),

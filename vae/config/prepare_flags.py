@@ -324,6 +324,8 @@ def _print_help(*, everything: bool) -> None:
 
 
 def _check_together(config: PrepareConfig, given: set[str]) -> None:
+    if isinstance(config, RulesConfig) and 0 < config.max_aspect < 1:
+        raise UsageError(f"--max_aspect {config.max_aspect} is not a ratio: give 1 or more, or 0 for any")
     if isinstance(config, PreprocessConfig) and "--quality" in given and config.format == "png":
         raise UsageError(f"--quality {config.quality} has no effect with --format png: leave it out")
     if part := getattr(config, "part", None):
