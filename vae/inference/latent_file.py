@@ -119,14 +119,18 @@ def _checked(
     """Posterior and image size, if the tensors, the metadata and the VAE are consistent."""
     if mean.dim() == 3:
         mean, logvar = mean[None], logvar[None]
-    if mean.dim() != 4 or mean.shape[:2] != (1, source.z_channels):
+    if mean.dim() != 4 or mean.shape[:2] != (1, source.z_channels) or logvar.shape != mean.shape:
         shape = "x".join(map(str, mean.shape))
         raise BadLatentsError("wrong_shape", f"{shape}, but --vae has {source.z_channels} latent channels")
     if not (torch.isfinite(mean).all() and torch.isfinite(logvar).all()):
         raise BadLatentsError("not_finite", "contains NaN or infinity: encode again")
     sides = [side * source.downsampling for side in mean.shape[2:]]
-    height = int(metadata.get("height", sides[0]))
-    width = int(metadata.get("width", sides[1]))
+    try:
+        height = int(metadata.get("height", sides[0]))
+        width = int(metadata.get("width", sides[1]))
+    except ValueError:
+        problem = "width or height in its metadata is not a number: encode again"
+        raise BadLatentsError("damaged", problem) from None
     if [padded_side(side, source.downsampling) for side in (height, width)] != sides:
         shape = f"{mean.shape[3]}x{mean.shape[2]} latents do not match an image of {width}x{height} px"
         raise BadLatentsError("wrong_shape", f"{shape} with the downsampling {source.downsampling} of --vae")
