@@ -75,7 +75,7 @@ class TinyDecoder(nn.Module):
         self.register_buffer("latents_mean", torch.zeros(z_channels))
         self.register_buffer("latents_std", torch.ones(z_channels))
         self.scale = 2 ** (levels - 1)
-        self.checkpointed = False  # set by vae.model.autoencoder: each layer
+        self.checkpointed = False  # set by set_recompute: each layer
 
     def forward(self, latents: Latents) -> Images:
         mean, std = self.latents_mean[:, None, None], self.latents_std[:, None, None]
@@ -132,7 +132,7 @@ class MidBlock(nn.Module):
         super().__init__()
         self.attentions = ModuleList([Attention(channels, groups)] if has_attention else [])
         self.resnets = ModuleList([ResnetBlock(channels, channels, groups) for _ in range(2)])
-        self.checkpointed = False  # set by vae.model.autoencoder, here and below
+        self.checkpointed = False  # set by set_recompute, here and below
 
     def forward(self, h: Features) -> Features:
         return maybe_checkpoint(self._forward, h, self.checkpointed)

@@ -192,7 +192,7 @@ class ResnetBlock(nn.Module):
         self.norm2 = build_norm_silu(groups, out_channels)
         self.conv2 = Conv2d(out_channels, out_channels, 3, padding=1)
         self.conv_shortcut = Conv2d(in_channels, out_channels, 1) if in_channels != out_channels else None
-        self.recompute: Literal["none", "activations", "block"] = "none"  # see vae.model.autoencoder
+        self.recompute: Literal["none", "activations", "block"] = "none"  # set by set_recompute
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         if self.conv1.reflects:
