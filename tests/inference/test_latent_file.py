@@ -69,13 +69,14 @@ def test_files_with_other_content_are_refused(tmp_path):
     save_file({"latents": torch.zeros(4, 2, 2)}, path, {"format": "vae-latents-1"})  # of an earlier version
     with pytest.raises(BadLatentsError, match=r"format vae-latents-1, not .* add --any_vae"):
         load_latents(path, SOURCE)
-    save_file({"latents": torch.zeros(4, 2, 2)}, path, {"height": "sixteen"})
-    assert reason(path, any_vae=True) == "damaged"
-    save_file({"latents": torch.zeros(4, 2, 2), "logvar": torch.zeros(4, 2, 1)}, path)
-    assert reason(path, any_vae=True) == "wrong_shape"
-    save_file({"latents": torch.full((4, 2, 2), torch.nan)}, path)
-    assert reason(path, any_vae=True) == "not_finite"
-    path = tmp_path / "pickle.safetensors"  # Windows replaces no mapped file
+    for expected, tensors, metadata in (  # each in a file of its own: Windows replaces no mapped file
+        ("damaged", {"latents": torch.zeros(4, 2, 2)}, {"height": "sixteen"}),
+        ("wrong_shape", {"latents": torch.zeros(4, 2, 2), "logvar": torch.zeros(4, 2, 1)}, None),
+        ("not_finite", {"latents": torch.full((4, 2, 2), torch.nan)}, None),
+    ):
+        save_file(tensors, tmp_path / f"{expected}.safetensors", metadata)
+        assert reason(tmp_path / f"{expected}.safetensors", any_vae=True) == expected
+    path = tmp_path / "pickle.safetensors"
     torch.save({"latents": torch.zeros(4, 2, 2)}, path)  # a pickle with this extension is not unpickled
     assert reason(path) == "damaged"
 
