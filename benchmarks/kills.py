@@ -23,8 +23,7 @@ sys.path.insert(0, str(ROOT))
 from tests.harness.faults import SAVE_POINTS, Fault, start_forked, wait_for  # noqa: E402
 from tests.harness.image_kinds import write_noise  # noqa: E402
 from tests.harness.runs import TINY  # noqa: E402
-from tests.harness.training_runs import assert_same, last_checkpoint, reproducible_records  # noqa: E402
-from vae.config.resolve import PER_COMMAND  # noqa: E402
+from tests.harness.training_runs import assert_same, trained_result  # noqa: E402
 
 # 24 steps with a save after each: a chain of commands makes progress however often it is killed.
 RECIPE = {"num_epochs": 4, "checkpoint_steps": 1, "keep_checkpoints": 2, "log_freq": 1, "val_freq": 4}
@@ -36,15 +35,6 @@ KINDS = [
     for way in ("blocking", "background")
     for processes in (1, 2)
 ]
-
-
-def result(folder: Path) -> list[Any]:
-    """What training has changed, and the records of its steps."""
-    content = last_checkpoint(folder)
-    apart = {*PER_COMMAND, "background_save"}
-    content["config"] = {k: v for k, v in content["config"].items() if k not in apart}
-    del content["run"]  # a random id
-    return [content, reproducible_records(folder, "train")]
 
 
 class Campaign:
@@ -66,7 +56,7 @@ class Campaign:
         """Run to the end; returns the result."""
         codes = wait_for(start_forked(given, processes=processes, log=self.log))
         assert not any(codes), f"{codes}: {self.log.read_text()[-3000:]}"
-        return result(Path(given["output_dir"]))
+        return trained_result(Path(given["output_dir"]), apart=["background_save"])
 
     def undisturbed(self, processes: int) -> list[Any]:
         """The result of a run with blocking saves that nothing kills."""

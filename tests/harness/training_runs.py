@@ -3,6 +3,7 @@
 import json
 import subprocess
 import textwrap
+from collections.abc import Collection
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -113,15 +114,17 @@ def assert_weights_close(found: dict[str, Any], expected: dict[str, Any]) -> Non
         assert relative_difference(*pair) < 2e-5, network
 
 
+def trained_result(folder: Path, apart: Collection[str] = ()) -> list[Any]:
+    """What training has changed, and the records of its steps; without the options `apart`."""
+    content = last_checkpoint(folder)
+    del content["run"], content["provenance"]  # random ids: see test_provenance.py
+    content["config"] = {k: v for k, v in content["config"].items() if k not in {*PER_COMMAND, *apart}}
+    return [content, reproducible_records(folder, "train")]
+
+
 def assert_same_result(found: Path, expected: Path) -> None:
     """Two runs have changed the same, and have the same records of their steps, bit for bit."""
-    pair = []
-    for folder in (found, expected):
-        content = last_checkpoint(folder)
-        del content["run"], content["provenance"]  # random ids: see test_provenance.py
-        content["config"] = {k: v for k, v in content["config"].items() if k not in PER_COMMAND}
-        pair.append([content, reproducible_records(folder, "train")])
-    assert_same(*pair, "result")
+    assert_same(trained_result(found), trained_result(expected), "result")
 
 
 def assert_same(found: object, expected: object, where: str) -> None:
