@@ -12,18 +12,16 @@ is that of the tile. GroupNorms with the statistics of one tile would change the
 they have those of samples from the whole image.
 """
 
+import copy
 import itertools
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 
 import torch
 import torch.nn.functional as F
 from torch import nn
 
-from vae.model.autoencoder import AutoencoderKL, MidBlock, Posterior, TinyDecoder
-from vae.model.layers import Attention, Conv2d, GroupNorm, NormSiLU, ResnetBlock, RMSNormSiLU
-from vae.ops.fused_conv import convolve_end, end_dtype
-from vae.ops.norm import normalize
+from vae.model.autoencoder import AutoencoderKL, Posterior
+from vae.model.layers import GroupNorm, NormSiLU
 from vae.system.host import GIB, free_memory
 
 MIN_SIDE = 8  # px: a smaller image is smaller than one latent pixel of this model family
@@ -200,52 +198,39 @@ class Moments:
         return mean.to(dtype), (variance + eps).rsqrt().to(dtype)
 
 
-@dataclass(frozen=True)
-class Step:
-    """One layer, with an optional norm-SiLU before it, from and to the trunk or the branch of a block."""
+class SampledNorm(nn.Module):
+    """A GroupNorm with the statistics of samples from the whole image instead of those of its input."""
 
-    layer: nn.Module
-    norm: NormSiLU | RMSNormSiLU | None = None
-    from_branch: bool = False  # reads the branch, and adds the trunk to its result
-    to_branch: bool = False  # writes the branch, and leaves the trunk unchanged
-    shortcut: Conv2d | None = None  # 1x1 convolution of the trunk before it is added
-    is_end: bool = False  # of encoder or decoder: computed as in vae.ops.fused_conv.norm_silu_conv
+    def __init__(self, norm: GroupNorm):
+        super().__init__()
+        self.norm = norm
+        self.moments = Moments(norm.num_groups)
+        self.is_measuring = True  # each input is a batch of samples, and its statistics are added first
 
-
-def steps_of(model: AutoencoderKL, operation: str) -> list[Step]:
-    """From images (B, 3, H, W) to moments (B, 2Z, h, w), or from latents to images, layer by layer."""
-    if operation == "encode":
-        encoder = model.encoder
-        steps = [Step(encoder.conv_in)]
-        for level in encoder.down_blocks:
-            steps += _blocks(level.resnets)
-            if not level.last:
-                steps.append(Step(level.downsamplers[0]))
-        steps += [*_middle(encoder.mid_block), Step(encoder.conv_out, encoder.conv_norm_out, is_end=True)]
-        return steps if model.quant_conv is None else [*steps, Step(model.quant_conv)]
-    decoder = model.decoder
-    if isinstance(decoder, TinyDecoder):
-        return [Step(decoder)]
-    steps = [] if model.post_quant_conv is None else [Step(model.post_quant_conv)]
-    steps += [Step(decoder.conv_in), *_middle(decoder.mid_block)]
-    for block in decoder.up_blocks:
-        steps += _blocks(block.resnets)
-        if not block.last:
-            steps.append(Step(block.upsamplers[0]))
-    return [*steps, Step(decoder.conv_out, decoder.conv_norm_out, is_end=True)]
+    def forward(self, h: torch.Tensor) -> torch.Tensor:
+        norm = self.norm
+        if self.is_measuring:
+            top, left = (side // SAMPLE_BORDER for side in h.shape[2:])
+            for features in h.split(1):
+                self.moments.add(features[:, :, top : h.shape[2] - top, left : h.shape[3] - left])
+        mean, rstd = (
+            value.repeat_interleave(norm.num_channels // norm.num_groups, dim=1)[:, :, None, None]
+            for value in self.moments.statistics(norm.eps, h)  # (B, G) -> (B, C, 1, 1)
+        )
+        scale = rstd * norm.weight[:, None, None]
+        normalized = (h - mean).mul_(scale).add_(norm.bias[:, None, None])
+        return (F.silu(normalized, inplace=True) if isinstance(norm, NormSiLU) else normalized).to(h.dtype)
 
 
-def _middle(block: MidBlock) -> list[Step]:
-    first, last = block.resnets
-    return [*_blocks([first]), *map(Step, block.attentions), *_blocks([last])]
-
-
-def _blocks(resnets: Iterable[ResnetBlock]) -> list[Step]:
-    steps = []
-    for block in resnets:
-        steps.append(Step(block.conv1, block.norm1, to_branch=True))
-        steps.append(Step(block.conv2, block.norm2, from_branch=True, shortcut=block.conv_shortcut))
-    return steps
+def with_sampled_norms(network: AutoencoderKL) -> AutoencoderKL:
+    """The network with the same parameters, and SampledNorms instead of its GroupNorms."""
+    tensors = itertools.chain(network.parameters(), network.buffers())
+    network = copy.deepcopy(network, {id(tensor): tensor for tensor in tensors})
+    for module in list(network.modules()):
+        for name, norm in list(module.named_children()):
+            if isinstance(norm, GroupNorm):
+                setattr(module, name, SampledNorm(norm))
+    return network
 
 
 def latents_per_tile(tile: int, downsampling: int) -> int:
@@ -263,52 +248,47 @@ def run_blended(
 ) -> torch.Tensor:
     """Encode images (B, 3, H, W), whose sides are multiples of f, or decode latents (B, Z, h, w).
 
-    "encode" returns moments (B, 2Z, H/f, W/f), "decode" images (B, 3, h f, w f), both on the host. `tile` is
-    in px. `on_step(done, total)` counts tiles.
+    "encode" returns mean and log-variance (B, 2Z, H/f, W/f), "decode" images (B, 3, h f, w f), both on the
+    host. `tile` is in px. `on_step(done, total)` counts batches of samples and tiles.
     """
-    steps = steps_of(model, operation)
-    units = (model.downsampling, 1) if operation == "encode" else (1, model.downsampling)
-    device = next(model.parameters()).device
-    side = latents_per_tile(tile, model.downsampling)
-
-    def to_device(part: torch.Tensor) -> torch.Tensor:
-        return part.to(device, dtype, memory_format=torch.channels_last)
-
-    return torch.cat([_one(steps, image, to_device, units, side, on_step) for image in values.split(1)])
+    return torch.cat([_one(model, operation, image, dtype, tile, on_step) for image in values.split(1)])
 
 
 def _one(
-    steps: list[Step],
+    model: AutoencoderKL,
+    operation: str,
     image: torch.Tensor,
-    to_device: Callable[[torch.Tensor], torch.Tensor],
-    units: tuple[int, int],
-    side: int,
+    dtype: torch.dtype,
+    tile: int,
     on_step: Callable[[int, int], None],
 ) -> torch.Tensor:
-    """All steps for one image: the statistics of its samples, then its tiles.
-
-    `units` are the pixels of a latent pixel before and after.
-    """
-    moments = _no_moments(steps)
-    samples = _samples(image, units[0], side) if any(moments) else []
+    """One image: the statistics of its samples, then its tiles."""
+    f = model.downsampling
+    unit, unit_out = (f, 1) if operation == "encode" else (1, f)
+    side = latents_per_tile(tile, f)
+    device = next(model.parameters()).device
+    network = with_sampled_norms(model)
+    part = network.encoder if operation == "encode" else network.decoder
+    norms = [module for module in part.modules() if isinstance(module, SampledNorm)]
+    samples = _samples(image, unit, side) if norms else []
     numbers = itertools.count(1)
-    total = len(samples) + count_tiles(image.shape, units[0], side)
-    for sample in samples:
-        run_with_moments(steps, to_device(sample), moments, measure=True)
+    total = len(samples) + count_tiles(image.shape, unit, side)
+
+    def run(values: torch.Tensor) -> torch.Tensor:
+        values = _to_network(values, device, dtype)
+        if operation == "decode":
+            result = network.decode(values)
+        else:
+            posterior = network.encode(values)
+            result = torch.cat([posterior.mean, posterior.logvar], dim=1)
         on_step(next(numbers), total)
-    return blend(
-        lambda part: run_with_moments(steps, to_device(part), moments),
-        image,
-        units=units,
-        side=side,
-        count=lambda: on_step(next(numbers), total),
-    )
+        return result
 
-
-def _no_moments(steps: list[Step]) -> list[Moments | None]:
-    """For each step, the moments of its GroupNorm before the first value; None: it has none."""
-    norms = [step.layer.group_norm if isinstance(step.layer, Attention) else step.norm for step in steps]
-    return [Moments(norm.num_groups) if isinstance(norm, GroupNorm) else None for norm in norms]
+    for sample in samples:
+        run(sample)
+    for norm in norms:
+        norm.is_measuring = False
+    return blend(run, image, units=(unit, unit_out), side=side)
 
 
 def _samples(image: torch.Tensor, unit: int, side: int) -> list[torch.Tensor]:
@@ -325,70 +305,16 @@ def _samples(image: torch.Tensor, unit: int, side: int) -> list[torch.Tensor]:
     return [torch.cat(parts[number::batches]) for number in range(batches)]
 
 
-def run_with_moments(
-    steps: list[Step], values: torch.Tensor, moments: list[Moments | None], measure: bool = False
-) -> torch.Tensor:
-    """The result of all steps for `values` (B, C, H, W), with these moments of all of them before GroupNorms.
-
-    With `measure`, the features of `values` are added to the moments first.
-    """
-    trunk = branch = values
-    for step, before in zip(steps, moments, strict=True):
-        source = branch if step.from_branch else trunk
-        if measure and before is not None:
-            top, left = (side // SAMPLE_BORDER for side in source.shape[2:])
-            for features in source.split(1):
-                before.add(features[:, :, top : source.shape[2] - top, left : source.shape[3] - left])
-        h = _run_step(step, source, before)
-        if step.from_branch:
-            h = h + (trunk if step.shortcut is None else step.shortcut(trunk))
-        if step.to_branch:
-            branch = h
-        else:
-            trunk = h
-    return trunk
-
-
-def _run_step(step: Step, h: torch.Tensor, moments: Moments | None) -> torch.Tensor:
-    """The norm and the layer of a step, in h's dtype; an end computes as in norm_silu_conv of vae.ops."""
-    layer, norm = step.layer, step.norm
-    if isinstance(layer, Attention):
-        if moments is None:
-            return layer(h)
-        return layer.attend(h, _group_normalized(h, layer.group_norm, moments).to(h.dtype))
-    dtype = end_dtype(h) if step.is_end else h.dtype
-    if isinstance(norm, RMSNormSiLU):
-        normalized = normalize(h, h.new_empty(0), norm.norm(dtype))
-    elif norm is None:
-        normalized = h
-    else:
-        assert moments is not None
-        normalized = F.silu(_group_normalized(h, norm, moments), inplace=True).to(dtype)
-    return convolve_end(layer, normalized, h.dtype)
-
-
-def _group_normalized(h: torch.Tensor, norm: nn.Module, moments: Moments) -> torch.Tensor:
-    """`norm` of h (B, C, H, W) with these statistics, in their dtype."""
-    assert isinstance(norm, GroupNorm)
-    per_group = norm.num_channels // norm.num_groups
-    mean, rstd = (
-        value.repeat_interleave(per_group, dim=1)[:, :, None, None]  # (B, G) -> (B, C, 1, 1)
-        for value in moments.statistics(norm.eps, h)
-    )
-    return (h - mean).mul_(rstd * norm.weight[:, None, None]).add_(norm.bias[:, None, None])
-
-
 def blend(
     function: Callable[[torch.Tensor], torch.Tensor],
     values: torch.Tensor,
     *,
     units: tuple[int, int],
     side: int,
-    count: Callable[[], None],
 ) -> torch.Tensor:
     """`function` of tiles of values (B, C, h units[0], w units[0]); (B, C', h units[1], w units[1]), host.
 
-    Tiles have `side` units. `count` is called after each of them.
+    Tiles have `side` units.
     """
     unit, unit_out = units
     height, width = values.shape[2] // unit, values.shape[3] // unit
@@ -404,7 +330,6 @@ def blend(
             if left == 0:
                 strip = tile.new_empty(*tile.shape[:3], width * unit_out)
             _fade_in(strip, tile, left * unit_out, _end(columns, left, side) * unit_out, dim=3)
-            count()
         if top == 0:
             result = strip.new_empty(*strip.shape[:2], height * unit_out, width * unit_out)
         _fade_in(result, strip, top * unit_out, _end(rows, top, side) * unit_out, dim=2)

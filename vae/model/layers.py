@@ -14,7 +14,7 @@ from torch.utils.checkpoint import checkpoint
 
 from vae.ops.attention import attention
 from vae.ops.fused_conv import downsample_conv, norm_silu_conv, same_conv, upsample_conv
-from vae.ops.norm import Norm, group_norm, group_norm_silu
+from vae.ops.norm import group_norm, group_norm_silu
 from vae.ops.residual_block import residual_block
 
 
@@ -32,10 +32,6 @@ class RMSNorm(nn.Module):
 
     def forward(self, h: torch.Tensor) -> torch.Tensor:
         return group_norm(h, self.weight, None, 0, 0.0)
-
-    def norm(self, out_dtype: torch.dtype | None = None) -> Norm:
-        """What vae.ops.norm computes, followed by SiLU; `out_dtype` of the result, None: h's."""
-        return Norm(self.weight, None, 0, 0.0, out_dtype=out_dtype)
 
 
 class RMSNormSiLU(RMSNorm):
@@ -161,9 +157,14 @@ def weight_and_bias(layer: Conv2d | Linear) -> tuple[torch.Tensor, torch.Tensor]
     return weight, bias if layer.bias_scale == 1.0 else bias * layer.bias_scale
 
 
+def is_fused(norm: nn.Module, conv: Conv2d) -> bool:
+    """Whether an operation of vae.ops computes both: not for reflecting layers and norms of other modules."""
+    return isinstance(norm, NormSiLU | RMSNormSiLU) and not conv.reflects
+
+
 def readout(norm: NormSiLU | RMSNormSiLU, conv: Conv2d, h: torch.Tensor) -> torch.Tensor:
     """conv(norm(h)), the end of a network, finer than bf16; backward recomputes what is between the two."""
-    if conv.reflects:
+    if not is_fused(norm, conv):
         return conv(norm(h.to(torch.promote_types(h.dtype, torch.float32)))).to(h.dtype)
     parameters = (norm.weight, norm.bias, *weight_and_bias(conv))
     return norm_silu_conv(h, *parameters, norm.num_groups, norm.eps)
@@ -195,7 +196,7 @@ class ResnetBlock(nn.Module):
         self.recompute: Literal["none", "activations", "block"] = "none"  # set by set_recompute
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        if self.conv1.reflects:
+        if not is_fused(self.norm1, self.conv1):
             return maybe_checkpoint(self._unfused, x, self.recompute != "none")
         parameters: list[Any] = [self.norm1.weight, self.norm1.bias, *weight_and_bias(self.conv1)]
         parameters += [self.norm2.weight, self.norm2.bias, *weight_and_bias(self.conv2)]
@@ -220,12 +221,8 @@ class Attention(nn.Module):
         self.to_out = ModuleList([Linear(channels, channels)])  # a list, because diffusers names it to_out.0
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.attend(x, self.group_norm(x))
-
-    def attend(self, x: torch.Tensor, normalized: torch.Tensor) -> torch.Tensor:
-        """The result for x (B, C, H, W), which was normalized elsewhere."""
         batch, channels, height, width = x.shape
-        tokens = normalized.permute(0, 2, 3, 1).reshape(batch, height * width, channels)
+        tokens = self.group_norm(x).permute(0, 2, 3, 1).reshape(batch, height * width, channels)
         h = attention(self.to_q(tokens), self.to_k(tokens), self.to_v(tokens))
         h = self.to_out[0](h)  # (B, N, C)
         return x + h.reshape(batch, height, width, channels).permute(0, 3, 1, 2)
