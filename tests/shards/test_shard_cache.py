@@ -4,10 +4,9 @@ import hashlib
 import json
 import os
 import shutil
-import ssl
 import subprocess
 import sys
-import threading
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from types import SimpleNamespace
@@ -28,32 +27,11 @@ from vae.shards import store
 from vae.shards.dataset_json import read_dataset
 from vae.shards.shard_cache import FOLDER_NAME, ShardCache, open_cache
 from vae.shards.shard_images import ShardImages
-from vae.shards.store import StoreError, StoreFile, is_disk_error
+from vae.shards.store import StoreError, StoreFile
 from vae.system.errors import DataError, UserError
 from vae.system.host import GIB
 
 pytest.importorskip("aiohttp", reason="requirements-remote.txt is not installed")
-
-
-# Of localhost, signed by itself, for this test.
-CERTIFICATE = """\
------BEGIN CERTIFICATE-----
-MIIBfzCCASWgAwIBAgIUWi9JGmPw2MIPgUE6PGHiLXtEA1kwCgYIKoZIzj0EAwIw
-FDESMBAGA1UEAwwJbG9jYWxob3N0MCAXDTI2MTEyMzAzMDk1MFoYDzIxMjYxMDMw
-MDMwOTUwWjAUMRIwEAYDVQQDDAlsb2NhbGhvc3QwWTATBgcqhkjOPQIBBggqhkjO
-PQMBBwNCAASeBbgBn+EHUN6d+LkBx+wYolsrJYVCTYD04kv0vlZAXoXu+ifHHnXv
-VkcnQZHrn4HkoJgbWlRnjVTRkpjWfLKDo1MwUTAdBgNVHQ4EFgQUGpo+BXsvfwYj
-84bWssjlm72CT6IwHwYDVR0jBBgwFoAUGpo+BXsvfwYj84bWssjlm72CT6IwDwYD
-VR0TAQH/BAUwAwEB/zAKBggqhkjOPQQDAgNIADBFAiEAwll7w5SZ9Lh9ywf6j9e5
-F09CfDEFO33KTO/JaUd6MX4CIAQRAjqFLWWSyo6qO20mZPcrz8NmK2w2MCuxscc0
-YZgE
------END CERTIFICATE-----
------BEGIN PRIVATE KEY-----
-MIGHAgEAMBMGByqGSM49AgEGCCqGSM49AwEHBG0wawIBAQQgi7kYhuMLoshW7bPu
-kOC9yyuZQRC0IAjcNR+MgblLLvqhRANCAASeBbgBn+EHUN6d+LkBx+wYolsrJYVC
-TYD04kv0vlZAXoXu+ifHHnXvVkcnQZHrn4HkoJgbWlRnjVTRkpjWfLKD
------END PRIVATE KEY-----
-"""
 
 
 @pytest.fixture(scope="module")
@@ -89,6 +67,10 @@ def remote(web, cache, num_streams=1) -> ShardImages:
     return ShardImages([read_dataset(web.url())], num_streams, cache)
 
 
+def read_all(images: ShardImages) -> list[bytes]:
+    return [images.read(n) for n in range(40)]
+
+
 def path_of(images: ShardImages, number: int) -> Path:
     shard = images.datasets[0].shards[number]
     return images.cache.path(shard.name, shard.sha256)
@@ -105,7 +87,7 @@ def test_local_shards_go_through_a_cache_that_was_asked_for(root, tmp_path, file
     assert in_place.read(0) == files[0]
     assert "hits" not in in_place.counts()
     cached = ShardImages([dataset], 4, open_cache([path], folder, 1))
-    assert [cached.read(index) for index in range(40)] == files
+    assert read_all(cached) == files
     assert len(list(Path(folder, FOLDER_NAME).glob("*.tar"))) == 5
     cached.counts()
     assert cached.read(7) == files[7]
@@ -120,9 +102,9 @@ def test_local_shards_go_through_a_cache_that_was_asked_for(root, tmp_path, file
 
 def test_each_shard_is_downloaded_once_and_its_bytes_are_those_of_the_folder(web, cache, root, files):
     images = remote(web, cache)
-    assert [images.read(n) for n in range(40)] == files
+    assert read_all(images) == files
     again = remote(web, cache)  # as another process does
-    assert [again.read(n) for n in range(40)] == files
+    assert read_all(again) == files
     assert len(web.wholes()) == len(set(web.wholes())) == 5
     assert len(web.wholes(".npy")) == 5 + 2  # with the table
     local = ShardImages([read_dataset(root / "dataset.json")], 1)
@@ -214,20 +196,15 @@ from pathlib import Path
 from vae.shards.dataset_json import read_dataset
 from vae.shards.shard_cache import ShardCache
 from vae.shards.shard_images import ShardImages
-images = ShardImages([read_dataset(sys.argv[1])], 1, ShardCache(Path(sys.argv[2]), float(sys.argv[3])))
-print(sum(len(images.read(number)) for number in range(40)))
+ShardImages([read_dataset(sys.argv[1])], 1, ShardCache(Path(sys.argv[2]), 1)).read(9)
 """
-
-
-def reader(web, cache):
-    words = [sys.executable, "-c", READER, web.url(), str(cache.folder.parent), str(cache.max_bytes / GIB)]
-    return subprocess.Popen(words, stdout=subprocess.PIPE, cwd=ROOT)
 
 
 def test_killed_download_leaves_nothing_behind(web, cache, files):
     """While others wait for it; a command that uses the same folder finishes it."""
     web.answers["images-000001.tar"] = [HANG, 200]
-    with reader(web, cache) as process:
+    words = [sys.executable, "-c", READER, web.url(), str(cache.folder.parent)]
+    with subprocess.Popen(words, cwd=ROOT) as process:
         while "images-000001.tar" not in web.wholes():
             assert process.poll() is None
         (part,) = cache.folder.glob("*.part")
@@ -236,42 +213,33 @@ def test_killed_download_leaves_nothing_behind(web, cache, files):
     images = remote(web, room_for(cache, remote(web, cache), 2))
     images.read(39)  # another shard
     assert not part.exists()
-    assert [images.read(n) for n in range(40)] == files
+    assert read_all(images) == files
 
 
 def test_two_commands_share_the_downloads(web, cache, files):
-    with reader(web, cache) as one, reader(web, cache) as other:
-        assert {int(process.stdout.read()) for process in (one, other)} == {sum(map(len, files))}
+    with ThreadPoolExecutor(2) as threads:
+        assert list(threads.map(read_all, [remote(web, cache) for _ in range(2)])) == [files] * 2
     assert sorted(web.wholes()) == [f"images-{n:06}.tar" for n in range(5)]
 
 
 def test_two_commands_keep_to_the_size_of_a_small_cache(web, cache, files):
     few = room_for(cache, remote(web, cache), 2.2)
-    with reader(web, few) as one, reader(web, few) as other:
-        most = 0
-        while one.poll() is None or other.poll() is None:
+    most = 0
+    with ThreadPoolExecutor(2) as threads:
+        reading = [threads.submit(read_all, remote(web, few)) for _ in range(2)]
+        while not all(one.done() for one in reading):
             with suppress(FileNotFoundError):  # removed meanwhile
                 most = max(most, sum(path.stat().st_size for path in few.folder.iterdir()))
-        assert {int(process.stdout.read()) for process in (one, other)} == {sum(map(len, files))}
+        assert [one.result() for one in reading] == [files] * 2
     assert few.max_bytes / 3 < most <= few.max_bytes
-
-
-def test_two_threads_that_read_a_shard_download_it_once(web, cache):
-    images = remote(web, cache)
-    threads = [threading.Thread(target=images.read, args=(0,)) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert len(web.wholes()) == 1
 
 
 def test_shard_that_another_machine_removes_is_fetched_again(web, cache, files):
     images = remote(web, cache)
-    for number in range(3):
+    for number in range(2):
         assert images.read(number) == files[number]
         path_of(images, 0).unlink()
-    assert len(web.wholes()) == 3
+    assert len(web.wholes()) == 2
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="Linux has /dev/full")
@@ -292,11 +260,6 @@ class Full(type(Path())):
 
     def unlink(self, missing_ok=False):
         """Nothing."""
-
-
-def test_refusal_by_this_disk_is_not_one_by_the_store():
-    assert is_disk_error(PermissionError(13, "Permission denied", "shard.part"))
-    assert not is_disk_error(PermissionError("Access Denied"))  # as s3fs raises it
 
 
 def test_disk_without_room_limits_the_cache(cache, monkeypatch):
@@ -352,35 +315,21 @@ def test_copy_that_changed_on_the_disk_is_fetched_again(web, cache, files):
     flip_bit(path_of(images, 0), int(images._index(0)["offset"][3]))
     assert [images.read(n) for n in range(5)] == files[:5]
     assert len(web.wholes()) == 2
-    images = remote(web, cache)
-    os.truncate(path_of(images, 0), 2000)
-    assert images.read(0) == files[0]
-    assert len(web.wholes()) == 3
-
-
-def test_index_that_changed_on_the_disk_is_fetched_again(web, cache, files):
-    remote(web, cache).read(0)
-    (path,) = cache.folder.glob("*.npy")
-    flip_bit(path, 200)
+    (index,) = cache.folder.glob("*.npy")
+    flip_bit(index, 200)
     assert remote(web, cache).read(0) == files[0]
     assert len(web.wholes("images-000000.npy")) == 2
 
 
-@pytest.mark.parametrize("bad", ["cut", "larger"])
-def test_bad_index_rejects_the_images_of_its_shard(web, cache, damaged, bad):
+def test_bad_index_rejects_the_images_of_its_shard(web, cache, damaged):
     path = damaged / "images-000000.npy"
-    path.write_bytes(path.read_bytes()[:-9] if bad == "cut" else path.read_bytes() + bytes(5000))
+    path.write_bytes(path.read_bytes()[:-9])
     images = remote(web, cache)
     for number in range(3):
         with pytest.raises(BadImageError, match=r"bad_shard.*images-000000\.npy"):
             images.read(number)
     assert len(web.wholes("images-000000.npy")) == 2
     assert images.read(39)
-
-
-def test_connection_that_ends_within_a_shard_is_tried_again(web, cache, files):
-    web.answers["images-000000.tar"] = [CUT, CUT, 200]
-    assert remote(web, cache).read(0) == files[0]
 
 
 def test_failed_download_that_is_still_open_is_the_stores_error(cache):
@@ -404,10 +353,13 @@ def test_failed_download_that_is_still_open_is_the_stores_error(cache):
 
 
 @pytest.mark.parametrize(
-    ("answer", "words"),
-    [(403, "403"), (500, "500"), (HANG, "no answer for 0.4 s")],
+    ("answer", "words", "name"),
+    [
+        (403, "403", "dataset.json"),
+        (500, "500", "images-000000.npy"),
+        (HANG, "no answer for 0.4 s", "images-000000.tar"),
+    ],
 )
-@pytest.mark.parametrize("name", ["dataset.json", "images-000000.npy", "images-000000.tar"])
 def test_store_that_fails_three_times_is_one_line(web, cache, capsys, monkeypatch, name, answer, words):
     if answer == HANG:
         monkeypatch.setattr(store, "STALL_SECONDS", 0.4)
@@ -426,36 +378,16 @@ def test_store_that_fails_three_times_is_one_line(web, cache, capsys, monkeypatc
 
 
 def test_store_that_comes_back_in_time_is_waited_for(web, cache, files, capsys, monkeypatch):
+    """Two errors are printed, one is not."""
     images = remote(web, cache)
-    for answer in (500, HANG):
-        monkeypatch.setattr(store, "STALL_SECONDS", 0.4 if answer == HANG else 30)
-        web.answers["images-000000.tar"] = [answer, answer, 200]
+    for answers in ([500, 200], [500, CUT, 200]):
+        web.answers["images-000000.tar"] = answers
         assert images.read(0) == files[0]
         path_of(images, 0).unlink()
-    assert capsys.readouterr().out.count("trying again") == 2
+    assert capsys.readouterr().out.count("trying again") == 1
     web.stop()
-    monkeypatch.setattr(store, "STALL_SECONDS", 30)
     monkeypatch.setattr(store, "time", SimpleNamespace(sleep=lambda _seconds: web.start()))
     assert images.read(0) == files[0]
-
-
-def test_single_errors_delay_nothing_and_are_not_printed(web, cache, files, capsys):
-    web.answers["images-000000.tar"] = [500, 200]
-    assert remote(web, cache).read(0) == files[0]
-    assert capsys.readouterr().out == ""
-
-
-def test_certificate_that_is_not_trusted_is_named(root, tmp_path, monkeypatch):
-    hurry(monkeypatch)
-    (tmp_path / "both.pem").write_text(CERTIFICATE)
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.load_cert_chain(tmp_path / "both.pem")
-    with http_store(root) as web:
-        web._server.socket = context.wrap_socket(web._server.socket, server_side=True)
-        url = web.url().replace("http:", "https:")
-        with pytest.raises(DataError) as caught:
-            read_dataset(url)
-    assert "certificate is not trusted (SSL_CERT_FILE" in str(caught.value)
 
 
 @pytest.mark.parametrize(

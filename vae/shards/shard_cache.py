@@ -32,6 +32,7 @@ from vae.shards.dataset_json import (
     max_index_bytes,
     read_dataset,
     read_index,
+    read_part,
 )
 from vae.shards.store import StoreFile, download, is_disk_error
 from vae.system.addresses import is_remote
@@ -233,9 +234,6 @@ class CachedShards:
         self._counts = _no_counts()
         self._ahead = _ReadAhead(self._fetch_all)
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        return CachedShards, (self._dataset, self._cache)
-
     def index(self, shard: Shard) -> np.ndarray:
         """The index of a shard: index_type (samples,). BadImageError for a bad one."""
         path = self._fetch_index(shard)
@@ -267,9 +265,7 @@ class CachedShards:
             self._cache.touch(self._path(shard))
         for tries in range(READ_TRIES):
             try:
-                with open(self._path(shard), "rb") as file:
-                    file.seek(offset)
-                    data = file.read(size)
+                data = read_part(self._path(shard), offset, size)
             except FileNotFoundError:
                 self._counts["misses"] += not tries
                 self._fetch(shard)

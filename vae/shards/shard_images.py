@@ -3,50 +3,42 @@
 import hashlib
 import io
 import json
-import os
 import posixpath
 import re
 import tarfile
-import threading
 from collections import Counter, OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import cached_property
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import numpy as np
 
 from vae.images.decoding import decode_bytes
 from vae.images.formats import BadImageError
 from vae.sampling.order import Order, StreamOrder, count_streams, default_streams
-from vae.shards.dataset_json import Row, Shard, ShardedDataset, check_bytes, index_path, read_index, row_name
+from vae.shards.dataset_json import (
+    Row,
+    Shard,
+    ShardedDataset,
+    check_bytes,
+    index_path,
+    read_index,
+    read_part,
+    row_name,
+)
 from vae.shards.shard_cache import CachedShards, ShardCache
 
 # ---- Shards in a folder ------------------------------------------------------------------------------------
 
-OPEN_SHARDS = 64  # files that one process keeps open; opening one again takes microseconds
-
 
 class LocalShards:
-    """Shards in a folder. Keeps the last OPEN_SHARDS open."""
+    """Shards in a folder."""
 
     def __init__(self, folder: Path, indexes: Path) -> None:
         self._folder, self._indexes = folder, indexes
-        self._begin()
-
-    def _begin(self) -> None:
-        self._open: OrderedDict[str, _TarFile] = OrderedDict()
-        self._guard = threading.Lock()
         self._counts: Counter[str] = Counter()
-        self._process = os.getpid()
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {"_folder": self._folder, "_indexes": self._indexes}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state)
-        self._begin()
 
     def index(self, shard: Shard) -> np.ndarray:
         """The index of a shard: index_type (samples,)."""
@@ -58,30 +50,14 @@ class LocalShards:
 
     def read_unchecked(self, shard: Shard, offset: int, size: int) -> bytes:
         """Any bytes of a shard."""
-        if self._process != os.getpid():  # a forked process drops the files of its parent
-            self._begin()
-        with self._guard:
-            file = self._file(shard)
         try:
-            data = file.read(offset, size)
+            data = read_part(self._folder / shard.name, offset, size)
+        except FileNotFoundError as error:
+            raise BadImageError("missing_shard", f"{shard.name}: {error.strerror}") from error
         except OSError as error:
             raise BadImageError("unreadable", error.strerror or str(error)) from error
         self._counts["disk_bytes"] += len(data)
         return data
-
-    def _file(self, shard: Shard) -> "_TarFile":
-        if shard.name in self._open:
-            self._open.move_to_end(shard.name)
-            return self._open[shard.name]
-        path = self._folder / shard.name
-        try:
-            file = _TarFile(open(path, "rb"))  # noqa: SIM115
-        except OSError as error:
-            raise BadImageError("missing_shard", f"{shard.name}: {error.strerror}") from error
-        self._open[shard.name] = file
-        if len(self._open) > OPEN_SHARDS:
-            self._open.popitem(last=False)
-        return file
 
     def expect(self, _shards: Sequence[Shard]) -> None:
         """Nothing to do."""
@@ -90,23 +66,6 @@ class LocalShards:
         """Bytes read since the last call."""
         counts, self._counts = self._counts, Counter()
         return dict(counts)
-
-
-class _TarFile:
-    """A file that threads read at the same time; it is closed when nothing refers to it."""
-
-    def __init__(self, file: BinaryIO):
-        self._file = file
-        self._descriptor = file.fileno()
-        self._lock = threading.Lock()
-
-    def read(self, offset: int, size: int) -> bytes:
-        """The bytes from `offset` on; fewer at the end of the file."""
-        if hasattr(os, "pread"):
-            return os.pread(self._descriptor, size, offset)
-        with self._lock:  # Windows has a single position
-            os.lseek(self._descriptor, offset, os.SEEK_SET)
-            return os.read(self._descriptor, size)
 
 
 # ---- Members of tar files ----------------------------------------------------------------------------------
@@ -172,6 +131,7 @@ def metadata_of(texts: Mapping[str, bytes]) -> dict[str, Any]:
 # ---- Images by their number --------------------------------------------------------------------------------
 
 INDEX_BYTES = 256 * 2**20  # of indexes that one process keeps; reading one again takes milliseconds
+MIN_INDEXES = 64
 TEXT_BYTES = 2**20  # at most, of the texts before and after an image, with their headers
 
 
@@ -198,9 +158,6 @@ class ShardImages:
         self.num_streams = num_streams or streams_of(datasets)
         self.cache = cache
         self._files = [_open_files(dataset, cache) for dataset in datasets]
-        self._begin()
-
-    def _begin(self) -> None:
         self._rows: OrderedDict[int, np.ndarray] = OrderedDict()
         self._expected: tuple[int, int] | None = None
 
@@ -233,12 +190,8 @@ class ShardImages:
         sizes = [dataset.shards.bytes for dataset, files in pairs if isinstance(files, CachedShards)]
         return np.concatenate([np.empty(0, np.int64), *sizes])
 
-    def __getstate__(self) -> dict[str, Any]:
-        return {name: self.__dict__[name] for name in ("datasets", "num_streams", "cache", "_files")}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state)
-        self._begin()
+    def __reduce__(self) -> tuple[Any, ...]:
+        return ShardImages, (self.datasets, self.num_streams, self.cache)
 
     def __len__(self) -> int:
         return int(self._ends[-1])
@@ -362,7 +315,7 @@ class ShardImages:
         rows = self._rows.get(number)
         if rows is None:
             rows = self._rows[number] = self.rows(number)
-            if len(self._rows) > max(OPEN_SHARDS, INDEX_BYTES // rows.nbytes):
+            if len(self._rows) > max(MIN_INDEXES, INDEX_BYTES // rows.nbytes):
                 with suppress(KeyError):  # another thread has emptied it
                     self._rows.popitem(last=False)
         return rows
