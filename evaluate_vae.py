@@ -8,8 +8,10 @@ def main(argv: list[str]) -> int:
 
     config = parse_evaluate_flags(argv)
     from vae.evaluation.command import check_command
+    from vae.prepare.hub_dataset import with_local_data
 
     check_command(config)  # finds mistakes before PyTorch is imported, which takes seconds
+    config = with_local_data(config)
     if config.watch is not None:
         from vae.evaluation.watch import watch
 

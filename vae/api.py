@@ -195,9 +195,10 @@ def evaluate(
     `options` are named as the flags of evaluate_vae.py (docs/evaluate.md). Raises UserError.
     """
     from vae.evaluation import compare
+    from vae.prepare.hub_dataset import with_local_data
 
     values = {"vae": vae, "data_path": data_path, "output_dir": output_dir, **options}
-    return compare.compare_all(parse_evaluate_flags(_command_line(values)))
+    return compare.compare_all(with_local_data(parse_evaluate_flags(_command_line(values))))
 
 
 def export(vae: PathLike | Sequence[PathLike], output: PathLike, **options: Any) -> Path:

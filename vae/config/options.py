@@ -128,7 +128,7 @@ class DataConfig:
         "./data/train",
         "folder of images (subfolders included), a manifest.jsonl, or a dataset.json of prepare_data.py "
         "--mode shard or index, also on a remote store (s3://, gs://, https://); several datasets, "
-        "a.json b.json, count as one",
+        "a.json b.json, count as one; or a dataset of the Hugging Face hub, hf://datasets/OWNER/NAME[/SPLIT]",
         metavar="PATH",
         words=True,
         scope="machine",
@@ -136,7 +136,7 @@ class DataConfig:
     fold: int | None = option(None, "fold of the manifest that validates, instead of its split", at_least=0)
     val_path: str | None = option(
         None,
-        "folder of validation images, or a dataset.json, instead of --val_split",
+        "folder of validation images, a dataset.json or a dataset of the hub, instead of --val_split",
         metavar="PATH",
         scope="machine",
     )

@@ -13,7 +13,8 @@ from vae.system.errors import EXIT_DATA, UsageError, UserError
 MAX_PARTS = 10_000
 _IMAGES = (
     "folder of image files, of any depth; or tar or Parquet files with images: a folder, a pattern, a .txt "
-    "list, or an address such as s3://bucket/photos/"
+    "list, an address such as s3://bucket/photos/, or hf://datasets/OWNER/NAME[/SPLIT] of the Hugging Face "
+    "hub"
 )
 
 

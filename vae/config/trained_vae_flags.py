@@ -43,7 +43,8 @@ class EvaluateConfig:
     data_path: tuple[str, ...] = option(
         MISSING,
         "folder of images, with subfolders, or the dataset.json of a dataset of shards, also on a remote "
-        "store (s3://, gs://, https://); several: each is measured, and the mean of all is given",
+        "store (s3://, gs://, https://), or hf://datasets/OWNER/NAME[/SPLIT] of the Hugging Face hub; "
+        "several: each is measured, and the mean of all is given",
         metavar="PATH",
     )
     output_dir: str = option(

@@ -11,6 +11,7 @@ from vae.images.folder import check_images
 from vae.interop.run_files import PROMOTED_NAME, RUN_COMMAND, read_promoted
 from vae.interop.vae_path import locate_vae
 from vae.shards.dataset_json import is_dataset, read_dataset
+from vae.shards.hub_files import is_hub_dataset
 from vae.system.errors import UserError
 from vae.system.files import check_folder
 
@@ -29,6 +30,8 @@ def check_command(config: EvaluateConfig) -> None:
     for path in config.vae:
         locate_vae(Path(path), "--vae")
     for path in config.data_path:
+        if is_hub_dataset(path):
+            continue  # asking the hub takes its time
         if is_dataset(path):
             read_dataset(path)
         else:

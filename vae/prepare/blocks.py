@@ -22,6 +22,7 @@ from typing import Any, NamedTuple
 from vae.images.decoding import read_content
 from vae.images.folder import code_of
 from vae.images.formats import BadImageError
+from vae.shards.hub_files import is_hub_dataset, parquet_files
 from vae.shards.store import (
     MissingError,
     StoreError,
@@ -104,6 +105,8 @@ def _paths(text: str, flag: str, extensions: tuple[str, ...]) -> Iterator[str]:
                 yield from (
                     os.path.join(root, name) for name in sorted(names) if _is_wanted(name, extensions)
                 )
+        elif is_hub_dataset(path):
+            yield from parquet_files(path, flag)
         elif path.lower().endswith(".txt"):
             yield from read_list(path, flag)
         elif is_remote(path):

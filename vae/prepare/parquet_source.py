@@ -3,6 +3,7 @@
 A block is a row group, or a whole file on a remote store, which is copied to this machine while it is read.
 """
 
+import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,7 +29,7 @@ def parquet_blocks(files: Sequence[File], image_column: str | None) -> Iterator[
         first = 0
         for rows in [0] if isinstance(file, StoreFile) else _row_groups(file, image_column):
             yield ParquetBlock(
-                id=block_id("parquet", stamp_of(file), first, rows, image_column),
+                id=block_id("parquet", "names of labels", stamp_of(file), first, rows, image_column),
                 file=file,
                 name=printable(name),
                 count=rows,
@@ -88,6 +89,21 @@ def _columns(db: Any, path: Path, image_column: str | None) -> tuple[str, bool, 
     )
 
 
+def _label_names(db: Any, path: Path) -> dict[str, dict[int, str]]:
+    """The names of the numbers of each column of labels, which `datasets` writes into the file's metadata."""
+    query = "SELECT decode(value) FROM parquet_kv_metadata(?) WHERE decode(key) = 'huggingface'"
+    row = db.execute(query, [literal(path)]).fetchone()
+    try:
+        features = json.loads(row[0])["info"]["features"] if row else {}
+        return {
+            column: dict(enumerate(map(str, feature["names"])))
+            for column, feature in features.items()
+            if isinstance(feature, dict) and feature.get("_type") == "ClassLabel"
+        }
+    except (ValueError, KeyError, TypeError, AttributeError):  # of another program
+        return {}
+
+
 @dataclass(frozen=True, kw_only=True)
 class ParquetBlock(Block):
     """A row group of a Parquet file, or all of a remote one."""
@@ -110,6 +126,7 @@ class ParquetBlock(Block):
     def _items(self, db: Any, path: Path) -> Iterator[Item]:
         image, is_struct, others = _columns(db, path, self.image_column)
         columns = [f"{quoted(image)}.bytes, {quoted(image)}.path" if is_struct else f"{quoted(image)}, NULL"]
+        labels = _label_names(db, path)
         last = self.first + self.count - 1 if self.count else 2**62
         rows = db.execute(
             f"SELECT {', '.join([*columns, *map(quoted, others)])} "
@@ -121,6 +138,7 @@ class ParquetBlock(Block):
         while (row := rows.fetchone()) is not None:
             data, source, *values = row
             metadata = {k: v for k, v in zip(others, values, strict=True) if v is not None}
+            metadata |= {k: of[metadata[k]] for k, of in labels.items() if metadata.get(k) in of}
             if source is not None:
                 metadata.setdefault("path", source)
             content = (

@@ -23,6 +23,7 @@ from vae.prepare.blocks import (
 )
 from vae.prepare.parquet_source import parquet_blocks
 from vae.prepare.tar_source import tar_blocks
+from vae.shards.hub_files import is_hub_dataset
 from vae.shards.store import StoreFile, list_files
 from vae.system import console
 from vae.system.addresses import is_remote
@@ -97,6 +98,8 @@ def _kind(text: str) -> str:
     """The extension of the files that a text names: .tar, .parquet, .txt for a list; empty for images."""
     names: Iterable[str] = [text]
     otherwise = ""
+    if is_hub_dataset(text):
+        return ".parquet"
     if os.path.isdir(text):
         names = _other_files(text)
     elif text.lower().endswith(".txt"):

@@ -1,4 +1,4 @@
-"""Files on remote stores (s3://, gs://, https://), read whole through fsspec: several tries, clear errors.
+"""Files on remote stores (s3://, gs://, hf://, https://), read whole through fsspec: tries, clear errors.
 
 fsspec and the packages of the protocols find credentials in their own ways, and are imported when they are
 needed. No message has credentials: neither those in an address, nor texts of these packages.
@@ -28,7 +28,7 @@ PAUSES_REFUSED = (1.0, 2.0)  # after 401, 403, 404 or a certificate, which seldo
 DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EFBIG)
 MISSING = "it does not exist (404)"
 CERTIFICATE = "its certificate is not trusted (SSL_CERT_FILE=FILE names those of your own authority)"
-PACKAGES = {"http": "aiohttp", "https": "aiohttp", "s3": "s3fs", "gs": "gcsfs"}
+PACKAGES = {"http": "aiohttp", "https": "aiohttp", "s3": "s3fs", "gs": "gcsfs", "hf": "huggingface_hub"}
 INSTALL = "pip install -r requirements-remote.txt"
 
 _T = TypeVar("_T")
@@ -92,7 +92,7 @@ def download(file: Path | StoreFile, path: Path) -> None:
 def stamp(file: StoreFile) -> tuple[int | None, str]:
     """The size of a file, if the store says it, and a text that changes with its content, if there is one."""
     info = _with_tries(file, lambda system, path: system.info(path))
-    changed = (info.get(name) for name in ("ETag", "etag", "LastModified", "mtime", "md5Hash"))
+    changed = (info.get(name) for name in ("ETag", "etag", "LastModified", "mtime", "md5Hash", "blob_id"))
     return info.get("size"), str(next(filter(None, changed), ""))
 
 
@@ -127,12 +127,14 @@ def _with_tries(file: StoreFile, action: Callable[[Any, str], _T]) -> _T:
             seconds = sum(pauses[1:])
             console.warning(f"{file.flag} {file}: {reason}: trying again for about {seconds:g} s")
         time.sleep(pauses[tries - 1] * random.uniform(0.5, 1.5))
-    remedy = (
-        f"check the address and your credentials; a password or signature in {file.flag} is not recorded: "
-        "give it again"
-        if refused
-        else "check the network and the store"
-    )
+    remedy = "check the network and the store"
+    if refused and file.url.startswith("hf://"):
+        remedy = "correct the name, or accept the terms of a gated dataset on its page, and run hf auth login"
+    elif refused:
+        remedy = (
+            f"check the address and your credentials; a password or signature in {file.flag} is not "
+            "recorded: give it again"
+        )
     kind = MissingError if reason == MISSING else StoreError
     raise kind(f"{file.flag} {file}: {reason}, {tries} times: {remedy}")
 
@@ -144,6 +146,7 @@ def _reason(error: Exception) -> tuple[str, bool]:
     response = getattr(error, "response", None)  # of botocore
     metadata = response.get("ResponseMetadata", {}) if isinstance(response, dict) else {}
     status = metadata.get("HTTPStatusCode") or getattr(error, "status", None)
+    status = status or getattr(response, "status_code", None)  # of huggingface_hub
     if status is None and str(getattr(error, "code", "")).isdigit():  # of gcsfs
         status = int(error.code)  # type: ignore[attr-defined]
     if isinstance(error, FileNotFoundError) or status == 404:
@@ -175,6 +178,11 @@ def _file_system(file: StoreFile) -> tuple[Any, str]:
 
 def _options(url: str, scheme: str) -> dict[str, Any]:
     """Options of the file system of a protocol."""
+    if scheme == "hf":
+        from huggingface_hub.utils import disable_progress_bars, logging
+
+        disable_progress_bars()
+        logging.set_verbosity_error()  # the tries are printed here
     if scheme not in ("http", "https"):
         return {}
     import aiohttp

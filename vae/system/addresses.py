@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 HTTP = {"http", "https"}
-_REMOTE = re.compile(r"(s3|gs|https?)://", re.IGNORECASE)
+_REMOTE = re.compile(r"(s3|gs|hf|https?)://", re.IGNORECASE)
 # With one slash too, and within other text. Only at the beginning of a word: a search stays linear.
 _ADDRESS = r"(?<![A-Za-z0-9+.-])[0-9+.-]*[A-Za-z][A-Za-z0-9+.-]+:[/\\]+"
 # Everything until @, also if a password has / or spaces: it follows a colon and is not a port.
@@ -31,7 +31,7 @@ def address_problem(path: str | os.PathLike[str]) -> str | None:
     text = os.fspath(path)
     if is_remote(text) or not is_like_address(text):
         return None
-    return "is an address of another kind: give one that begins with s3://, gs://, http:// or https://"
+    return "is an address of another kind: give one that begins with s3://, gs://, hf://, http:// or https://"
 
 
 def public_text(text: str | os.PathLike[str]) -> str:

@@ -6,7 +6,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from vae.config.options import all_options
+from vae.config.options import Config, all_options
 from vae.config.recipes import recipe_values
 from vae.config.resolve import (
     check_batch,
@@ -21,7 +21,9 @@ from vae.images.decoding import parse_background
 from vae.images.folder import check_images
 from vae.interop.run_files import RUN_COMMAND
 from vae.interop.vae_path import check_checkpoint_path, locate_vae
+from vae.prepare.hub_dataset import local_dataset
 from vae.shards.dataset_json import dataset_paths, is_dataset, read_dataset
+from vae.shards.hub_files import is_hub_dataset
 from vae.system.errors import UserError
 from vae.system.files import check_folder, utf8_text
 from vae.training.run_folder import checkpoint_paths, contains_run, resume_command
@@ -70,12 +72,27 @@ def check_command(given: dict[str, Any]) -> Command:
     if command.checkpoint:
         check_checkpoint_path(command.checkpoint, "--resume_from")
     _check_output(command)
+    command = Command(with_local_datasets(command.given))
     _check_images(command)
     if command.value("exclude"):
         read_exclude_list(command.value("exclude"))
     if command.value("wandb"):
         check_wandb_installed()
     return command
+
+
+def with_local_datasets(given: dict[str, Any]) -> dict[str, Any]:
+    """The options with a local dataset.json instead of each dataset of the hub, as the run records them."""
+    options = dict(given)
+    for name in ("data_path", "val_path"):
+        if not is_hub_dataset(str(given.get(name))):
+            continue
+        share = 0.0
+        if name == "data_path" and not given.get("val_path"):
+            share = given.get("val_split", Config().data.val_split)
+            options.pop("val_split", None)  # the shards have that validation set
+        options[name] = local_dataset(given[name], f"--{name}", share)
+    return options
 
 
 def _check_images(command: Command) -> None:

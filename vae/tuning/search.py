@@ -38,6 +38,7 @@ from vae.system.files import (
 )
 from vae.system.script import ROOT
 from vae.training.command import check_command as check_training
+from vae.training.command import with_local_datasets
 from vae.training.datasets import find_images
 from vae.tuning.space import Space, as_choice, options_of, read_space, suggest
 from vae.tuning.training_process import TrialError, Validation, ended_with_us, is_locked, train
@@ -74,6 +75,7 @@ def check_command(config: TuneConfig) -> Base:
         options["data_path"] = config.data_path
     if options.get("split_seed") is None:  # all trials have the same validation images
         options["split_seed"] = options.get("seed", all_options()["seed"][1].default)
+    options = with_local_datasets(options)
     profile = recipe_values(options["profile"], has_gpu=False) if options.get("profile") else None
     base = resolve(options, profile=profile)
     if options.get("progressive"):
