@@ -8,7 +8,7 @@ import pytest
 
 from tests.harness.http_store import http_store, hurry
 from tests.harness.image_kinds import detailed, encoded
-from tests.harness.preparing import prepare, shard
+from tests.harness.preparing import shard
 from tests.harness.runs import TINY, run_here
 from tests.harness.s3_store import s3_bucket
 from vae.shards.dataset_json import read_dataset
@@ -61,29 +61,6 @@ def test_images_have_their_bytes_and_columns_and_are_filtered_split_trained_and_
     assert done.returncode == 0, done.stderr
     results = json.loads((tmp_path / "results/results.json").read_text())
     assert results["protocol"]["images"] == read_dataset(tmp_path / "set/validation.json").samples
-
-
-def test_other_modes_read_the_same_images(tmp_path):
-    folder = write_datasets(tmp_path / "data", files=1)
-    words = ("--input_dir", folder, "--output_dir", tmp_path / "out", "--target_size", 32)
-    prepare("--mode", "preprocess", *words, code=0)
-    rows = [json.loads(line) for line in (tmp_path / "out/manifest.jsonl").read_text().splitlines()]
-    assert [row["path"] for row in rows][:2] == [
-        f"train-00000-of-00001.parquet/{number:08}.jpg" for number in range(2)
-    ]
-    done = prepare("--mode", "validate", "--input_dir", folder, "--output_file", tmp_path / "r.json")
-    assert "12 files" in done.stdout
-    assert "12 accepted, 0 rejected" in done.stdout
-
-
-def test_files_of_one_name_in_two_folders_are_two(tmp_path):
-    first, second = sorted(write_datasets(tmp_path / "data/train", rows=2).iterdir())
-    (tmp_path / "data/test").mkdir()
-    second.rename(tmp_path / "data/test" / first.name)
-    words = ("--input_dir", tmp_path / "data", "--output_dir", tmp_path / "out", "--target_size", 32)
-    prepare("--mode", "preprocess", *words, code=0)
-    rows = [json.loads(line) for line in (tmp_path / "out/manifest.jsonl").read_text().splitlines()]
-    assert len({row["path"] for row in rows}) == len(list((tmp_path / "out").rglob("*.jpg"))) == 4
 
 
 def test_column_of_bytes_as_img2dataset_writes_it(tmp_path):

@@ -12,8 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.harness.waiting import is_running, wait_until
-from vae.prepare.pool import Failure, Limits, count_workers, run_tasks, time_limit
-from vae.system.errors import UserError
+from vae.prepare.pool import Failure, Limits, run_tasks, time_limit
 
 LIMITS = Limits(seconds=5.0, memory_gib=0.5)
 
@@ -105,13 +104,6 @@ def test_processes_end_if_their_parent_is_killed():
     parent.kill()
     parent.communicate()
     wait_until(lambda: not any(map(is_running, children)))
-
-
-def test_number_of_workers():
-    assert count_workers("auto") >= 1
-    assert [count_workers(number) for number in (0, "1", 5)] == [1, 1, 5]
-    with pytest.raises(UserError, match="--num_workers many"):
-        count_workers("many")
 
 
 class SlowToStart:

@@ -4,7 +4,6 @@ import json
 import os
 import subprocess
 import sys
-from dataclasses import dataclass
 
 import pytest
 from PIL import Image
@@ -15,11 +14,11 @@ from tests.harness.runs import ROOT, run_script
 from tests.harness.tars import write_tar, write_webdataset
 from vae.config.prepare_flags import ShardConfig
 from vae.prepare import blocks, shard
-from vae.prepare.blocks import Block, Item, file_blocks, given
+from vae.prepare.blocks import file_blocks
 from vae.prepare.check import Check
 from vae.prepare.demo import draw_image
 from vae.prepare.rows import RowFolder
-from vae.prepare.source import Source, open_source
+from vae.prepare.source import open_source
 from vae.prepare.table import Table
 from vae.shards.dataset_json import read_dataset
 
@@ -33,15 +32,6 @@ class Deadly(Check):
         if item.name in ("1.png", "4.png"):
             os._exit(3)
         return super().row(block, number, item)
-
-
-@dataclass(frozen=True, kw_only=True)
-class DeadlyBlock(Block):
-    """A block that cannot be read to its end without ending the process."""
-
-    def items(self, facts=None):
-        yield Item("0.png", given(IMAGES["0.png"]))
-        os._exit(3)
 
 
 def checked(source, check, folder):
@@ -61,15 +51,6 @@ def test_image_that_ends_its_process_costs_itself_alone(tmp_path):
     assert list(reasons) == list(IMAGES)
     assert {name for name, reason in reasons.items() if reason == "crashed"} == {"1.png", "4.png"}
     assert table.accepted == 4
-
-
-def test_block_whose_reading_ends_the_process_is_broken_and_read_again(tmp_path):
-    config = ShardConfig(input_dir="", output_dir="", num_workers="2")
-    source = Source("", [DeadlyBlock(id="one", file=tmp_path)], "tar")
-    for _ in range(2):
-        table, done = checked(source, Check(config), tmp_path / "rows")
-        assert [reason for _, reason, _ in table.broken_blocks()] == ["crashed"]
-        assert (table.count(), done) == (0, 0)
 
 
 # ---- Parts -------------------------------------------------------------------------------------------------

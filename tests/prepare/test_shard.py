@@ -2,27 +2,19 @@
 
 import io
 import json
-import os
 import tarfile
-import zlib
-from hashlib import sha256
 
-import numpy as np
 import pytest
-from PIL import Image
 
 from tests.harness.image_kinds import detailed, encoded
 from tests.harness.preparing import prepare, shard
 from tests.harness.runs import run_script
 from tests.harness.shards import pack
-from vae.data.dataset import CropDataset
 from vae.prepare import shard as shard_module
 from vae.prepare.blocks import FileBlock
-from vae.prepare.shard import save_index
-from vae.shards.dataset_json import Shard, index_path, index_type, read_dataset, write_dataset
+from vae.shards.dataset_json import read_dataset
 from vae.shards.shard_images import ShardImages
 from vae.system.errors import DataError
-from vae.system.files import sha256_of_file
 
 
 @pytest.fixture
@@ -83,13 +75,6 @@ def test_images_of_shards_are_validated_in_their_tar_files(source, tmp_path):
     prepare("--mode", "validate", *words, "--strict", code=77, says="29 accepted, 1 rejected")
 
 
-def test_printed_command_quotes_a_folder_with_a_space(source, tmp_path):
-    output = tmp_path / "my set"
-    quote = '"' if os.name == "nt" else "'"
-    shown = f"train_vae.py --data_path {quote}{output / 'dataset.json'}{quote}"
-    shard(source, output, "--val_split", "0", code=0, says=shown)
-
-
 def test_shards_are_the_same_from_every_folder_and_after_a_stop(source, tmp_path):
     """Shards of at most 20 kB; the second dataset lacks a shard, its file of JSON and some rows."""
     results = {}
@@ -138,13 +123,6 @@ def fail_at(name, row):
     return stop
 
 
-def test_folder_without_a_usable_image_is_named_file_by_file(tmp_path):
-    (tmp_path / "raw").mkdir()
-    (tmp_path / "raw" / "page.png").write_text("<html>")
-    done = shard(tmp_path / "raw", tmp_path / "set", code=77, says="page.png")
-    assert "Traceback" not in done.stderr
-
-
 def test_dataset_never_changes(source, tmp_path):
     shard(source, tmp_path / "set", code=0)
     before = files(tmp_path / "set")
@@ -155,17 +133,6 @@ def test_dataset_never_changes(source, tmp_path):
     assert "--output_dir" in again.stderr
     assert "new folder" in again.stderr
     assert files(tmp_path / "set") == before
-
-
-def test_rows_of_a_removed_manifest_are_forgotten(source, tmp_path):
-    """The first command stopped before its end; the second one finds no manifest."""
-    pack(source, tmp_path / "one")
-    assert any("caption" in json.loads(data) for name, data in members(tmp_path / "one") if "json" in name)
-    (tmp_path / "one" / "dataset.json").unlink()
-    (source / "manifest.jsonl").unlink()
-    for name in ("one", "two"):
-        pack(source, tmp_path / name)
-    assert files(tmp_path / "one") == files(tmp_path / "two")
 
 
 def test_manifest_that_is_split_decides(source, tmp_path):
@@ -188,41 +155,6 @@ def test_image_that_changed_after_its_check_is_an_error(source, tmp_path):
     with pytest.raises(DataError, match="has changed"):
         shard_module.write_shard(tmp_path, plan)
     assert not list(tmp_path.glob("*.tar"))
-
-
-def foreign_dataset(folder, members):
-    """A dataset of one shard with these members (name, bytes), as another program could have written it."""
-    folder.mkdir()
-    tar_path, rows = folder / "images-000000.tar", []
-    with tarfile.open(tar_path, "w", format=tarfile.USTAR_FORMAT) as tar:
-        for number, (name, data) in enumerate(members):
-            info = tarfile.TarInfo(name)
-            info.size = len(data)
-            key = f"{number:032}"
-            rows.append((key, tar.offset + 512, len(data), zlib.crc32(data), 64, 64, 0, 0, key))
-            tar.addfile(info, io.BytesIO(data))
-    index = save_index(index_path(folder, tar_path.name), np.array(rows, index_type(32)))
-    one = Shard(tar_path.name, len(rows), tar_path.stat().st_size, sha256_of_file(tar_path), index)
-    write_dataset(folder / "dataset.json", [one], {}, None)
-    return folder / "dataset.json"
-
-
-def zero_key(number: int) -> str:
-    return f"{number:032}.png"
-
-
-def test_archive_within_a_shard_is_no_image(tmp_path):
-    inner = io.BytesIO()
-    with tarfile.open(fileobj=inner, mode="w") as tar:
-        tar.addfile(tarfile.TarInfo("x.png"))
-    members = [(zero_key(0), encoded(detailed(), "PNG")), (zero_key(1), inner.getvalue())]
-    path = foreign_dataset(tmp_path / "set", members)
-    assert [c.rejection and c.rejection.reason for c in _crops(path)] == [None, "not_an_image"]
-
-
-def _crops(path):
-    crops = CropDataset(ShardImages([read_dataset(path)], 1), image_size=32)
-    return [crops[0, index] for index in range(len(crops))]
 
 
 # ---- Other programs ----------------------------------------------------------------------------------------
@@ -267,16 +199,6 @@ def tar_members(path):
     """(name, position of its header, of its first byte, bytes) of each member."""
     with tarfile.open(path) as tar:
         return [(m.name, m.offset, m.offset_data, tar.extractfile(m).read()) for m in tar]
-
-
-def test_tarfile_finds_the_original_bytes(folder, images):
-    found = {name: data for path in tars(folder) for name, _, _, data in tar_members(path)}
-    pictures = {name.split(".")[0]: data for name, data in found.items() if not name.endswith(".json")}
-    assert pictures == images
-    assert all(sha256(data).hexdigest().startswith(key) for key, data in pictures.items())
-    for key, data in pictures.items():
-        about = json.loads(found[f"{key}.json"])
-        assert Image.open(io.BytesIO(data)).size == (about["width"], about["height"])
 
 
 def test_shards_have_the_bytes_that_tarfile_writes(folder):

@@ -91,29 +91,6 @@ def test_second_run_changes_no_byte(tmp_path):
     assert files == {path.name: path.read_bytes() for path in tmp_path.iterdir()}
 
 
-def test_every_layout_of_lines_gives_the_same_manifest(tmp_path):
-    rows = make_rows(50)
-    write_manifest(tmp_path / "manifest.jsonl", rows)
-    split(tmp_path)
-    plain = (tmp_path / "manifest.jsonl").read_text()
-    tricky = [dict(reversed(row.items())) for row in rows]  # another order of keys
-    text = "".join(json.dumps(row, separators=(",", ":")) + "\n" for row in tricky)
-    (tmp_path / "manifest.jsonl").write_text(text.rstrip("\n"))  # and no last line break
-    split(tmp_path)
-    assert (tmp_path / "manifest.jsonl").read_text() == plain
-    rows[0]["source"] = '", "group": ", "split": "x'
-    rows[0]["path"] = 'a, "split": b.jpg'
-    rows[1]["camera"] = "kept"
-    write_manifest(tmp_path / "manifest.jsonl", rows)
-    split(tmp_path)
-    split(tmp_path)
-    found = list(read_rows(tmp_path / "manifest.jsonl"))
-    assert [{key: row[key] for key in rows[0]} for row in found] == [
-        {key: row[key] for key in rows[0]} for row in rows
-    ]
-    assert found[1]["camera"] == "kept"
-
-
 def test_folds_contain_every_image_outside_the_validation_set(tmp_path):
     write_manifest(tmp_path / "manifest.jsonl", make_rows(5_000))
     report = split(tmp_path, num_folds=5)

@@ -10,8 +10,6 @@ from PIL import Image, ImageOps
 
 from tests.harness.image_kinds import encoded
 from tests.harness.preparing import prepare, shard
-from tests.harness.runs import TINY
-from tests.harness.shards import pack
 from tests.harness.tars import write_img2dataset
 from vae.prepare.blocks import FileBlock
 from vae.prepare.demo import draw_image
@@ -20,8 +18,6 @@ from vae.prepare.source import Source
 from vae.prepare.table import Table, choose_validation
 from vae.shards.dataset_json import read_dataset
 from vae.shards.shard_images import ShardImages
-from vae.system.errors import DataError
-from vae.training.run import train
 
 PHOTOS = 12
 
@@ -114,18 +110,6 @@ def test_groups_are_whole_and_large_ones_train(tmp_path):
     assert two.tolist() == [False, False, False, True, True]
 
 
-def test_training_refuses_a_validation_set_that_shares_images(source, tmp_path):
-    dataset = pack(source, tmp_path / "set", val_split=0.3)
-    (tmp_path / "raw").mkdir()
-    name = names_in(source, dataset)[0]
-    (tmp_path / "raw" / name).write_bytes((source / name).read_bytes())
-    other = pack(tmp_path / "raw", tmp_path / "other")
-    given = {**TINY, "data_path": str(dataset), "val_path": str(other), "output_dir": str(tmp_path / "run")}
-    del given["val_split"]
-    with pytest.raises(DataError, match=r"--val_path .*1 of its 1 images are training images.*other images"):
-        train(given)
-
-
 def test_list_of_images_to_leave_out(source, tmp_path):
     digest = sha256((source / "00_a.png").read_bytes()).hexdigest()
     key = sha256((source / "01_a.png").read_bytes()).hexdigest()[:32].upper()
@@ -169,18 +153,7 @@ def test_columns_of_another_table_are_joined_by_key_or_url(tmp_path, suffix):
     prepare("--mode", "index", *words, code=78, says="--join_on nothing")
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "",
-        "a",
-        "width >",
-        "missing = 1",
-        "width > 1; DROP TABLE images",
-        "width > 1); DROP TABLE images; SELECT (1",
-        "__import__('os')",
-    ],
-)
+@pytest.mark.parametrize("text", ["", "width >", "missing = 1", "width > 1); DROP TABLE images; SELECT (1"])
 def test_what_is_no_condition_is_one_line(source, tmp_path, text):
     done = shard(source, tmp_path / "set", f"--where={text}", "--limit", "3")
     assert done.returncode in (2, 78), done.stdout

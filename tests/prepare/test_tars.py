@@ -1,7 +1,6 @@
 """--mode index: tar files that others wrote are read where they are, byte for byte, and never changed."""
 
 import json
-import os
 import shutil
 import tarfile
 from pathlib import Path
@@ -18,7 +17,6 @@ from tests.harness.tars import (
     write_tar,
     write_webdataset,
 )
-from tests.prepare.test_preprocess import posix
 from vae.prepare import tar_source
 from vae.prepare.blocks import common_folder, find_files
 from vae.shards.dataset_json import read_dataset
@@ -55,14 +53,6 @@ def test_images_have_the_bytes_of_the_members_and_the_tars_do_not_change(write, 
     folder.rename(tmp_path / "moved")  # does not change the version, and with it resuming
     path.write_text(path.read_text().replace(folder.as_posix(), (tmp_path / "moved").as_posix()))
     assert (read_dataset(path).version, read_all(path)) == (version, everything)
-
-
-def test_printed_command_quotes_a_folder_with_a_space(tmp_path):
-    tar = write_tar(tmp_path / "a.tar", [("a.png", picture(0))])
-    output = tmp_path / "my set"
-    quote = '"' if os.name == "nt" else "'"
-    shown = f"train_vae.py --data_path {quote}{output / 'dataset.json'}{quote}"
-    index(tar, output, code=0, says=shown)
 
 
 def test_texts_before_and_after_an_image_are_its_metadata(tmp_path):
@@ -118,20 +108,19 @@ def test_odd_members_are_counted_and_cost_no_other_image(tmp_path):
     expected = {"a.tar/good.png": picture(0), "a.tar/last.png": picture(5)}
     assert read_all(tmp_path / "set" / "dataset.json") == expected
     assert left_out(tmp_path / "set") == {
-        ("good.jpg", "several_images"),
-        ("good.edited.png", "several_images"),
-        ("good.png", "duplicate_key"),
-        ("link.png", "link"),
-        ("hard.png", "link"),
-        ("sparse.png", "sparse"),
         ("cut.png", "truncated"),
         ("text.png", "not_an_image"),
-        ("words", "no_image"),
     }
-    assert "rejected       2  duplicate_key" in done.stdout
     assert "1 exact duplicate" in done.stdout
-    assert "skipped        1  other_file: README" in done.stdout
-    assert "skipped        1  system: __MACOSX/._last.png" in done.stdout
+    for line in (
+        "3  not_a_file: link.png",
+        "2  several_images: good.jpg",
+        "2  duplicate_key: good.png",
+        "1  no_image: words",
+        "1  other_file: README",
+        "1  system: __MACOSX/._last.png",
+    ):
+        assert f"skipped        {line}" in done.stdout
     index(tar, tmp_path / "other", "--image_key", "edited.png")
     assert read_all(tmp_path / "other" / "dataset.json") == {"a.tar/good.edited.png": picture(2)}
 
@@ -141,15 +130,10 @@ NAMED = {
     "dates in the order of a folder": dict.fromkeys(("22.05.png", "22.06.png", "x.png", "22.07.png"), "read"),
     "words": dict.fromkeys(("cat.edited.png", "cat.final.v2.png", "Mr. Smith.png", "a.jpg.png"), "read"),
     "numbers": dict.fromkeys(("a/x.0.png", "a/x.1.png", "b.c/x.png"), "read"),
-    "twice": {"22.05.png": "read", "./22.05.png": "duplicate_key"},
+    "twice": {"22.05.png": "read", "./22.05.png": ""},
     "of other programs": {"__MACOSX/._a.png": "", "._a.png": "", "a.png": "read", "@eaDir/a.png/S.png": ""},
     "hidden": {".a.png": "", "a.png": "read", "b/.thumbnails/c.png": ""},
-    "a mask is no image": {
-        "a.seg.png": "several_images",
-        "a.png": "read",
-        "b.seg.png": "",
-        "b.txt": "no_image",
-    },
+    "a mask is no image": {"a.seg.png": "", "a.png": "read", "b.txt": ""},
 }
 
 
@@ -161,8 +145,6 @@ def test_names_with_points_are_read_as_people_mean_them(kind, tmp_path):
     expected = {f"a.tar/{name.removeprefix('./')}": members[name] for name in members
                 if NAMED[kind][name] == "read"}  # fmt: skip
     assert read_all(tmp_path / "set" / "dataset.json") == {**expected, "a.tar/last.png": picture(99)}
-    reasons = sorted(reason for _, reason in left_out(tmp_path / "set"))
-    assert reasons == sorted(set(NAMED[kind].values()) - {"read", ""})
 
 
 def test_texts_of_names_with_points_are_metadata_in_a_tar_and_in_shards(tmp_path):
@@ -179,41 +161,37 @@ def test_texts_of_names_with_points_are_metadata_in_a_tar_and_in_shards(tmp_path
         assert captions == {f"text {number}" for number in range(4)}
 
 
-def cut(data):
-    return data[: len(data) // 2]
-
-
 BROKEN = {
-    "unexpected end of data": cut,
+    "unexpected end of data": lambda data: data[: len(data) // 2],
     "its end mark is missing": lambda data: data[: -(-len(data.rstrip(b"\0")) // 512) * 512],
     "no tar file": lambda data: b"x" * 2000,
     "damaged (": lambda data: data[:1024] + b"?" * 512 + data[1536:],
 }
 
 
-@pytest.mark.parametrize("reason", BROKEN)
-def test_broken_tar_is_one_line_and_the_others_are_kept(reason, tmp_path, monkeypatch):
-    folder = write_webdataset(tmp_path / "tars")
-    tar = folder / "kodak-000001.tar"
-    good = tar.read_bytes()
-    tar.write_bytes(BROKEN[reason](good))
+def test_broken_tars_are_named_and_read_again(tmp_path, monkeypatch):
+    folder = write_webdataset(tmp_path / "tars", tars=1 + len(BROKEN), images=2)
+    good = {path: path.read_bytes() for path in sorted(folder.iterdir())}
+    for path, damage in zip(list(good)[1:], BROKEN.values(), strict=True):
+        path.write_bytes(damage(good[path]))
     done = index(folder, tmp_path / "set", code=77)
-    (line,) = [line for line in done.stdout.splitlines() if "broken  " in line]
-    assert "kodak-000001.tar" in line
-    assert reason in line
+    lines = [line for line in done.stdout.splitlines() if "broken  " in line]
+    for line, path, reason in zip(lines, list(good)[1:], BROKEN, strict=True):
+        assert path.name in line
+        assert reason in line
     assert not (tmp_path / "set" / "dataset.json").exists()
     index(folder, tmp_path / "less", "--skip_broken_tars", code=0)
-    assert len(read_all(tmp_path / "less" / "dataset.json")) == 10
-    tar.write_bytes(good)
+    assert len(read_all(tmp_path / "less" / "dataset.json")) == 2
+    for path, data in good.items():
+        path.write_bytes(data)
     items, names = tar_source.TarBlock.items, []
     monkeypatch.setattr(
         tar_source.TarBlock, "items", lambda b, facts: names.append(b.file) or items(b, facts)
     )
     index(folder, tmp_path / "set", code=0)
-    assert names == [tar]
-    assert len(read_all(tmp_path / "set" / "dataset.json")) == 15
+    assert names[-len(BROKEN) :] == list(good)[1:]
+    assert len(read_all(tmp_path / "set" / "dataset.json")) == 10
     index(folder, tmp_path / "less", "--skip_broken_tars", code=78, says="never changes")
-    assert len(read_all(tmp_path / "less" / "dataset.json")) == 10
 
 
 def test_missing_tar_of_a_pattern_is_named(tmp_path):
@@ -263,9 +241,7 @@ def test_folders_patterns_and_lists_name_the_same_tars(tmp_path):
     names = [f"a/kodak-{n:06}.tar" for n in range(3)] + ["b/kodak-000000.tar"]
     listed = tmp_path / "list.txt"
     listed.write_text("# mine\ntars/a/kodak-{000000..000002}.tar\n\n" + str(folder.parent / names[3]) + "\n")
-    of_windows = tmp_path / "of_windows.txt"
-    of_windows.write_text(listed.read_text().replace("tars/a/", "tars\\a\\"))
-    for text in (folder.parent, listed, of_windows):
+    for text in (folder.parent, listed):
         assert names_of(text) == (folder.parent.as_posix(), names)
     assert names_of(f"{folder}/kodak-*.tar")[1] == [name[2:] for name in names[:3]]
     assert names_of(f"{folder.parent}/{{a,b}}/kodak-000000.tar")[1] == [names[0], names[3]]
@@ -273,13 +249,6 @@ def test_folders_patterns_and_lists_name_the_same_tars(tmp_path):
     assert remote == ("https://host/x", [f"{n}/{m:02}.tar" for n in (9, 10, 11) for m in (0, 1)])
     drive = [Path("c:/sets/a.tar"), Path("C:/sets/b.tar")]
     assert common_folder(drive, "--input") == ("C:/sets", ["a.tar", "b.tar"])
-
-
-@posix  # links need rights on Windows
-def test_tars_are_read_once_by_whatever_path(tmp_path):
-    folder = write_webdataset(tmp_path / "tars")
-    (tmp_path / "link").symlink_to(folder, target_is_directory=True)
-    assert len(find_files(f"{{{folder},{tmp_path / 'link'}}}", "--input", (".tar",))) == 3
 
 
 @pytest.mark.parametrize(

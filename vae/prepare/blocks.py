@@ -48,7 +48,7 @@ File = Path | StoreFile
 def find_files(text: str, flag: str, extensions: tuple[str, ...]) -> list[File]:
     """The files with these extensions that a text names, each once; one-line errors if there are none."""
     refuse_secrets(text, flag)
-    first: dict[str, str] = {}  # of the paths to one file
+    paths: dict[str, None] = {}
     for path in _paths(text, flag, extensions):
         refuse_secrets(path, flag)
         if COMPRESSED.search(path):
@@ -60,13 +60,13 @@ def find_files(text: str, flag: str, extensions: tuple[str, ...]) -> list[File]:
                 f"{flag} {path} is no {' or '.join(extensions)} file: give a folder, files of this kind, a "
                 "pattern or a .txt list of them"
             )
-        first.setdefault(path if is_remote(path) else os.path.realpath(path), path)
-    if not first:
+        paths[path] = None
+    if not paths:
         raise DataError(
             f"{flag} {text} has no {' or '.join(extensions)} files: give a folder, a pattern or a list of "
             "them"
         )
-    return [as_file(path, flag) for path in first.values()]
+    return [as_file(path, flag) for path in paths]
 
 
 def as_file(path: str, flag: str) -> File:
@@ -140,14 +140,7 @@ def read_list(path: str, flag: str) -> Iterator[str]:
                 elif is_remote(path):
                     yield f"{folder}/{name}"
                 else:
-                    yield os.path.normpath(_listed(folder, name))
-
-
-def _listed(folder: str, name: str) -> str:
-    """The path that a line of a list means: with the separators of Windows, too."""
-    path = os.path.join(folder, name)
-    # Without a backslash, no file is looked for: a list may have millions of lines on a network share.
-    return path if "\\" not in name or os.path.lexists(path) else path.replace("\\", "/")
+                    yield os.path.normpath(os.path.join(folder, name))
 
 
 def _warn(flag: str, error: OSError) -> None:

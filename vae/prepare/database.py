@@ -16,20 +16,17 @@ READER_MEMORY = 2 * GIB  # of a connection that reads one file; more goes throug
 MEMORY_SHARE, MAX_MEMORY = 0.5, 8 * GIB  # of free memory, for all rows of a job
 
 
-def connect(scratch: str | os.PathLike[str] | None = None) -> Any:
-    """A database in memory, with one thread: processes share the cores."""
-    return _connect({"threads": 1}, READER_MEMORY, scratch)
+def connect(scratch: str | os.PathLike[str] | None = None, *, for_all: bool = False) -> Any:
+    """A database in memory, with one thread; `for_all` rows of a job, with all cores and more memory.
 
-
-def connect_for_all(scratch: str | os.PathLike[str]) -> Any:
-    """A database in memory for all rows of a job, with all cores; what does not fit goes to `scratch`."""
-    return _connect({}, max(0.5 * GIB, min(MAX_MEMORY, free_memory() * MEMORY_SHARE)), scratch)
-
-
-def _connect(config: dict[str, Any], memory: float, scratch: str | os.PathLike[str] | None) -> Any:
+    What does not fit into memory goes to `scratch`.
+    """
     import duckdb
 
-    config |= {"memory_limit": f"{int(memory) // 2**20}MiB", **OFFLINE}
+    memory = max(0.5 * GIB, min(MAX_MEMORY, free_memory() * MEMORY_SHARE)) if for_all else READER_MEMORY
+    config: dict[str, Any] = {"memory_limit": f"{int(memory) // 2**20}MiB", **OFFLINE}
+    if not for_all:
+        config["threads"] = 1  # processes share the cores
     if scratch is not None:
         config["temp_directory"] = os.fspath(scratch)
     return duckdb.connect(config=config)

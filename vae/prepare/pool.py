@@ -41,11 +41,11 @@ class Failure(NamedTuple):
     detail: str
 
 
-def count_workers(num_workers: str | int, *, flag: str = "--num_workers") -> int:
+def count_workers(num_workers: str | int) -> int:
     """Number of processes, at least 1 so that decoding is isolated; `auto`: one per usable core."""
     if str(num_workers).strip() == "auto":
         return usable_cores()
-    return max(1, resolve_num_workers(num_workers, flag=flag))
+    return max(1, resolve_num_workers(num_workers))
 
 
 def run_tasks(

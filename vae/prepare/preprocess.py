@@ -201,7 +201,7 @@ def name_outputs(blocks: Sequence[Block]) -> list[Block]:
     If several files would have the same output name, the first of them gets it, and the others get a hash of
     their own name.
     """
-    taken: set[bytes] = set()
+    taken: set[str] = set()
     named: list[Block] = []
     for block in blocks:
         if not isinstance(block, FileBlock):
@@ -209,12 +209,10 @@ def name_outputs(blocks: Sequence[Block]) -> list[Block]:
             continue
         outputs = []
         for name in block.names:
-            for digits in (0, 8, 16, 32):
-                output = output_name(name, digits)
-                key = hashlib.blake2b(output_key(output).encode(), digest_size=12).digest()
-                if key not in taken:
-                    break
-            taken.add(key)
+            output = output_name(name)
+            if output_key(output) in taken:
+                output = output_name(name, hashed=True)
+            taken.add(output_key(output))
             outputs.append(output)
         named.append(replace(block, id=block_id(block.id, outputs), outputs=tuple(outputs)))
     return named
@@ -228,23 +226,21 @@ def output_of(block: Block, at: int, name: str) -> str:
     plain = f"{block.name.removesuffix('.tar')}/{name}" if isinstance(block, TarBlock) else name
     output = output_name(plain)
     is_plain = output_key(output) == output and plain.startswith(output)
-    return output if is_plain else output_name(plain, 8)
+    return output if is_plain else output_name(plain, hashed=True)
 
 
-def output_name(name: str, digits: int = 0) -> str:
-    """`folder/stem.png` as `folder/stem`, with `digits` digits of the name's hash after the stem."""
+def output_name(name: str, *, hashed: bool = False) -> str:
+    """`folder/stem.png` as `folder/stem`; `hashed`: with eight digits of the name's hash after the stem."""
     parts = [_safe(part) for part in name.replace("\\", "/").split("/")]
     stem = os.path.splitext(parts[-1])[0] if "." in parts[-1].lstrip(".") else parts[-1]
-    return "/".join([*(_marked(part, part, 0) for part in parts[:-1]), _marked(stem, name, digits)])
+    return "/".join([*(_shortened(part, part) for part in parts[:-1]), _shortened(stem, name, hashed)])
 
 
-def _marked(text: str, name: str, digits: int) -> str:
-    """A text of at most MAX_BYTES, with `digits` digits of the hash of `name`, or 8 if it is too long."""
-    if len(text.encode()) > MAX_BYTES:
-        digits = digits or 8
-    if not digits:
+def _shortened(text: str, name: str, hashed: bool = False) -> str:
+    """A text of at most MAX_BYTES. One that is longer, or `hashed`, ends with a hash of `name`."""
+    if len(text.encode()) <= MAX_BYTES and not hashed:
         return text
-    mark = "_" + hashlib.blake2b(os.fsencode(name), digest_size=16).hexdigest()[:digits]
+    mark = "_" + hashlib.blake2b(os.fsencode(name), digest_size=16).hexdigest()[:8]
     return text.encode()[: MAX_BYTES - len(mark)].decode("utf-8", "ignore") + mark
 
 

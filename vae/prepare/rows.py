@@ -10,7 +10,7 @@ import os
 import secrets
 import shutil
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, closing, contextmanager, suppress
+from contextlib import AbstractContextManager, closing, contextmanager
 from dataclasses import dataclass, field
 from functools import cache, partial
 from pathlib import Path
@@ -206,8 +206,6 @@ def _collect(scratch: Path, block: Block, facts: dict[str, Any], rows: Iterable[
             for row in rows:
                 file.write(json.dumps(row) + "\n")
                 bad += "reason" in row
-        except BadImageError as error:
-            whole = rejected(whole, error)
         except (BrokenTarError, StoreError, OSError) as error:
             if not isinstance(block, TarBlock) or getattr(error, "errno", None) in FULL_DISK:
                 raise
@@ -238,11 +236,7 @@ def _with_repeats(
 
 
 def _checked_one_by_one(check: AnyCheck, block: Block, facts: dict[str, Any]) -> Iterator[Row]:
-    """The rows, each from a task of its own. BadImageError if reading the block ends the process."""
-    with closing(run_tasks(partial(_read, check), [block], 1, check.limits)) as results:
-        for _, failure in results:
-            if isinstance(failure, Failure):
-                raise BadImageError(*failure)
+    """The rows, each from a task of its own; this process reads the block."""
     tasks = enumerate(block.items(facts))
     workers = count_workers(check.config.num_workers)
     with closing(run_tasks(partial(_check_alone, check, block), tasks, workers, check.limits)) as results:
@@ -255,13 +249,3 @@ def _checked_one_by_one(check: AnyCheck, block: Block, facts: dict[str, Any]) ->
 def _check_alone(check: AnyCheck, block: Block, found: tuple[int, Item]) -> Row:
     with _image_time(check, block):
         return _row(check, block, found)
-
-
-def _read(check: AnyCheck, block: Block) -> None:
-    """Read a block to its end, without its images."""
-    items = block.items()
-    with suppress(BrokenTarError, StoreError, OSError):  # the next reader says so
-        while True:
-            with _image_time(check, block):
-                if next(items, None) is None:
-                    return

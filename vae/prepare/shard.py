@@ -5,12 +5,11 @@ The images of a shard follow each other in the source; training shuffles them in
 
 import hashlib
 import json
-import re
 import tarfile
 import time
 import zlib
 from collections.abc import Iterator
-from contextlib import closing, suppress
+from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -219,7 +218,6 @@ CONTENT = "SELECT sha256, subset, name, md5(metadata) FROM images WHERE reason =
 STEMS = {TRAINING: "images", VALIDATION: "validation"}  # of the names of their shards
 POLICY = ("min_size", "max_aspect", "max_pixels", "background", "first_frame", "val_split", "near_duplicates")
 CHOICES = ("where", "join", "exclude")  # in the policy if they are given
-_SHARD_NAME = re.compile(r"(images|validation)-\d{6,}\.tar")
 
 
 def run_shard(config: ShardConfig) -> int:
@@ -354,19 +352,10 @@ def _members(table: Table, subset: str) -> Iterator[Member]:
 
 
 def _write_datasets(root: Path, written: dict[str, list[Shard]], config: ShardConfig) -> None:
-    """Write the files of the datasets, and remove the shards of an earlier, unfinished plan."""
+    """Write the files of the datasets."""
     policy = {name: getattr(config, name) for name in POLICY}
     policy |= {name: getattr(config, name) for name in CHOICES if getattr(config, name)}
     for name in SUBSETS:
         if written[name]:
             other = VALIDATION if name == TRAINING and written[VALIDATION] else None
             write_dataset(root / name, written[name], policy, other)
-    kept = {shard.name for shards in written.values() for shard in shards}
-    for note in (root / HIDDEN / "shards").glob("*.tar.json"):
-        name = note.name.removesuffix(".json")
-        if name not in kept and _SHARD_NAME.fullmatch(name):
-            for suffix in (".tar", ".npy"):
-                path = root / name.replace(".tar", suffix)
-                with suppress(FileNotFoundError):
-                    path.unlink()
-            note_path(root, name).unlink()

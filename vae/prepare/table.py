@@ -16,12 +16,12 @@ from vae.config.prepare_flags import SelectConfig
 from vae.data.exclude_list import KEY_DIGITS, read_exclude_list, refuse_unmatched
 from vae.data.manifest import IMAGE_KEYS, SPLIT_KEYS
 from vae.images.folder import Skips
-from vae.prepare.database import connect_for_all, json_path, literal, read_joined, short, sql
+from vae.prepare.database import connect, json_path, literal, read_joined, short, sql
 from vae.prepare.near_duplicates import group_names, words_of
 from vae.prepare.rows import RowFolder
 from vae.prepare.source import Source
 from vae.prepare.subsets import choose_val_groups, gather
-from vae.system.errors import DataError, UserError
+from vae.system.errors import UserError
 from vae.system.files import utf8_text
 
 OWN_KEYS = (*IMAGE_KEYS, *SPLIT_KEYS)  # of a manifest; others are metadata
@@ -35,12 +35,11 @@ class Table:
     """
 
     def __init__(self, folder: RowFolder, source: Source) -> None:
-        """DataError for a file of rows that is damaged."""
         import duckdb
 
         self.scratch = folder.scratch
         self.error = duckdb.Error
-        self.db = connect_for_all(self.scratch / "duckdb")
+        self.db = connect(self.scratch / "duckdb", for_all=True)
         self.source = source
         self.blocks = source.blocks
         files = folder.files(self.blocks)
@@ -50,15 +49,8 @@ class Table:
             "block": np.arange(len(files)),
             "name": np.array([block.name for block in self.blocks], object),
         }
-        try:
-            with self.arrays("files", **columns):
-                self.db.execute(sql("load"))
-        except self.error as error:
-            text = " ".join(str(error).split())
-            path = next((path for path in files if str(path) in text), None)
-            if path is None:  # a full disk, or too little memory
-                raise
-            raise DataError(f"{path} is damaged ({text[:200]}): delete it, and repeat the command") from error
+        with self.arrays("files", **columns):
+            self.db.execute(sql("load"))
 
     def run(self, query: str, *values: Any) -> None:
         """Execute a statement."""

@@ -1,4 +1,4 @@
-"""Tar files that others wrote, read once from front to back: the images of samples, and what cannot be one.
+"""Tar files that others wrote, read once from front to back: the images of samples.
 
 Members are grouped into samples as webdataset groups them: those that follow each other with one key, which
 ends at the first point of the name. If none of them is an image by this rule, the names are those of people,
@@ -51,10 +51,9 @@ class _Member(NamedTuple):
 
 @dataclass
 class _Seen:
-    """What the samples of a tar file before this one were, and the members that belong to none."""
+    """The keys of the samples of a tar file before this one, and the members that are left out."""
 
     keys: set[str] = field(default_factory=set)
-    beside_images: set[str] = field(default_factory=set)  # extensions, such as seg.png
     skips: Skips = field(default_factory=Skips)
 
 
@@ -111,7 +110,7 @@ class TarBlock(Block):
     keeps_metadata: bool = True
 
     def items(self, facts: dict[str, Any] | None = None) -> Iterator[Item]:
-        """Its images, and its members that are none; `facts` gets the size and the SHA-256 of the file.
+        """Its images; `facts` gets the size and the SHA-256 of the file, and what is left out of it.
 
         BrokenTarError if it is not complete; OSError or StoreError if it cannot be read.
         """
@@ -136,8 +135,7 @@ class TarBlock(Block):
                     }
 
     def _members(self, tar: tarfile.TarFile, seen: _Seen) -> Iterator[_Member]:
-        """The members with a key; what is no plain file is with the ones before it. Others are counted."""
-        key = ""
+        """The files of samples, with the content of images and texts. Other members are counted."""
         for info in tar:
             tar.members = []  # type: ignore[attr-defined] # it keeps all that it has seen
             names = split_name(info.name)
@@ -146,52 +144,40 @@ class TarBlock(Block):
             if (code := code_of(posixpath.normpath(info.name))) or names is None:
                 seen.skips.add(info.name, code or "other_file")
                 continue
-            key = names[0] if is_plain(info) else key
+            if not is_plain(info):
+                seen.skips.add(info.name, "not_a_file")
+                continue
             data: bytes | BadImageError = b""
             extensions = (names[1], split_last(info.name)[1])
-            if is_plain(info) and any(map(self._is_image, extensions)):
+            if any(map(self._is_image, extensions)):
                 data = _image(tar, info)
-            elif is_plain(info) and self._is_text(extensions[1], info):
+            elif self._is_text(extensions[1], info):
                 data = _data(tar, info)
-            yield _Member(key, names[1], info, data)
+            yield _Member(*names, info, data)
 
     def _group(self, members: Iterable[_Member], seen: _Seen) -> Iterator[Item]:
         """The images of members with one key: of one sample, or of one for each name up to its last point."""
         first = list(islice(members, MAX_HELD))
         everything = chain(first, members)
-        if any(self._is_image(one.extension) for one in first):
-            seen.beside_images.update(one.extension for one in first)
+        is_sample = any(self._is_image(one.extension) for one in first)
+        if is_sample or not any(self._is_image(split_last(one.info.name)[1]) for one in first):
             yield from self._sample(everything, seen)
-        elif any(
-            self._is_image(split_last(one.info.name)[1]) and one.extension not in seen.beside_images
-            for one in first
-        ):
-            named = map(_Member.by_last_point, everything)
-            for _, own in groupby(named, lambda member: member.key):
-                yield from self._sample(own, seen)
-        else:
-            yield from self._sample(everything, seen)
+            return
+        named = map(_Member.by_last_point, everything)
+        for _, own in groupby(named, lambda member: member.key):
+            yield from self._sample(own, seen)
 
     def _sample(self, members: Iterable[_Member], seen: _Seen) -> Iterator[Item]:
-        """The image of a sample, after its members that are left out."""
+        """The image of a sample; what is left out of it is counted."""
         image: _Member | None = None
-        others: list[str] = []  # members such as 1.edited.jpg
         text_place = (0, 0)
         extensions = set[str]()
         texts: dict[str, bytes] = {}
-        key, is_twin = "", False
         for member in members:
             key, extension, info, data = member
-            is_twin = key in seen.keys
-            is_image = self._is_image(extension)
-            if not is_plain(info):
-                kind = "link" if info.islnk() or info.issym() else "special"
-                kind = "sparse" if info.isreg() else kind
-                yield _left_out(info.name, kind, "its bytes are not in one piece in the tar file")
-                continue
-            if is_twin or extension in extensions:
-                if is_image:
-                    yield _left_out(info.name, "duplicate_key", "an image before it has this key")
+            if key in seen.keys or extension in extensions:
+                if self._is_image(extension):
+                    seen.skips.add(info.name, "duplicate_key")
                 continue
             extensions.add(extension)
             if extension in TEXTS:
@@ -199,20 +185,16 @@ class TarBlock(Block):
                 text_place = (text_place[0] if text_place[1] else info.offset, end)
                 if self._is_text(extension, info) and isinstance(data, bytes):
                     texts[extension] = data
-            elif is_image and image:
-                yield _left_out(info.name, "several_images", "its sample has an image: see --image_key")
-            elif is_image:
+            elif self._is_image(extension) and image is None:
                 image = member
             elif self.image_key is None and self._is_image(split_last(info.name)[1]):
-                others.append(info.name)
+                seen.skips.add(info.name, "several_images")
         if image:
-            for name in others:
-                yield _left_out(name, "several_images", "its sample has an image: see --image_key")
             place = (image.info.offset_data, image.info.size, *text_place)
             name = posixpath.normpath(image.info.name)
             yield Item(name, given(image.data), metadata_of(texts) if texts else {}, place)
-        elif extensions and not is_twin:
-            yield _left_out(key, "no_image", "its members: " + " ".join(sorted(extensions))[:200])
+        elif extensions:
+            seen.skips.add(key, "no_image")
         seen.keys.add(key)
 
     def _is_text(self, extension: str, info: tarfile.TarInfo) -> bool:
@@ -249,7 +231,3 @@ def _image(tar: tarfile.TarFile, member: tarfile.TarInfo) -> bytes | BadImageErr
     if member.size > MAX_IMAGE_BYTES:
         return BadImageError("too_large", f"{member.size} bytes")
     return _data(tar, member)
-
-
-def _left_out(name: str, reason: str, detail: str) -> Item:
-    return Item(name, given(BadImageError(reason, detail)))
