@@ -1,22 +1,20 @@
 """--exclude finds images by each of their keys; validation images that are training images are found."""
 
 import hashlib
-import io
 import json
 import os
 import shutil
 import sys
-import tarfile
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from tests.harness.image_kinds import detailed, encoded
-from tests.harness.runs import TINY
+from tests.harness.preparing import prepare
 from tests.harness.shards import pack
-from tests.harness.tars import images_of, write_img2dataset
-from tests.harness.training_runs import SHORT, assert_same, last_checkpoint, records
+from tests.harness.tars import write_img2dataset
+from tests.harness.training_runs import last_checkpoint
 from vae.config.options import DataConfig, build
 from vae.config.trained_vae_flags import EvaluateConfig
 from vae.data import image_sets
@@ -26,12 +24,10 @@ from vae.data.image_sets import NotComparedError, find_excluded, find_shared_ima
 from vae.data.loading import TrainLoader
 from vae.evaluation.image_set import find_images
 from vae.images.folder import list_images
-from vae.interop.run_files import OTHER_DATA
-from vae.shards.dataset_json import Shard, index_path, index_type, read_dataset, write_dataset
+from vae.shards.dataset_json import read_dataset
 from vae.shards.shard_images import ShardImages
 from vae.system.errors import DataError, UserError
 from vae.training import datasets
-from vae.training.provenance import EXACT
 from vae.training.run import train
 
 COUNT = 12  # images of a folder, and of a dataset of shards
@@ -39,57 +35,6 @@ COUNT = 12  # images of a folder, and of a dataset of shards
 
 def sha256(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()
-
-
-def write_index(folder: Path, tar: Path, name: str, rows: np.ndarray) -> Shard:
-    path = index_path(folder, name)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    np.save(path, rows)
-    return Shard(name, len(rows), tar.stat().st_size, sha256(tar.read_bytes()), sha256(path.read_bytes()))
-
-
-def own_dataset(folder: Path, files: dict[str, bytes]) -> Path:
-    """Two shards of KEY.png and KEY.json, in the layout of --mode shard."""
-    shards = []
-    for number in range(2):
-        tar_path, rows = folder / f"images-{number:06}.tar", []
-        with tarfile.open(tar_path, "w", format=tarfile.USTAR_FORMAT) as tar:
-            for name, data in list(files.items())[number::2]:
-                key = sha256(data)[:32]
-                texts = json.dumps({"source": name, "url": f"https://x/{name}?a=1"}).encode()
-                for member, content in ((f"{key}.png", data), (f"{key}.json", texts)):
-                    info = tarfile.TarInfo(member)
-                    info.size = len(content)
-                    tar.addfile(info, io.BytesIO(content))
-                text = tar.offset - 2 * 512
-                offset = text - -(-len(data) // 512) * 512
-                rows.append((key, offset, len(data), 0, 64, 64, text, tar.offset, key))
-        shards.append(write_index(folder, tar_path, tar_path.name, np.array(rows, index_type(32))))
-    write_dataset(folder / "dataset.json", shards, {}, None)
-    return folder / "dataset.json"
-
-
-def foreign_dataset(folder: Path) -> Path:
-    """Tar files of img2dataset with an index, in the layout of --mode index."""
-    shards = []
-    for path in sorted(write_img2dataset(folder / "tars").glob("*.tar")):
-        found, ends = [], {}
-        with tarfile.open(path) as tar:
-            for member in tar:
-                ends[member.name.partition(".")[0]] = member.offset_data + -(-member.size // 512) * 512
-                if member.name.endswith(".jpg"):
-                    found.append(member)
-            rows = [
-                (
-                    *(sha256(tar.extractfile(one).read())[:32], one.offset_data, one.size, 0, 64, 64),
-                    *(one.offset, ends[one.name.partition(".")[0]], one.name),
-                )
-                for one in found
-            ]
-        shards.append(write_index(folder / "indexes", path, path.name, np.array(rows, index_type(32))))
-    more = {"tars": str(folder / "tars"), "indexes": "indexes"}
-    write_dataset(folder / "dataset.json", shards, {}, None, more=more)
-    return folder / "dataset.json"
 
 
 @pytest.fixture(scope="module")
@@ -110,13 +55,20 @@ def folder(tmp_path_factory, files):
 
 
 @pytest.fixture(scope="module")
-def own(tmp_path_factory, files):
-    return own_dataset(tmp_path_factory.mktemp("own"), files)
+def own(folder, tmp_path_factory):
+    """The images in two shards."""
+    dataset = pack(folder, tmp_path_factory.mktemp("own") / "set", shard_bytes=90_000)
+    assert len(read_dataset(dataset).shards) == 2
+    return dataset
 
 
 @pytest.fixture(scope="module")
 def foreign(tmp_path_factory):
-    return foreign_dataset(tmp_path_factory.mktemp("foreign"))
+    """Tar files of others with an index."""
+    root = tmp_path_factory.mktemp("foreign")
+    words = ("--input", write_img2dataset(root / "tars"), "--output_dir", root / "set")
+    prepare("--mode", "index", *words, code=0)
+    return root / "set/dataset.json"
 
 
 def write_list(path: Path, *keys: str) -> str:
@@ -148,31 +100,26 @@ def test_manifest_gives_hashes(folder, files, tmp_path):
 
 
 def test_shards_are_found_by_hash_and_name(own, files, tmp_path, monkeypatch):
-    images = ShardImages([read_dataset(own)], 1)
-    key = {name: sha256(data)[:32] for name, data in files.items()}
-    keys = [sha256(files["a/00.png"]), f"images-000001.tar/{key['a/03.png']}", "images-000000.tar/no"]
-    found = names_of(images, tmp_path, *keys)
-    assert sorted(name.rpartition("/")[2] for name in found) == sorted(key[f"a/{n:02}.png"] for n in (0, 3))
+    images, key = ShardImages([read_dataset(own)], 1), sha256(files["a/00.png"])
+    last = images.name(COUNT - 1)
+    assert names_of(images, tmp_path, key, last, "images-000000.tar/no") == [images.name(0), last]
+    assert images.key(0) == key[:32]
     read = []
     monkeypatch.setattr(ShardImages, "rows", lambda self, number: read.append(number) or self._index(number))
-    assert names_of(images, tmp_path, f"images-000001.tar/{key['a/03.png']}")
+    assert names_of(images, tmp_path, last)
     assert set(read) == {1}  # no other index is needed for a name
 
 
 def test_tars_of_others_are_found_by_member(foreign, tmp_path):
-    images, data = ShardImages([read_dataset(foreign)], 1), images_of(foreign.parent / "tars" / "00001.tar")
-    found = names_of(images, tmp_path, "00000.tar/000000003.jpg", sha256(data["00001.tar/000000012.jpg"]))
-    assert found == ["00000.tar/000000003.jpg", "00001.tar/000000012.jpg"]
+    images, name = ShardImages([read_dataset(foreign)], 1), "00000.tar/000000003.jpg"
+    assert names_of(images, tmp_path, name, sha256(images.read(12))) == [name, images.name(12)]
     assert names_of(images, tmp_path, "000000003.jpg") == []  # a name of many tar files
 
 
 def test_several_datasets_are_all_searched(own, foreign, files, tmp_path):
     images = ShardImages([read_dataset(path) for path in (own, foreign)], 1)
-    keys = [sha256(files["a/05.png"]), "00001.tar/000000019.jpg"]
-    found = names_of(images, tmp_path, *keys)
-    assert [name.startswith(str(path)) for name, path in zip(found, (own, foreign), strict=True)] == [
-        True
-    ] * 2
+    found = names_of(images, tmp_path, sha256(files["a/05.png"]), "00001.tar/000000019.jpg")
+    assert [name.rpartition(":")[0] for name in found] == [str(own), str(foreign)]
     assert names_of(images, tmp_path, *found) == found  # as messages print them
 
 
@@ -231,48 +178,16 @@ def test_run_with_every_image_excluded_is_one_line(tiny, tmp_path):
         train({**tiny, "exclude": write_list(tmp_path, *names)})
 
 
-@pytest.mark.slow
-def test_run_with_a_list_is_the_run_without_these_images(image_folder, tmp_path, capsys):
-    """The excluded image of one run is unreadable in the other: the weights are the same."""
-    given = {**TINY, **SHORT, "data_path": str(image_folder), "val_split": 0.25}
-    given |= {"num_epochs": 2, "max_bad_fraction": 0.5}
-    split = tmp_path / "first"
-    assert train({**given, "max_steps": 1, "output_dir": str(split)}) == 0
-    names = json.loads((split / "split.json").read_text())
-    gone = [names["train"][3], names["validation"][1]]
-    damaged = tmp_path / "damaged"
-    for path in image_folder.rglob("*.png"):
-        name = path.relative_to(image_folder).as_posix()
-        (damaged / name).parent.mkdir(parents=True, exist_ok=True)
-        (damaged / name).write_bytes(b"" if name in gone else path.read_bytes())
+def test_run_leaves_out_the_images_of_a_list_and_records_it(tiny, tmp_path, capsys):
+    gone = ["image_00.png", "image_02.png", "inner/image_01.png"]
     listed = write_list(tmp_path, *gone, "nothing")
-    assert train({**given, "exclude": listed, "output_dir": str(tmp_path / "one")}) == 0
-    assert "1 training and 1 validation images are left out\n" in capsys.readouterr().out
-    assert train({**given, "data_path": str(damaged), "output_dir": str(tmp_path / "other")}) == 0
-    one, other = (last_checkpoint(tmp_path / name) for name in ("one", "other"))
-    for key in ("model", "ema", "position"):
-        assert_same(one[key], other[key], key)
-    assert (
-        records(tmp_path / "one", "validation")[-1]["psnr"]
-        == records(tmp_path / "other", "validation")[-1]["psnr"]
-    )
-    found = json.loads((tmp_path / "one" / "split.json").read_text())
-    assert found == {part: [name for name in names[part] if name not in gone] for part in names}
-    training = one["provenance"]["training"]
-    assert training["exclude"] == sha256(Path(listed).read_bytes())
-    assert training["images"] == 12
-
-
-@pytest.mark.slow
-def test_resumed_run_says_that_the_list_is_another_one(tiny, tmp_path, capsys):
-    listed = write_list(tmp_path, "image_00.png")
     assert train({**tiny, "exclude": listed, "max_steps": 1}) == 0
-    resumed = {"output_dir": tiny["output_dir"], "resume_from": "latest", "device": "cpu"}
-    assert train({**resumed, "max_steps": 2}) == 0  # the checkpoint has the path of the list
-    write_list(tmp_path, "image_00.png", "image_02.png")
-    assert train({**resumed, "max_steps": 3}) == 0
-    assert "training exclude" in capsys.readouterr().out
-    assert [run["resume"] for run in records(Path(tiny["output_dir"]), "run")] == ["new", EXACT, OTHER_DATA]
+    assert "images are left out\n" in capsys.readouterr().out
+    found = json.loads((tmp_path / "run" / "split.json").read_text())
+    assert len(found["train"] + found["validation"]) == 13
+    assert not set(gone) & set(found["train"] + found["validation"])
+    training = last_checkpoint(tmp_path / "run")["provenance"]["training"]
+    assert training["exclude"] == sha256(Path(listed).read_bytes())
 
 
 # ---- Images of both sets -----------------------------------------------------------------------------------

@@ -24,7 +24,7 @@ from tests.harness.waiting import wait_until
 from tests.harness.workers import notice_deaths_at_once
 from vae.config.options import DataConfig
 from vae.data import image_sets, loading
-from vae.data.dataset import CropDataset, FolderImages, Rejection, collate
+from vae.data.dataset import CropDataset, FolderImages, collate
 from vae.data.image_sets import accepted_bad_images, probe
 from vae.data.loading import TrainLoader, load_validation
 from vae.data.workers import resolve_num_workers
@@ -80,13 +80,6 @@ def test_half_of_the_crops_are_mirrored(image_folder):
     assert 70 < mirrored < 130
     plain = dataset(image_folder, horizontal_flip=False)
     assert all(plain[e, 0].image[2, 0, 0] < plain[e, 0].image[2, 0, 1] for e in range(20))
-
-
-def test_center_crop_is_the_middle(image_folder):
-    image = dataset(image_folder, crop="center", horizontal_flip=False)[0, 2].image
-    assert image.shape == (3, 32, 32)
-    assert image.dtype == torch.uint8
-    assert image[:, 0, 0].tolist() == [20, 4, 8]
 
 
 def test_small_images_are_rejected_or_enlarged(image_folder):
@@ -146,34 +139,13 @@ def test_workers_and_resuming_change_neither_batches_nor_random_state(image_fold
     assert sorted(seen) == list(range(12))
 
 
-def children():
-    return subprocess.run(
-        ["ps", "-o", "pid=,stat=", "--ppid", str(os.getpid())], capture_output=True, text=True
-    )
-
-
-@pytest.mark.skipif(sys.platform == "win32", reason="needs ps")
-@pytest.mark.parametrize("persistent", [True, False])
-def test_close_ends_all_processes(image_folder, persistent):
-    before = len(children().stdout.splitlines())
-    loader = TrainLoader(dataset(image_folder, persistent_workers=persistent), local_batch=2, num_workers=2)
-    batches = loader.batches(0)
-    next(batches)
-    assert len(children().stdout.splitlines()) == before + 2
-    loader.close()
-    assert len(children().stdout.splitlines()) == before
-
-
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="needs /proc")
-@pytest.mark.parametrize("kill", [False, True])
-def test_loaders_leave_no_files_open(image_folder, fast_poll, kill):
+def test_loaders_leave_no_files_open(image_folder):
     """Validations start processes again and again, and garbage is collected rarely."""
 
     def load() -> None:
         with TrainLoader(dataset(image_folder), local_batch=2, num_workers=1) as loader:
-            for number, _batch in enumerate(loader.batches(0)):
-                if kill and number == 0:
-                    multiprocessing.active_children()[0].kill()
+            list(loader.batches(0))
 
     load()
     gc.collect()
@@ -275,7 +247,7 @@ def failures():
     yield OSError(errno.EMFILE, "Too many open files"), "too many files.*ulimit -n 4096.*--num_workers 0"
     if sys.platform != "win32":
         yield signal.SIGKILL, r"SIGKILL.*memory ran out: lower --num_workers"
-        yield signal.SIGBUS, r"(/dev/shm .*|shared memory) is full.*--shm-size 8g.*--num_workers 0"
+        yield signal.SIGBUS, r"shared memory is full.*--shm-size 8g.*--num_workers 0"
         yield signal.SIGSEGV, r"SIGSEGV.*prepare_data.py --mode validate.*"
 
 
@@ -309,28 +281,29 @@ class UnsendableDataset(CropDataset):
         raise self.error
 
 
-@pytest.mark.parametrize("validates", [False, True])
 @pytest.mark.parametrize(
-    ("error", "line"),
+    ("error", "line", "validates"),
     [
         (
             RuntimeError("shared memory(shm) </x>: No space left on device (28)"),
             "--shm-size.*--num_workers 0",
+            True,
         ),
-        (RuntimeError("shared memory(shm) </x>: Cannot allocate memory (12)"), "memory ran out"),
+        (RuntimeError("shared memory(shm) </x>: Cannot allocate memory (12)"), "memory ran out", False),
         pytest.param(
             RuntimeError("open shared file mapping: </x>, error code: <1455>"),
             "paging file",
+            False,
             marks=pytest.mark.skipif(sys.platform != "win32", reason="exit codes above 255"),
         ),
-        (OSError(errno.EMFILE, "Too many open files"), "ulimit -n"),
-        (ValueError("any"), "code 1"),
+        (OSError(errno.EMFILE, "Too many open files"), "ulimit -n", False),
+        (ValueError("any"), "code 1", False),
     ],
 )
 def test_batches_that_cannot_be_passed_on_end_the_wait(
-    image_folder, fast_poll, capfd, monkeypatch, validates, error, line
+    image_folder, fast_poll, capfd, monkeypatch, error, line, validates
 ):
-    if sys.platform == "win32" and (validates or "1455" not in str(error)):
+    if sys.platform == "win32" and "1455" not in str(error):
         pytest.skip("each of its processes imports PyTorch, which takes minutes")
     monkeypatch.setattr(UnsendableDataset, "ERROR", error, raising=False)
     monkeypatch.setattr(loading, "CropDataset", UnsendableDataset)
@@ -344,29 +317,6 @@ def test_batches_that_cannot_be_passed_on_end_the_wait(
         list(batches)
     assert multiprocessing.active_children() == []
     assert len(capfd.readouterr().err.splitlines()) == 2  # it went on with fewer
-
-
-FEW_FILES = """
-    import resource, sys
-    from tests.data.test_loading import TrainLoader, dataset
-    from vae.system.errors import DataError
-    crops = dataset(sys.argv[1])
-    resource.setrlimit(resource.RLIMIT_NOFILE, (int(sys.argv[2]),) * 2)
-    try:
-        with TrainLoader(crops, local_batch=2, num_workers=8) as loader:
-            print(len(list(loader.batches(0))))
-    except DataError as error:
-        print(error)
-"""
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(sys.platform == "win32", reason="needs limits of a process")
-def test_a_limit_of_open_files_is_named(image_folder):
-    done = run_script("-c", textwrap.dedent(FEW_FILES), str(image_folder), "24")
-    assert "ulimit -n" in done.stdout
-    assert done.stdout.count("\n") == 1
-    assert "Traceback" not in done.stderr
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="needs limits of a process")
@@ -422,33 +372,6 @@ def test_waiting_for_images_can_be_ended(image_folder, fast_poll, workers, monke
     assert len(calls) == 3
     assert time.monotonic() - started < 30  # it waits neither for END_SECONDS nor for an image
     assert multiprocessing.active_children() == []
-
-
-@pytest.mark.skipif(sys.platform == "win32", reason="needs a timer's signal")
-def test_waiting_ends_after_a_signal_that_is_handled_too_long(image_folder, fast_poll):
-    """A wait for images does not become endless if a signal's handler runs past its time."""
-    crops = HangingDataset(FolderImages(image_folder, list_images(image_folder)), image_size=32)
-    signals = []
-
-    def handle(*_):
-        signals.append(1)
-        if len(signals) > 40:
-            raise RuntimeError("the wait did not end")
-        time.sleep(2 * loading.POLL_SECONDS)
-
-    def while_waiting():
-        raise InterruptedError
-
-    before = signal.signal(signal.SIGALRM, handle)
-    try:
-        with TrainLoader(crops, local_batch=2, num_workers=0, while_waiting=while_waiting) as loader:
-            signal.setitimer(signal.ITIMER_REAL, loading.POLL_SECONDS / 2, 0.25)
-            with pytest.raises(InterruptedError):
-                list(loader.batches(0))
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)
-    assert signals
 
 
 INTERRUPTED = """
@@ -530,14 +453,6 @@ def test_probe_of_a_small_set_compares_all_images_with_the_accepted_fraction(ima
     assert "\n" not in message
 
 
-def test_probe_says_if_decoding_is_slow(image_folder, monkeypatch, capsys):
-    probe(dataset(image_folder), 1.0)
-    assert "decoding takes" not in capsys.readouterr().out
-    monkeypatch.setattr(image_sets, "SLOW_SECONDS", -1.0)  # the clock of Windows has steps of 16 ms
-    probe(dataset(image_folder), 1.0)
-    assert "--mode preprocess --target_size 32" in capsys.readouterr().out
-
-
 def test_probe_of_a_large_set_decodes_a_sample(image_folder, monkeypatch):
     monkeypatch.setattr(image_sets, "COMPLETE", 11)
     monkeypatch.setattr(image_sets, "SAMPLE", 4)  # images 0, 4, 7 and 11 of 12
@@ -548,22 +463,12 @@ def test_probe_of_a_large_set_decodes_a_sample(image_folder, monkeypatch):
     ("fraction", "total", "accepted"),
     [
         (0.05, 12, 1),
-        (0.05, 39, 1),
         (0.05, 40, 2),
-        (0.05, 1000, 50),
         (0.0, 1000, 0),
-        (1.0, 12, 12),
-        (0.25, 16, 4),
     ],
 )
 def test_one_bad_image_is_accepted_unless_the_fraction_is_zero(fraction, total, accepted):
     assert accepted_bad_images(fraction, total) == accepted
-
-
-def test_rejection_is_one_printable_line():
-    line = str(Rejection("caf\udce9\nline.png", "empty", "the file has no bytes"))
-    assert "\n" not in line
-    line.encode("utf-8")
 
 
 def test_num_workers_accepts_auto_and_integers():
@@ -574,22 +479,6 @@ def test_num_workers_accepts_auto_and_integers():
     for junk in ("-1", "two", "1.5", "", "²"):
         with pytest.raises(UserError, match="--num_workers"):
             resolve_num_workers(junk)
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(sys.platform == "win32", reason="needs ps and SIGKILL")
-def test_workers_end_if_main_process_is_killed(image_folder):
-    process = subprocess.Popen(
-        [sys.executable, "-c", INTERRUPTED, str(image_folder)], cwd=ROOT, stdout=subprocess.PIPE, text=True
-    )
-    assert process.stdout.readline() == "running\n"
-    listing = subprocess.run(["ps", "-o", "pid=", "--ppid", str(process.pid)], capture_output=True, text=True)
-    workers = [int(line) for line in listing.stdout.split()]
-    assert len(workers) == 2
-    process.kill()
-    process.communicate()
-    # DataLoader's processes check their parent every 5 s
-    wait_until(lambda: not any(os.path.exists(f"/proc/{worker}") for worker in workers))
 
 
 PAGE_FAULTS = """

@@ -11,7 +11,6 @@ from vae.config.options import DataConfig
 from vae.data.dataset import CropDataset, FolderImages
 from vae.data.image_sets import image_sizes
 from vae.data.loading import TrainLoader
-from vae.images.decoding import decode_image
 from vae.sampling.buckets import BucketOrder, aspects, bucket_shapes, nearest
 from vae.sampling.order import ShuffledOrder, StepSampler, StreamOrder
 
@@ -167,12 +166,6 @@ def crops_of(images: FolderImages, size: int, **data) -> CropDataset:
     return CropDataset(images, DataConfig(**data), image_size=size, shapes=bucket_shapes(size, 8, 3))
 
 
-def test_sizes_are_those_of_decoded_images(wide_and_high):
-    for index, (width, height) in enumerate(image_sizes(wide_and_high, np.arange(3)).tolist()):
-        assert decode_image(wide_and_high.root / wide_and_high.names[index]).shape == (height, width, 3)
-    assert image_sizes(wide_and_high, np.arange(1, 2), {"turned.jpg": (5, 6)}).tolist() == [[5, 6]]
-
-
 def test_crops_cover_their_shape(wide_and_high):
     crops = crops_of(wide_and_high, 48, crop="center", horizontal_flip=False)
     wide, turned, square, broken = (crops[0, index] for index in range(4))
@@ -187,14 +180,6 @@ def test_crops_cover_their_shape(wide_and_high):
     data = DataConfig(horizontal_flip=False)
     one_shape = CropDataset(wide_and_high, data, image_size=48, shapes=[(48, 48)])
     assert len({int(one_shape[epoch, 0].image[0, 0, 0]) for epoch in range(9)}) > 4  # positions on the ramp
-
-
-def test_small_images_need_upscale(wide_and_high):
-    rejection = crops_of(wide_and_high, 96)[0, 0].rejection
-    assert rejection.reason == "too_small"
-    for token in ("120x60", "--buckets", "--upscale"):
-        assert token in rejection.detail
-    assert crops_of(wide_and_high, 96, upscale=True)[0, 0].image.shape == (3, 72, 120)
 
 
 def test_loaded_batches_have_one_shape(wide_and_high):

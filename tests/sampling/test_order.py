@@ -11,7 +11,6 @@ from vae.sampling.order import (
     ShuffledOrder,
     StepSampler,
     StreamOrder,
-    count_streams,
     default_streams,
     fitting_shuffle,
     permutation,
@@ -133,20 +132,6 @@ def test_resuming_reads_nothing_before_its_position():
     assert len(fresh._windows) == 4  # one of each stream
 
 
-def test_process_keeps_the_windows_of_its_own_streams():
-    order = StreamOrder([1000] * 200, 16, seed=0)
-    for step in range(0, len(order) // 16 - 1, 500):
-        order.samples(0, 16 * step + 3, 8, 8)  # rank 3 of 8: two streams
-    assert len(order._windows) == 2
-
-
-def test_small_datasets_have_fewer_streams():
-    assert count_streams(64 * MIN_SAMPLES, 64) == 64
-    assert count_streams(64 * MIN_SAMPLES - 1, 64) == 32
-    assert count_streams(3, 64) == 1
-    assert count_streams(10**10, 48) == 48
-
-
 GB = 10**9
 CACHE = 50 * 2**30  # the default of --cache_gib
 
@@ -154,19 +139,14 @@ CACHE = 50 * 2**30  # the default of --cache_gib
 @pytest.mark.parametrize(
     ("total", "shard", "streams"),
     [
-        (10 * GB, GB, 96),  # the cache holds it whole
-        (10 * GB, 10 * GB, 96),
-        (48 * GB, GB, 96),
+        (48 * GB, GB, 96),  # the cache holds it whole
         (60 * GB, GB, 16),  # 3 shards of 1 GB each
-        (10**12, GB, 16),
         (5 * 10**12, GB, 16),
         (10**13, GB, 96),  # from here on for several machines
         (10**14, GB, 960),
         (10**15, GB, 6720),
         (10**12, 2 * GB, 8),
         (10**12, 20 * GB, 1),  # the cache holds two
-        (40 * GB, 80 * 10**6, 96),
-        (4 * 10**11, 80 * 10**6, 96),
         (10**12, 80 * 10**6, 192),
     ],
 )
@@ -203,10 +183,3 @@ def test_few_streams_mix_as_well_as_many(streams):
     assert same_shard_pairs(order, 250) < 0.005
     assert order.window_length * streams == 256 * 250  # the memory of the windows is the same
     assert len(set(order.shards_ahead(0, 0, 1))) <= 2 * (256 + streams)
-
-
-def test_windows_of_four_shards_are_those_of_earlier_versions():
-    order = StreamOrder([100] * 200, 8, seed=3).mixing(4 * 8)
-    assert order.window_length == 400
-    assert same_shard_pairs(order, 100) > 0.02
-    assert order.samples(0, 0, 6) == [2027, 13893, 5391, 5713, 10122, 1739]

@@ -1,9 +1,8 @@
 """Sets of images before training: which are excluded, usable, or in two sets, and how large they are."""
 
 import os
-import time
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import cache
@@ -95,7 +94,6 @@ def _hashes(images: FolderImages, indices: np.ndarray, title: str) -> np.ndarray
 
 COMPLETE = 500  # images: decoding that many takes seconds; of larger sets, a sample is tested
 SAMPLE = 16
-SLOW_SECONDS = 0.2  # of one core per image: a JPEG file of about 12 megapixels
 MAX_THREADS = 8  # decoding releases the GIL; each thread holds one decoded image in memory
 
 
@@ -110,21 +108,14 @@ def probe(
     """Decode a `sample`; default: all images of a small set, or some of a larger one. Return the rejections.
 
     Raises DataError, one line with the reasons, an example and a remedy, if no image can be used, or if more
-    of a small set are unusable than `max_bad_fraction` accepts. Prints a warning about fewer, and a note if
-    decoding takes long.
+    of a small set are unusable than `max_bad_fraction` accepts. Prints a warning about fewer.
     """
     total = len(dataset)
     if sample is None:
         count = total if total <= COMPLETE else SAMPLE
         sample = np.unique(np.linspace(0, total - 1, count).round().astype(int)).tolist()
     count = len(sample)
-    rejected, seconds = _try_images(dataset, sample)
-    if seconds > SLOW_SECONDS:
-        command = f"prepare_data.py --mode preprocess --target_size {dataset.image_size}"
-        console.info(
-            f"decoding takes {seconds:.1f} s of one core per image, which may limit training: {command} "
-            "makes copies that decode faster"
-        )
+    rejected = _try_images(dataset, sample)
     if not rejected:
         return []
     if len(rejected) == count:
@@ -146,18 +137,12 @@ def probe(
     return rejected
 
 
-def _try_images(dataset: CropDataset, indices: Sequence[int]) -> tuple[list[Rejection], float]:
-    """The rejected images among these, and the mean seconds of one core."""
-
-    def attempt(index: int) -> tuple[Rejection | None, float]:
-        began = time.thread_time()
-        return dataset[0, index].rejection, time.thread_time() - began
-
+def _try_images(dataset: CropDataset, indices: Sequence[int]) -> list[Rejection]:
+    """The rejected images among these."""
     with ThreadPoolExecutor(min(MAX_THREADS, usable_cores())) as threads:
-        attempts = threads.map(attempt, indices)
-        results = list(track(attempts, "checking images", len(indices), "image", keep=False))
-    rejected = [rejection for rejection, _ in results if rejection is not None]
-    return rejected, sum(seconds for _, seconds in results) / max(1, len(results))
+        attempts = threads.map(lambda index: dataset[0, index].rejection, indices)
+        results = track(attempts, "checking images", len(indices), "image", keep=False)
+        return [rejection for rejection in results if rejection is not None]
 
 
 def _reasons(rejected: list[Rejection]) -> str:
@@ -258,32 +243,13 @@ def _keys(images: Set, indices: np.ndarray) -> np.ndarray:
 
 SIZE_THREADS = 16  # headers are small: the time is that of a disk or a network share
 
-Size = tuple[int, int]  # width, height; (0, 0) if unknown
 
+def image_sizes(images: FolderImages, indices: np.ndarray) -> np.ndarray:
+    """Width and height of the images at `indices`: int64 (n, 2); 0 if unknown."""
 
-def manifest_sizes(path: str, names: Sequence[str]) -> dict[str, Size]:
-    """The sizes that a manifest has for these files."""
-    wanted = set(names)
-    sizes = {}
-    for row in read_rows(path):
-        width, height = row.get("width"), row.get("height")
-        if row["path"] in wanted and type(width) is int and type(height) is int and min(width, height) > 0:
-            sizes[row["path"]] = width, height
-    return sizes
-
-
-def image_sizes(
-    images: FolderImages, indices: np.ndarray, known: Mapping[str, Size] | None = None
-) -> np.ndarray:
-    """Width and height of the images at `indices`: int64 (n, 2). `known`: of some, by their name."""
-    known = known or {}
-
-    def size(index: int) -> Size:
-        name = images.names[index]
-        if name in known:
-            return known[name]
+    def size(index: int) -> tuple[int, int]:
         try:
-            return upright_size(os.path.join(images.root, name))
+            return upright_size(os.path.join(images.root, images.names[index]))
         except (BadImageError, OSError):  # training names it when it is its turn
             return 0, 0
 

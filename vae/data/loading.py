@@ -4,7 +4,6 @@ import errno
 import multiprocessing
 import os
 import queue
-import shutil
 import signal
 import threading
 import time
@@ -73,8 +72,9 @@ class TrainLoader:
         with closing(batches):
             for step, batch in enumerate(batches, first_step):
                 self._announce(epoch, step)
-                if self._has_processes:
-                    _add_counts(batch, self._images.counts())
+                if self._has_processes:  # what the training process itself has read
+                    for name, count in self._images.counts().items():
+                        batch.counts[name] = batch.counts.get(name, 0) + count
                 yield batch
 
     def _announce(self, epoch: int, step: int) -> None:
@@ -107,12 +107,6 @@ class _Announced:
     def __iter__(self) -> Iterator[list[Key]]:
         self._announce(self._sampler.epoch, self._sampler.first_step)
         yield from self._sampler
-
-
-def _add_counts(batch: Batch, here: dict[str, int]) -> None:
-    """Add what the training process itself has read to the counts of a batch."""
-    for name, count in here.items():
-        batch.counts[name] = batch.counts.get(name, 0) + count
 
 
 def load_validation(
@@ -197,7 +191,6 @@ def _open_loader(
 POLL_SECONDS = 1.0  # a wait for a batch notices this often that the run has to stop
 END_SECONDS = 5.0  # a process in a read that no signal interrupts is left behind
 MAX_FAILURES = 3  # of the decoding processes of one loader: at this one, training stops
-SHARED_MEMORY = "/dev/shm"
 NO_FILES = ("Too many open files", "ancdata")  # of the system, and of Python if a file could not be passed on
 NO_PAGING_FILE = 1455  # Windows' ERROR_COMMITMENT_LIMIT
 
@@ -374,7 +367,7 @@ def _cause(error: Exception, exit_codes: list[int]) -> str:
     text = (str(error).strip().splitlines() or ["no message"])[-1]  # the others are a process's traceback
     signals = {signal.Signals(-code).name for code in exit_codes if -code in set(signal.Signals)}
     if errno.ENOSPC in exit_codes or "SIGBUS" in signals or os.strerror(errno.ENOSPC) in text:
-        return f"{_shared_memory()} is full: give a container more with --shm-size 8g, or use --num_workers 0"
+        return "shared memory is full: give a container more with --shm-size 8g, or use --num_workers 0"
     if errno.EMFILE in exit_codes or any(part in text for part in NO_FILES):
         return "too many files are open: raise the limit with ulimit -n 4096, or use --num_workers 0"
     if NO_PAGING_FILE in exit_codes or f"WinError {NO_PAGING_FILE}" in text:
@@ -385,9 +378,3 @@ def _cause(error: Exception, exit_codes: list[int]) -> str:
         return "it was killed (SIGKILL), usually by the system because memory ran out: lower --num_workers"
     how = ", ".join(sorted(signals)) or ", ".join(f"code {code}" for code in exit_codes) or text
     return f"it ended ({how}): prepare_data.py --mode validate finds images that crash a decoder"
-
-
-def _shared_memory() -> str:
-    if not os.path.isdir(SHARED_MEMORY):
-        return "shared memory"
-    return f"{SHARED_MEMORY} ({shutil.disk_usage(SHARED_MEMORY).total / 2**20:,.1f} MiB)"

@@ -47,7 +47,9 @@ def check_main_guard(call: str) -> None:
     See "Safe importing of main module" in the documentation of multiprocessing.
     """
     main = sys.modules["__main__"]
-    if multiprocessing.get_start_method() == "fork" or not hasattr(main, "__file__"):
+    # Asking for the method without `allow_none` would fix it for the whole process.
+    method = multiprocessing.get_start_method(allow_none=True) or multiprocessing.get_all_start_methods()[0]
+    if method == "fork" or not hasattr(main, "__file__"):
         return
     for frame, line in traceback.walk_stack(None):
         if frame.f_code.co_name == "<module>" and frame.f_globals is vars(main):
@@ -87,24 +89,17 @@ def blocked_signals(start_method: str | None = None) -> Iterator[None]:
     of_children = signal.getsignal(signal.SIGCHLD)
     before = signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
     try:
-        if method == "forkserver":
-            _start_fork_server()
+        if method == "forkserver":  # not on Windows
+            from multiprocessing import forkserver
+
+            # It keeps what is blocked now, and needs SIGCHLD to notice that one of its processes has ended.
+            forkserver.ensure_running()
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGCHLD})
         yield
     finally:
         if signal.getsignal(signal.SIGCHLD) is not of_children:
             signal.signal(signal.SIGCHLD, of_children)
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
-
-
-def _start_fork_server() -> None:
-    """Start the process that starts the others. It keeps the signals that are blocked now blocked.
-
-    It needs SIGCHLD: without it, it would not notice that a process has ended, and this process would wait.
-    """
-    from multiprocessing import forkserver  # not on Windows
-
-    forkserver.ensure_running()
 
 
 def start_worker(_worker_id: int) -> None:

@@ -20,9 +20,8 @@ from vae.data.image_sets import (
     find_excluded,
     find_shared_images,
     image_sizes,
-    manifest_sizes,
 )
-from vae.data.manifest import MANIFEST_NAME, check_files, image_root, is_manifest, read_rows, train_and_val
+from vae.data.manifest import MANIFEST_NAME, image_root, is_manifest, read_rows, train_and_val
 from vae.images.folder import list_images, split_names
 from vae.images.formats import BadImageError
 from vae.interop.checkpoint_file import Position
@@ -299,15 +298,13 @@ def _images_of_manifest(config: Config, val_split_given: bool) -> tuple[list[str
     data = config.data
     if data.fold is not None and data.val_path:
         raise UserError(f"--fold {data.fold} and --val_path {data.val_path} exclude each other: remove one")
-    train, validation = train_and_val(
+    return train_and_val(
         data.data_path,
         fold=data.fold,
         val_split=0.0 if data.val_path else data.val_split,
         seed=_split_seed(config),
         val_split_given=val_split_given,
     )
-    check_files(data.data_path, sorted(train + validation))
-    return train, validation
 
 
 # ---- What the processes read together ------------------------------------------------------------------
@@ -318,18 +315,9 @@ def with_aspects(training_set: TrainingSet, config: Config, dist: Distributed) -
     images, data = training_set.images, config.data
     if not data.buckets or not isinstance(images, FolderImages):
         return training_set
-    measured = _measured_aspects(images, data.data_path, dist)
-    return replace(training_set, aspects=np.frombuffer(measured, dtype=np.float32))
-
-
-def _measured_aspects(images: FolderImages, data_path: str, dist: Distributed) -> bytes:
     indices = np.array_split(np.arange(len(images)), dist.world_size)[dist.rank]
-
-    def measure() -> bytes:
-        known = manifest_sizes(data_path, images.names) if is_manifest(data_path) else {}
-        return aspects(image_sizes(images, indices, known)).tobytes()
-
-    return b"".join(results_by_rank(measure, dist))
+    measured = results_by_rank(lambda: aspects(image_sizes(images, indices)).tobytes(), dist)
+    return replace(training_set, aspects=np.frombuffer(b"".join(measured), dtype=np.float32))
 
 
 def results_by_rank(read: Callable[[], bytes], dist: Distributed) -> list[bytes]:
