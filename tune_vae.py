@@ -12,13 +12,9 @@ def main(argv: list[str]) -> int:
     config = parse_tune_flags(argv)
     if find_spec("optuna") is None:
         raise UserError("tune_vae.py needs optuna: run pip install -r requirements-tune.txt")
-    from vae.tuning.search import check_command, search, search_on_cards
+    from vae.tuning.search import check_command, search
 
-    base = check_command(config)
-    if config.cards and len(config.cards) > 1:
-        search_on_cards(config, argv)
-    else:
-        search(config, base)
+    search(config, check_command(config))
     return 0
 
 

@@ -1,7 +1,6 @@
 """A whole search: its trials, its files, pruning, failures, and mistakes in its command."""
 
 import json
-import shutil
 
 import optuna
 import pytest
@@ -117,9 +116,9 @@ def test_plots_of_equal_trials_are_drawn(tmp_path):
 def test_options_of_a_trial_are_those_of_its_run(tune):
     folder = tune({"channels": [[128, 256, 512, 512], [64, 64]], **RATE}, "--trials", "4", "--pruner", "none")
     for row in rows_of(folder):
-        options = json.loads((folder / "trials" / f"{row['folder']}.json").read_text())
-        assert options["channels"] == row["params"]["channels"]
-        assert options["split_seed"] == 0
+        options = json.loads((folder / "trials" / row["folder"] / "options.json").read_text())
+        assert [int(width) for width in options["channels"]] == row["params"]["channels"]
+        assert options["split_seed"] == ["0"]
 
 
 def test_a_rate_that_is_not_set_is_that_of_the_trainer_in_the_defaults(tune, base):
@@ -142,7 +141,6 @@ def test_short_search_is_random(trials, sampler):
         ({}, ["--objective", "pnsr"], ["--objective pnsr", "psnr"]),
         ({}, ["--objective", "psnr", "psnr"], ["--objective", "psnr twice"]),
         ({}, ["--objective", "lpips"], ["--objective lpips", "perceptual_weight"]),
-        ({}, ["--cards", "1", "1"], ["--cards", "1 twice"]),
         ({"progressive": "32:1:2"}, [], ["progressive", "one stage"]),
         ({"val_split": 0.0}, [], ["val_split", "val_path"]),
         ({"image_size": 513}, [], ["--image_size 513", "512"]),
@@ -156,16 +154,6 @@ def test_mistakes_are_named(base, tmp_path, options, words, parts):
         tune_vae.main(["--config", str(base), "--output_dir", str(tmp_path / "search"), *words])
     for part in parts:
         assert part in str(caught.value)
-    assert not (tmp_path / "search").exists()
-
-
-def test_images_without_a_validation_image_are_refused_before_the_first_run(base, image_folder, tmp_path):
-    single = tmp_path / "single"
-    single.mkdir()
-    shutil.copy(next(image_folder.rglob("*.png")), single)
-    words = ["--config", str(base), "--data_path", str(single), "--output_dir", str(tmp_path / "search")]
-    with pytest.raises(UserError, match=r"^--data_path .*single: no image is set aside for validation"):
-        tune_vae.main(words)
     assert not (tmp_path / "search").exists()
 
 

@@ -2,20 +2,12 @@
 
 import json
 
-import optuna
 import pytest
 
 import tune_vae
 from tests.harness.runs import TINY
 from tests.harness.stub_trainer import rows_of
 from tests.harness.training_runs import records
-from vae.tuning.training_process import train
-
-
-def test_options_that_the_trainer_refuses_prune_the_trial(image_folder, tmp_path):
-    options = {**TINY, "data_path": str(image_folder), "vram_margin": 0.01}
-    with pytest.raises(optuna.TrialPruned, match=r"--vram_margin 0\.01"):
-        train(tmp_path / "trial", options, lambda _record: False)
 
 
 @pytest.mark.slow

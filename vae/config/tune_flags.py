@@ -71,13 +71,6 @@ class TuneConfig:
         at_least=0,
         at_most=2**31,
     )
-    cards: tuple[int, ...] | None = option(
-        None,
-        "numbers of the CUDA cards to use, one process each",
-        metavar="N",
-        unset="one process on the first card",
-        at_least=0,
-    )
 
 
 EPILOG = """examples:
@@ -109,4 +102,3 @@ def _check_together(config: TuneConfig) -> None:
                 f"--objective {name} is none of {', '.join(DIRECTIONS)}{nearest(name, DIRECTIONS)}"
             )
     check_once("objective", config.objective)
-    check_once("cards", config.cards or ())

@@ -3,8 +3,6 @@
 import io
 import json
 import logging
-import os
-import sys
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
@@ -26,7 +24,7 @@ from vae.config.options import Config, all_options, flatten, names_where
 from vae.config.recipes import recipe_values
 from vae.config.resolve import resolve
 from vae.config.tune_flags import DIRECTIONS, RANDOM_TRIALS, TuneConfig
-from vae.system import child_process, console
+from vae.system import console
 from vae.system.addresses import public_options, public_text
 from vae.system.errors import UserError
 from vae.system.files import (
@@ -36,12 +34,11 @@ from vae.system.files import (
     replace_text,
     write_json,
 )
-from vae.system.script import ROOT
 from vae.training.command import check_command as check_training
 from vae.training.command import with_local_datasets
 from vae.training.datasets import find_images
 from vae.tuning.space import Space, as_choice, options_of, read_space, suggest
-from vae.tuning.training_process import TrialError, Validation, ended_with_us, is_locked, train
+from vae.tuning.training_process import TrialError, Validation, is_locked, train
 
 COMMAND = "tune"  # in the marker of the folder
 JOURNAL_NAME = "journal.log"
@@ -97,24 +94,10 @@ def check_command(config: TuneConfig) -> Base:
     return Base(options, base, space, training.num_images)
 
 
-def search_on_cards(config: TuneConfig, argv: list[str]) -> None:
-    """Start a process per card, and wait for all of them; UserError if one fails."""
-    assert config.cards
-    command = [sys.executable, str(ROOT / "tune_vae.py"), *argv]
-    # The last --cards of a command counts.
-    processes = [child_process.start([*command, "--cards", str(card)]) for card in config.cards]
-    with ended_with_us(processes):
-        codes = [process.wait() for process in processes]
-    if any(codes):
-        raise UserError("--cards: a process has failed, see above; the same command continues the search")
-
-
 def search(config: TuneConfig, base: Base) -> None:
     """Run, continue or join the search in --output_dir, until it has --trials trials."""
     optuna.logging.set_verbosity(logging.ERROR)  # its warnings have the traceback of each failed trial
     warnings.filterwarnings("ignore", category=optuna.exceptions.ExperimentalWarning)
-    if config.cards:
-        os.environ["CUDA_VISIBLE_DEVICES"] = str(config.cards[0])
     run = Search(config, base)
     if not run.is_complete():
         run.study.optimize(run.train, catch=(TrialError,), callbacks=[run.report])

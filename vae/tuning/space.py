@@ -8,8 +8,8 @@ from typing import Any
 from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
 from optuna.trial import Trial
 
-from vae.config.declare import base_type, check, is_list, nearest
-from vae.config.flags import read_object
+from vae.config.declare import base_type, is_list, nearest
+from vae.config.flags import command_words, parse_flags, read_object
 from vae.config.options import Config, all_options, flatten
 from vae.system.errors import UserError
 
@@ -49,8 +49,8 @@ def read_space(path: Path | None, base: Config) -> Space:
     for name, given in loaded.items():
         try:
             space[name] = _part(name, given)
-        except ValueError as error:  # UserError is one
-            raise UserError(f'--space {path}: "{name}" {error}') from None
+        except (ValueError, TypeError) as error:  # Optuna's, and UserError
+            raise UserError(f'--space {path}: "{name}": {error}') from None
         if not _contains(space[name], values[name]):
             raise UserError(
                 f'--space {path}: "{name}" does not contain its value in --config, '
@@ -60,38 +60,26 @@ def read_space(path: Path | None, base: Config) -> Space:
 
 
 def _part(name: str, given: Any) -> Part:
-    """One option's distribution; ValueError for what is wrong with it."""
+    """One option's distribution; ValueError or TypeError for what is wrong with it."""
     options = all_options()
     if name not in options:
-        raise UserError(f"is an unknown option{nearest(name, SEARCHABLE)}")
+        raise UserError(f"it is an unknown option{nearest(name, SEARCHABLE)}")
     if name not in SEARCHABLE:
-        raise UserError("cannot be searched, as trials could not be compared: set it in --config")
-    item = options[name][1]
+        raise UserError("it cannot be searched, as trials could not be compared: set it in --config")
     if isinstance(given, list):
-        return CategoricalDistribution([as_choice(_value(item, value)) for value in given])
-    if not isinstance(given, dict) or is_list(item) or base_type(item) not in (int, float):
-        raise UserError(f"needs a list of values{', or a range' if base_type(item) in (int, float) else ''}")
-    if not {"low", "high"} <= given.keys() <= {"low", "high", "log", "step"}:
-        raise UserError(f'needs "low" and "high", and may have "log" and "step": for example {EXAMPLE}')
-    low = _value(item, given["low"])
-    high = _value(item, given["high"])
-    log = given.get("log", False) is True
-    if base_type(item) is int:
-        return IntDistribution(low, high, log, _value(item, given.get("step", 1)))
-    step = None if given.get("step") is None else _value(item, given["step"])
-    return FloatDistribution(low, high, log, step)
+        return CategoricalDistribution([as_choice(_value(name, value)) for value in given])
+    item = options[name][1]
+    ranges: dict[type, type[IntDistribution | FloatDistribution]]
+    ranges = {int: IntDistribution, float: FloatDistribution}
+    kind = None if is_list(item) else ranges.get(base_type(item))
+    if kind is None or not isinstance(given, dict):
+        raise UserError(f"it needs a list of values{', or a range' if kind else ''}: for example {EXAMPLE}")
+    return kind(**{key: value if key == "log" else _value(name, value) for key, value in given.items()})
 
 
-def _value(item: Any, given: Any) -> Any:
-    """A value of the option within its limits."""
-    kind = base_type(item)
-    parts = given if is_list(item) else [given]
-    if not isinstance(parts, list) or any(
-        type(part) not in ({int, float} if kind is float else {kind}) for part in parts
-    ):
-        raise UserError(f"has no value {json.dumps(given)}")
-    check(item, given)
-    return given
+def _value(name: str, given: Any) -> Any:
+    """A value of the option, as the trainer reads it."""
+    return parse_flags(command_words({name: given}))[name]
 
 
 def _contains(part: Part, value: Any) -> bool:

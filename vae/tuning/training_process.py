@@ -1,11 +1,9 @@
 """One run of train_vae.py: started or continued in its folder, watched, stopped, and how it has ended."""
 
-import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,14 +13,12 @@ from optuna import TrialPruned
 from vae.config.flags import command_words
 from vae.interop.run_files import METRICS_NAME
 from vae.system import child_process, console
-from vae.system.addresses import public_options
 from vae.system.errors import EXIT_CONFIG, EXIT_NON_FINITE
-from vae.system.files import read_json_lines, write_json
+from vae.system.files import read_json_lines
 from vae.system.script import ROOT
 from vae.training.run_folder import LOCK_NAME, checkpoint_paths
 
 POLL_SECONDS = 0.5
-_LAST_BYTES = 20_000  # of the log, for the reason of a failure
 
 Validation = dict[str, float]  # a record of metrics.jsonl
 
@@ -36,20 +32,25 @@ def train(run: Path, options: dict[str, Any], watch: Callable[[Validation], bool
 
     `watch` gets every validation after step 0, and may stop the run by returning True. Raises TrialPruned if
     the run is stopped so, diverges, needs too much memory or refuses its options, and TrialError for other
-    failures. The options are in `run`.json, and what it prints in `run`.log.
+    failures. What it prints is in `run`.log.
     """
     while is_locked(run / LOCK_NAME):  # by the run of a search that was killed: it saves and ends
         time.sleep(POLL_SECONDS)
     log = run.with_suffix(".log")
+    given = {name: value for name, value in options.items() if value is not None}
+    if checkpoint_paths(run):
+        given.pop("init_from", None)  # they have its weights
+    given |= {"output_dir": str(run), "resume_from": "latest"}
+    command = [sys.executable, str(ROOT / "train_vae.py"), *command_words(given)]
     with open(log, "ab", buffering=0) as output:
-        process = child_process.start(
-            [sys.executable, str(ROOT / "train_vae.py"), *_words(run, options)],
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=output,
-        )
-    with ended_with_us([process]):
+        process = child_process.start(command, stdin=subprocess.DEVNULL, stdout=output, stderr=output)
+    try:
         was_stopped = _watch(process, run, watch)
+    except BaseException as error:  # also Ctrl-C, which Windows sends to the run, too
+        if process.poll() is None and not (sys.platform == "win32" and isinstance(error, KeyboardInterrupt)):
+            process.terminate()
+        process.wait()  # it saves
+        raise
     if process.returncode == 0:
         return next(reversed(list(validations(run))), {})
     if was_stopped:
@@ -59,32 +60,6 @@ def train(run: Path, options: dict[str, Any], watch: Callable[[Validation], bool
     if is_refused or process.returncode == EXIT_NON_FINITE or "out of memory" in reason.lower():
         raise TrialPruned(reason)
     raise TrialError(reason)
-
-
-def _words(run: Path, options: dict[str, Any]) -> list[str]:
-    """The flags that start or continue the run; addresses with credentials are in no file."""
-    if checkpoint_paths(run):  # they have the weights of --init_from
-        options = {name: value for name, value in options.items() if name != "init_from"}
-    recorded = public_options(options)
-    write_json(run.with_suffix(".json"), recorded, indent=2)
-    hidden = {name: value for name, value in options.items() if value != recorded[name]}
-    words = ["--config", str(run.with_suffix(".json")), "--output_dir", str(run), *command_words(hidden)]
-    return [*words, "--resume_from", "latest"]
-
-
-@contextmanager
-def ended_with_us(processes: "Sequence[subprocess.Popen[bytes]]") -> Iterator[None]:
-    """Signal the processes if the block ends by an exception, also Ctrl-C, and wait: runs save and end."""
-    try:
-        yield
-    except BaseException as error:
-        has_their_signal = sys.platform == "win32" and isinstance(error, KeyboardInterrupt)
-        for process in processes:
-            if process.poll() is None and not has_their_signal:
-                process.terminate()
-        for process in processes:
-            process.wait()
-        raise
 
 
 def _watch(process: "subprocess.Popen[bytes]", run: Path, watch: Callable[[Validation], bool]) -> bool:
@@ -115,11 +90,9 @@ def validations(run: Path) -> Iterator[Validation]:
 
 def _last_line(log: Path) -> str:
     """The error line of the run: the last one that it printed."""
-    with open(log, "rb") as file:
-        file.seek(max(0, file.seek(0, os.SEEK_END) - _LAST_BYTES))
-        text = file.read(_LAST_BYTES).decode("utf-8", "replace")
-    lines = [line.strip() for line in text.splitlines() if line.strip()]
-    return console.printable(lines[-1].removeprefix("train_vae.py: ")) if lines else "it printed nothing"
+    lines = log.read_text(encoding="utf-8", errors="replace").split("\n")
+    last = next((line.strip() for line in reversed(lines) if line.strip()), "it printed nothing")
+    return console.printable(last.removeprefix("train_vae.py: "))
 
 
 def is_locked(path: Path) -> bool:
