@@ -3,9 +3,6 @@
 import json
 import os
 import shutil
-import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -13,8 +10,6 @@ import torch
 
 import evaluate_vae
 from tests.harness.checkpoints import checkpoint
-from tests.harness.runs import ROOT
-from tests.harness.waiting import wait_until
 from vae.evaluation import watch
 from vae.interop.checkpoint_file import save_checkpoint
 from vae.interop.vae_files import CHECKPOINT_KEY
@@ -39,8 +34,7 @@ def run(tmp_path) -> Path:
 
 
 @pytest.fixture
-def words(run, image_folder, monkeypatch) -> list[str]:
-    monkeypatch.setattr(watch, "POLL_SECONDS", 0.01)
+def words(run, image_folder) -> list[str]:
     flags = ["--watch", run, "--promote", "--data_path", image_folder, "--max_images", 3, "--sizes", 32]
     return [str(word) for word in (*flags, "--perceptual_net", "none", "--device", "cpu")]
 
@@ -89,25 +83,21 @@ def test_damaged_and_pruned_checkpoints_are_skipped(run, words, monkeypatch, cap
     assert "checkpoint_step_2" not in printed.out
 
 
-@pytest.mark.slow
-@pytest.mark.skipif(sys.platform == "win32", reason="sends SIGINT")
-def test_new_checkpoints_are_seen_until_ctrl_c(run, words, tmp_path):
-    later = tmp_path / "later.pt"
-    shutil.move(run / "checkpoint_step_2.pt", later)
-    (run / "checkpoint_step_2.pt.sha256").unlink()
-    code = "import evaluate_vae; from vae.evaluation import watch; watch.POLL_SECONDS = 0.1\n"
-    code += "import sys; sys.exit(evaluate_vae.main(sys.argv[1:]))"
-    process = subprocess.Popen([sys.executable, "-c", code, *words], cwd=ROOT, stdout=subprocess.PIPE)
-    promoted = run / "promoted.json"
-    try:
-        wait_until(lambda: promoted.exists() and "step_3" in promoted.read_text())
-        shutil.move(later, run / "checkpoint_step_2.pt")
-        wait_until(lambda: "step_2" in promoted.read_text())
-        process.send_signal(signal.SIGINT)
-        assert b"the same command continues" in process.communicate(timeout=60)[0]
-    finally:
-        process.kill()
-    assert process.returncode == 0
+def test_new_checkpoints_are_seen_until_ctrl_c(run, words, tmp_path, monkeypatch, capsys):
+    best = run / "checkpoint_step_2.pt"
+    shutil.move(best, tmp_path / "later.pt")
+    promoted = []
+
+    def wait(_seconds) -> None:
+        promoted.append(json.loads((run / "promoted.json").read_text())["checkpoint"])
+        if best.exists():
+            raise KeyboardInterrupt
+        shutil.move(tmp_path / "later.pt", best)
+
+    monkeypatch.setattr(watch.time, "sleep", wait)
+    assert evaluate_vae.main(words) == 0
+    assert promoted == ["checkpoint_step_3.pt", "checkpoint_step_2.pt"]
+    assert "the same command continues" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("exported", [None, "of an earlier stage"])

@@ -8,7 +8,6 @@ import torch
 from PIL import Image
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-import vae
 from tests.harness.small_vae import SMALL
 from vae.config.options import ModelConfig
 from vae.inference import codec
@@ -21,7 +20,6 @@ from vae.inference.codec import (
     decode_latents,
     encode_images,
     pad_to_multiple,
-    padded_side,
     starts,
     with_sampled_norms,
 )
@@ -162,11 +160,6 @@ def test_memory_is_that_of_a_tile():
     assert peaks[1] == peaks[0]
 
 
-@pytest.mark.parametrize(("side", "expected"), [(8, 8), (9, 16), (16, 16), (3071, 3072)])
-def test_padded_side_is_the_next_multiple(side, expected):
-    assert padded_side(side, 8) == expected
-
-
 def test_padding_repeats_the_last_pixels_and_is_cropped_off_again():
     images = torch.arange(2 * 3 * 9 * 11).reshape(2, 3, 9, 11).to(torch.uint8)
     padded = pad_to_multiple(images, 4)
@@ -174,19 +167,6 @@ def test_padding_repeats_the_last_pixels_and_is_cropped_off_again():
     assert torch.equal(padded[:, :, 11, :11], images[:, :, 8])
     assert torch.equal(padded[:, :, :9, 11], images[:, :, :, 10])
     assert torch.equal(crop_back(padded, (9, 11)), images)
-
-
-@pytest.mark.parametrize(("height", "width", "multiple"), [(10, 13, 16), (8, 9, 64), (16, 17, 8)])
-def test_padding_equals_replicate_padding_of_torch(height, width, multiple):
-    images = torch.rand(1, 3, height, width)
-    sides = (0, padded_side(width, multiple) - width, 0, padded_side(height, multiple) - height)
-    expected = torch.nn.functional.pad(images, sides, mode="replicate")
-    assert torch.equal(pad_to_multiple(images, multiple), expected)
-
-
-def test_image_with_suitable_sides_is_not_copied():
-    images = torch.rand(1, 3, 16, 24)
-    assert pad_to_multiple(images, 8) is images
 
 
 def test_side_below_eight_pixels_is_refused():
@@ -244,11 +224,6 @@ def test_reconstruction_is_refused_before_it_is_encoded(command, photos, monkeyp
     monkeypatch.setattr(codec, "free_memory", lambda: 35 * MB)
     monkeypatch.setattr(AutoencoderKL, "encode", lambda *_: pytest.fail("encoded"))
     assert command("reconstruct", "--tiles", "off", "--input", photos / "large.png") == 77
-
-
-def test_python_api_raises_a_memory_error(vae_folder, photos):
-    with pytest.raises(MemoryError, match="GiB"):
-        vae.encode(vae.load_vae(vae_folder, device="cpu"), photos / "large.png")
 
 
 @pytest.mark.parametrize(("shape", "least"), [(SMALL, 0.4), (ModelConfig(), 0.7)])

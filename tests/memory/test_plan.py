@@ -93,13 +93,6 @@ def test_prediction_equals_the_peak_of_the_real_step(loss, micro_batch):
 
 
 @pytest.mark.slow
-def test_prediction_with_every_option_of_the_losses():
-    predicted = check_prediction(replace(SPEC, loss=ALL), 2)
-    without = replace(ALL, equivariance_weight=0.0)
-    assert predicted.working > step_memory(replace(SPEC, loss=without), 2).working
-
-
-@pytest.mark.slow
 def test_many_passes_with_discriminator_store_every_reconstruction():
     # its block runs after the autoencoder's last pass and needs the reconstructions of all passes
     check_prediction(replace(SPEC, loss=replace(ALL, perceptual_weight=0.0), batch=5, ema=False), 1)
@@ -163,13 +156,6 @@ def test_memory_is_linear_in_the_pixels():
     assert four < 4.1 * one
 
 
-def test_adversarial_training_needs_more_memory():
-    plain = step_memory(SPEC, 2)
-    adversarial = step_memory(replace(SPEC, loss=replace(PIXELS_ONLY, adversarial_weight=0.5)), 2)
-    assert adversarial.resident > plain.resident
-    assert adversarial.working > plain.working
-
-
 def test_disabled_parts_need_no_memory():
     assert step_memory(replace(SPEC, ema=False), 2).resident < step_memory(SPEC, 2).resident
     lpips = replace(SPEC, loss=replace(PIXELS_ONLY, perceptual_weight=1.0))
@@ -178,10 +164,6 @@ def test_disabled_parts_need_no_memory():
     deep = replace(SPEC, model=replace(SPEC.model, channels=(16, 32, 32)))
     half = replace(deep, dtype=torch.bfloat16)
     assert step_memory(half, 4).working < 0.8 * step_memory(deep, 4).working
-
-
-def test_micro_batch_is_at_most_the_batch():
-    assert step_memory(SPEC, 100) == step_memory(SPEC, 4)
 
 
 @pytest.mark.parametrize("batch", [1, 2, 3, 6])
@@ -234,22 +216,6 @@ def test_auto_selects_the_fastest_level_that_fits_one_image():
     assert choose_step(spec, 0, "1", "auto").total == min(totals.values())  # a number is used as it is
 
 
-@pytest.mark.slow
-def test_auto_selects_a_level_for_the_requested_passes():
-    spec = replace(SPEC, batch=8, image_size=128)
-    at_none, at_blocks = (step_memory(replace(spec, recompute=r), 4).total for r in ("none", "blocks"))
-    found = choose_step(spec, (at_none + at_blocks) // 2, "4", "auto")
-    assert found.micro_batch == 4
-    assert found.recompute != "none"
-
-
-def test_reserve_is_part_of_the_total():
-    spec = replace(SPEC, batch=1, reserve=1000)
-    one = step_memory(spec, 1)
-    assert one.total == one.resident + one.working + 1000
-    assert one.total == step_memory(replace(spec, reserve=0), 1).total + 1000
-
-
 @pytest.mark.parametrize("bends", [(), (5, 40), (2, 3, 90)])
 def test_largest_count_is_found_in_few_totals(bends):
     def total(count):
@@ -293,13 +259,6 @@ def test_features_limit_the_micro_batch(images, micro_batch, monkeypatch):
         assert note.startswith(f"note: with more than {int(images)} per pass")
         assert warning.startswith("WARNING: with 8 per pass")
         assert f"--micro_batch_size {int(images)}" in warning
-
-
-def test_memory_that_allows_fewer_images_needs_no_note():
-    spec = replace(SPEC, batch=8)
-    found = choose_step(spec, step_memory(spec, 2).total, "auto", "none")
-    assert found.micro_batch <= 2
-    assert features_note(found, 8) is None
 
 
 def test_planning_draws_no_random_number():

@@ -16,15 +16,12 @@ from vae.memory.available import CPU_SHARE
 from vae.memory.plan import StepMemory, choose_step, reserve_bytes, stage_spec, step_memory
 from vae.memory.plan_table import (
     DRIVER_AND_CONTEXT_GIB,
-    TABLE_HEADER,
     ProfilePlan,
     Target,
-    describe_step,
     find_target,
     floor_seconds,
     plan_data,
     plan_profile,
-    plan_profiles,
     print_plan,
     table_row,
 )
@@ -58,21 +55,14 @@ def target(available: int, card=RTX_5090, has_bf16: bool = True) -> Target:
 # --- the target -----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("card", CARDS, ids=lambda card: card.name)
-def test_card_in_another_machine(card):
-    found = find_target(card.name, None)
-    assert found.card == card
-    assert found.is_gpu
-    assert (found.precision.bf16 == "native") == card.has_bf16
-    assert found.available == int((card.vram_gib - DRIVER_AND_CONTEXT_GIB) * GIB)
-
-
-def test_card_that_shares_its_name_is_planned_with_a_note_about_the_others():
-    found = find_target("RTX 3060", None)
-    assert found.available == int((12 - DRIVER_AND_CONTEXT_GIB) * GIB)
-    assert any("RTX 3060 8GB" in note for note in found.notes)
-    assert not any("8GB" in note for note in find_target("RTX 3060 12GB", None).notes)
-    assert not any("8GB" in note for note in find_target("RTX 3060", 12).notes)
+def test_card_in_another_machine():
+    for card in CARDS:
+        found = find_target(card.name, None)
+        assert found.card == card
+        assert found.is_gpu
+        assert (found.precision.bf16 == "native") == card.has_bf16
+        assert found.available == int((card.vram_gib - DRIVER_AND_CONTEXT_GIB) * GIB)
+    assert find_target("RTX 4090", 48).available > 40 * GIB
 
 
 def test_any_card_with_a_given_memory():
@@ -81,13 +71,7 @@ def test_any_card_with_a_given_memory():
     assert found.available == int((12 - DRIVER_AND_CONTEXT_GIB) * GIB)
 
 
-def test_known_card_with_another_memory():
-    found = find_target("RTX 4090", 48)
-    assert found.card == find_cards("RTX 4090")[0]
-    assert found.available > 40 * GIB
-
-
-@pytest.mark.parametrize("vram_gib", [0, -12, 1, float("nan"), float("inf")])
+@pytest.mark.parametrize("vram_gib", [1, float("nan"), float("inf")])
 def test_impossible_memory_is_an_error(vram_gib):
     with pytest.raises(UserError, match=rf"--vram_gib {vram_gib:g}.* for example 12") as caught:
         find_target(None, vram_gib)
@@ -120,13 +104,6 @@ def test_card_in_this_machine_with_its_free_memory(monkeypatch):
     assert found.card == RTX_5090
     assert found.available == 20 * GIB
     assert found.notes == ()
-
-
-def test_card_without_profile_is_planned_by_its_memory(monkeypatch):
-    cards_here(monkeypatch, ("NVIDIA GeForce RTX 9090", 23.6, (8, 6)), free_gib=23)
-    found = find_target(None, None)
-    assert found.card is None
-    assert found.available == 23 * GIB
 
 
 def test_card_without_bf16(monkeypatch):
@@ -196,17 +173,6 @@ def test_table_says_where_a_convolution_would_have_too_many_features(only_the_de
     assert plan_data()["profiles"][0]["note"] in lines[index + 1]
 
 
-def test_step_is_described_by_passes_and_level():
-    memory = StepMemory("blocks", 9, resident=0, working=0, reserve=0, flops=0)
-    assert describe_step(memory, 32) == "4 x 9, recompute blocks"
-
-
-def test_rows_are_as_wide_as_the_header():
-    plan = plan_profile("mine", TINY, target(100 * GIB))
-    assert len(table_row(plan)) == len(TABLE_HEADER)
-    assert len(table_row(replace(plan, recompute="blocks_encoder", profile="demo-gpu"))) == len(TABLE_HEADER)
-
-
 # --- the whole table ------------------------------------------------------------------------------------
 
 
@@ -228,11 +194,6 @@ def test_json_contains_what_the_table_shows(only_the_demo, capsys):
     assert f"{plan['peak_gib']:.2f}" in row.split()
     assert any(line.startswith("note:") and "--gpu" in line for line in lines)
     assert max(map(len, lines)) < 200
-
-
-def test_demo_is_larger_on_a_card(only_the_demo):
-    (small,), (large,) = (list(plan_profiles(found)) for found in (find_target(None, None), target(99 * GIB)))
-    assert small.image_size < large.image_size
 
 
 def of_one_image(profile: str, found: Target) -> ProfilePlan:

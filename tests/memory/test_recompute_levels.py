@@ -9,7 +9,7 @@ from tests.harness.default_step import default_spec
 from tests.harness.runs import TINY
 from vae.config.options import RECOMPUTE
 from vae.memory.plan import StepMemory, StepSpec, step_memory
-from vae.system.errors import UsageError, UserError
+from vae.system.errors import UsageError
 from vae.system.host import GIB
 
 
@@ -68,8 +68,3 @@ def test_plan_of_a_command_prints_every_level_and_trains_nothing(tmp_path, monke
 def test_card_without_a_plan_is_an_error():
     with pytest.raises(UsageError, match="--gpu RTX 5090 is only used by --plan"):
         train_vae.main(["--gpu", "RTX 5090"])
-
-
-def test_plan_of_an_unsupported_side_is_an_error():
-    with pytest.raises(UserError, match="--image_size 1001"):
-        train_vae.main(["--plan", "--image_size", "1001", "--vram_gib", "12"])

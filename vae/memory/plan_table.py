@@ -72,52 +72,32 @@ def find_target(gpu: str | None, vram_gib: float | None) -> Target:
     Both together are the card `gpu` with `vram_gib` of memory. Raises UserError for an unknown card or too
     little memory.
     """
-    cards = find_cards(gpu) if gpu is not None else []
-    card = cards[0] if cards else None
-    if card is None and vram_gib is None:
-        return _target_here()
+    card = find_cards(gpu)[0] if gpu is not None else None
     total = card.vram_gib if card is not None and vram_gib is None else vram_gib
-    assert total is not None
-    if not (math.isfinite(total) and total > DRIVER_AND_CONTEXT_GIB):
+    if total is None:
+        return _target_here()
+    if not DRIVER_AND_CONTEXT_GIB < total < math.inf:
         raise UserError(f"--vram_gib {total:g}: set the memory of the whole card, for example 12")
-    others = [other for other in cards if vram_gib is None and other.vram_mib != cards[0].vram_mib]
-    shown = ", ".join(f"{other.name} ({other.vram_gib:.0f} GiB)" for other in others)
     name = card.name if card else f"a GPU of {total:g} GiB"
-    return Target(
-        name=name,
-        card=card,
-        is_gpu=True,
-        precision=PrecisionSupport(name, True, "native" if card is None or card.has_bf16 else "none"),
-        available=int((total - DRIVER_AND_CONTEXT_GIB) * GIB),
-        explained=f"{total:.1f} GiB minus {DRIVER_AND_CONTEXT_GIB} for the driver and CUDA",
-        notes=(f"--gpu may also mean {shown}: use the whole name for these",) if shown else (),
-    )
+    precision = PrecisionSupport(name, True, "native" if card is None or card.has_bf16 else "none")
+    available = int((total - DRIVER_AND_CONTEXT_GIB) * GIB)
+    explained = f"{total:.1f} GiB minus {DRIVER_AND_CONTEXT_GIB} for the driver and CUDA"
+    return Target(name, card, True, precision, available, explained)
 
 
 def _target_here() -> Target:
-    has_gpu = torch.cuda.is_available()
-    device = torch.device("cuda", torch.cuda.current_device()) if has_gpu else torch.device("cpu")
-    precision = precision_support(device)
-    available = available_bytes(device)
-    if not has_gpu:
-        return Target(
-            name="this machine's CPU",
-            card=None,
-            is_gpu=False,
-            precision=precision,
-            available=available,
-            explained=f"{CPU_SHARE:.0%} of the free main memory",
-            notes=('no GPU found: --gpu "RTX 5090" or --vram_gib 12 plans for a card in another machine',),
-        )
+    if not torch.cuda.is_available():
+        device = torch.device("cpu")
+        name = "this machine's CPU"
+        explained = f"{CPU_SHARE:.0%} of the free main memory"
+        notes = ('no GPU found: --gpu "RTX 5090" or --vram_gib 12 plans for a card in another machine',)
+        return Target(name, None, False, precision_support(device), available_bytes(device), explained, notes)
+    device = torch.device("cuda", torch.cuda.current_device())
     facts = torch.cuda.get_device_properties(device)
-    return Target(
-        name=facts.name,
-        card=match_card(facts.name, facts.total_memory / GIB),
-        is_gpu=True,
-        precision=precision,
-        available=available,
-        explained=f"free now of {facts.total_memory / GIB:.1f} GiB",
-    )
+    total = facts.total_memory / GIB
+    card = match_card(facts.name, total)
+    explained = f"free now of {total:.1f} GiB"
+    return Target(facts.name, card, True, precision_support(device), available_bytes(device), explained)
 
 
 def plan_profiles(target: Target) -> Iterator[ProfilePlan]:
@@ -218,12 +198,8 @@ def features_note(memory: StepMemory, images: int) -> str | None:
     return None
 
 
-TABLE_HEADER = (
-    f"{'profile':<13}{'px':>5}{'images':>8}{'passes':>9}  {'recompute':<15}{'peak GiB':>8}{'of GiB':>8}"
-    f"{'TFLOP/image':>13}{'floor s/step':>14}"
-)
-
-
+TABLE_ROW = "{:<13}{:>5}{:>8}{:>9}  {:<15}{:>8}{:>8}{:>13}{:>14}"
+COLUMNS = "px", "images", "passes", "recompute", "peak GiB", "of GiB", "TFLOP/image", "floor s/step"
 LEGEND = """
 images: per optimizer step; passes: number x images of each pass; all columns: docs/memory.md
 peak: everything on the card or in main memory, counted by running the step without data, not measured
@@ -231,15 +207,20 @@ floor: the arithmetic at the card's dense bf16 rate or the traffic at its bandwi
 
 
 def table_row(plan: ProfilePlan) -> str:
-    """One row of the table under TABLE_HEADER."""
-    start = f"{plan.profile:<13}{plan.image_size:>5}{plan.images_per_step:>8}"
+    """One row of the table, under COLUMNS."""
     if plan.problem:
+        start = f"{plan.profile:<13}{plan.image_size:>5}{plan.images_per_step:>8}"
         return f"{start}{'-':>9}  {plan.recompute or '-':<15} {plan.problem}"
-    passes = f"{plan.passes} x {plan.micro_batch}"
-    floor = f"{plan.floor_seconds:.2f}" if plan.floor_seconds is not None else "-"
-    return (
-        f"{start}{passes:>9}  {plan.recompute:<15}{plan.peak_gib:>8.2f}{plan.available_gib:>8.1f}"
-        f"{plan.tflop_per_image:>13.1f}{floor:>14}"
+    return TABLE_ROW.format(
+        plan.profile,
+        plan.image_size,
+        plan.images_per_step,
+        f"{plan.passes} x {plan.micro_batch}",
+        plan.recompute,
+        f"{plan.peak_gib:.2f}",
+        f"{plan.available_gib:.1f}",
+        f"{plan.tflop_per_image:.1f}",
+        "-" if plan.floor_seconds is None else f"{plan.floor_seconds:.2f}",
     )
 
 
@@ -254,7 +235,7 @@ def print_table(target: Target, plans: Iterable[ProfilePlan], first_column: str 
     console.info(f"Plan for {target.name}: {target.available / GIB:.1f} GiB ({target.explained})")
     for note in target.notes:
         console.info(f"note: {note}")
-    console.info("\n" + TABLE_HEADER.replace("profile", first_column.ljust(7)))
+    console.info("\n" + TABLE_ROW.format(first_column, *COLUMNS))
     for plan in plans:
         console.info(table_row(plan))
         if plan.note and not plan.problem:
