@@ -24,6 +24,7 @@ import contextlib, importlib, io, json
 from vae.system.script import exit_code
 found = []
 for script, *words in json.load(sys.stdin):
+    sys.argv = [script, *words]
     error = io.StringIO()
     with contextlib.redirect_stderr(error), contextlib.redirect_stdout(io.StringIO()):
         code = exit_code(script, importlib.import_module(script.removesuffix(".py")).main, words)

@@ -28,19 +28,8 @@ def test_bare_python_prints_a_complete_report_with_the_set_up_first(bare):
     assert "failed" in lines[-1]
 
 
-def test_bare_python_prints_json(bare):
-    found = run_check(bare, "--json")
-    assert found.returncode == 1
-    content = json.loads(found.stdout)
-    assert content["ok"] is False
-    failed = [check for check in content["checks"] if check["status"] == "fail"]
-    assert failed[0]["id"] == "torch.loads"
-    assert failed[0]["remedy"]
-
-
-@pytest.mark.parametrize("words", [["--help"], ["--plan", "--help"]])
-def test_help_needs_no_package(bare, words):
-    found = run_check(bare, *words)
+def test_help_needs_no_package(bare):
+    found = run_check(bare, "--plan", "--help")
     assert found.returncode == 0
     for word in (b"--json", b"--strict", b"exit code"):
         assert word in found.stdout
@@ -59,9 +48,7 @@ def test_plan_without_pytorch_prints_one_line(bare):
     [
         (["--jsom"], "--jsom"),
         (["--gpu", "RTX 5090"], "--plan"),
-        (["--plan", "--vram_gib", "much"], "--vram_gib"),
         (["--plan", "--strict"], "--strict"),
-        (["report.json"], "report.json"),
     ],
 )
 def test_mistakes_print_one_line(bare, words, token):
@@ -86,16 +73,6 @@ def test_locales_without_the_characters_of_a_path(bare, env, tmp_path):
     assert run_check(bare, "--json", "--data_path", os.fspath(folder), **env).stdout.isascii()
 
 
-@POSIX
-@pytest.mark.parametrize("words", [[], ["--json"]])
-def test_closed_pipe(bare, words):
-    read, write = os.pipe()
-    os.close(read)
-    process = subprocess.run([bare, SCRIPT, *words], stdout=write, stderr=subprocess.PIPE)
-    os.close(write)
-    assert (process.returncode, process.stderr) == (141, b"")
-
-
 def test_project_path_with_space_quote_and_umlaut(bare, tmp_path):
     project = tmp_path / "a b'ü"
     shutil.copytree(ROOT / "vae", project / "vae", ignore=shutil.ignore_patterns("__pycache__"))
@@ -103,6 +80,10 @@ def test_project_path_with_space_quote_and_umlaut(bare, tmp_path):
         shutil.copy(file, project)
     found = run_check(bare, "--json", cwd=tmp_path, script=str(project / "check_compatibility.py"))
     content = json.loads(found.stdout)
+    assert content["ok"] is False
+    failed = [check for check in content["checks"] if check["status"] == "fail"]
+    assert failed[0]["id"] == "torch.loads"
+    assert failed[0]["remedy"]
     assert content["environment"]["project"] == str(project)
     assert not (project / "outputs").exists()
 

@@ -4,7 +4,6 @@ import csv
 import json
 import math
 import shutil
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +13,7 @@ from PIL import Image
 
 from tests.harness.runs import run_here
 from tests.harness.shards import write_shards
-from tests.harness.small_vae import SMALL, write_vae
+from tests.harness.small_vae import write_vae
 from vae.evaluation import compare
 from vae.evaluation.compare import short_names
 from vae.evaluation.metrics import bicubic_baseline, ssim
@@ -126,18 +125,6 @@ def test_samples_of_the_posterior_do_not_depend_on_the_batch(flags, tmp_path):
     assert not np.allclose(found[0], found[2], atol=0.01)
 
 
-@pytest.mark.slow
-def test_one_bicubic_row_for_each_downsampling(flags, tmp_path):
-    flags["--vae"].append(str(write_vae(tmp_path / "third", shape=replace(SMALL, channels=(16, 32)))))
-    flags.update({"--samples": 0, "--max_images": 1})
-    assert run_command(flags)[0] == 0
-    results = json.loads((tmp_path / "out" / "results.json").read_text())
-    rows = [row for row in results["vaes"] if row["kind"] == "baseline"]
-    assert [row["name"] for row in rows] == ["bicubic 2x", "bicubic 4x"]
-    fine, coarse = (row["sizes"][0]["metrics"]["psnr"] for row in rows)
-    assert fine > coarse
-
-
 def test_vae_that_returns_nan_has_no_means_and_a_reason(flags, folder, tmp_path):
     from safetensors.torch import load_file, save_file
 
@@ -158,16 +145,11 @@ def test_vae_that_returns_nan_has_no_means_and_a_reason(flags, folder, tmp_path)
 def mistakes(folder: Path, tmp_path: Path) -> dict[str, tuple[dict, list[str]]]:
     """Changed flags, and words of the expected error line."""
     good = str(folder / "first" / "vae")
-    (tmp_path / "other.safetensors").write_bytes(b"\x08\0\0\0\0\0\0\0{}      ")
     return {
         "one of several VAEs does not exist": ({"--vae": [good, "gone"]}, ["--vae gone"]),
-        "one of several is not a VAE": (
-            {"--vae": [good, str(tmp_path / "other.safetensors")]}, ["--vae", "other.safetensors"],
-        ),
         "the same VAE twice": ({"--vae": [good, good]}, ["--vae", "twice"]),
         "missing dataset": ({"--data_path": tmp_path / "set.json"}, ["--data_path", "--mode shard"]),
         "the same images twice": ({"--data_path": [folder / "data"] * 2}, ["--data_path", "twice"]),
-        "below 8 px": ({"--sizes": [7]}, ["--sizes 7", "is below 8: raise it"]),
         "negative size": ({"--sizes": [-8]}, ["--sizes -8", "is below 8: raise it; 0 measures whole images"]),
         "all images too small": ({"--sizes": [64]}, ["--data_path", "64 px"]),
         "batches of whole images": ({"--sizes": [0], "--batch_size": 2}, ["--batch_size 2", "--sizes 0"]),
@@ -241,14 +223,13 @@ def test_overwrite_replaces_results_and_old_samples(flags, tmp_path):
     assert {path.name for path in (tmp_path / "out").glob("[!.]*")} == {*OUTPUTS, "notes.txt"}
 
 
-@pytest.mark.parametrize("step", ["write_samples", "write_results_csv", "write_report"])
-def test_a_cancelled_comparison_does_not_block_the_next(flags, tmp_path, monkeypatch, step):
+def test_a_cancelled_comparison_does_not_block_the_next(flags, tmp_path, monkeypatch):
     def cancel(*_arguments):
         raise KeyboardInterrupt
 
     flags.update({"--vae": flags["--vae"][:1]})
     with monkeypatch.context() as patched:
-        patched.setattr(compare, step, cancel)
+        patched.setattr(compare, "write_report", cancel)
         assert run_command(flags, "--no-codecs")[0] != 0
     assert (tmp_path / "out" / "samples").exists()
     assert run_command(flags, "--no-codecs")[0] == 0

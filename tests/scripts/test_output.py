@@ -9,17 +9,12 @@ import pytest
 from tests.harness.runs import ROOT, closed_pipe
 from vae.system.errors import EXIT_DATA
 
-COMMANDS = [
-    ["check_compatibility.py", "--help"],
-    ["prepare_data.py", "--mode", "validate", "--help"],
-    ["train_vae.py", "--help"],  # larger than a buffer
-]
 
-
-@pytest.mark.parametrize("command", COMMANDS, ids=lambda command: command[0])
-def test_closed_pipe_exits_silently_with_141(command):
+@pytest.mark.parametrize("script", ["check_compatibility.py", "train_vae.py"])  # one is larger than a buffer
+def test_closed_pipe_exits_silently_with_141(script):
+    command = [sys.executable, script, "--help"]
     with closed_pipe() as pipe:
-        done = subprocess.run([sys.executable, *command], cwd=ROOT, stdout=pipe, stderr=subprocess.PIPE)
+        done = subprocess.run(command, cwd=ROOT, stdout=pipe, stderr=subprocess.PIPE)
     assert (done.returncode, done.stderr) == (141, b"")
 
 

@@ -69,24 +69,12 @@ def test_json_files_and_manifests(encode, photos, tmp_path):
 def test_tables(ends, photos, tmp_path):
     table = 'name,score\r\nü.png,9\r\n"été/b c.png",9\r\na.png,1\r\n'
     if ends == ".jsonl":
-        rows = [
-            {"name": "ü.png", "score": 9},
-            {"name": "été/b c.png", "score": 9},
-            {"name": "a.png", "score": 1},
-        ]
+        scores = {"ü.png": 9, "été/b c.png": 9, "a.png": 1}
+        rows = [{"name": name, "score": score} for name, score in scores.items()]
         table = "".join(json.dumps(row, ensure_ascii=False) + "\r\n" for row in rows)
     (tmp_path / f"table{ends}").write_bytes(table.encode("utf-8-sig"))
-    words = (
-        "--join",
-        tmp_path / f"table{ends}",
-        "--join_on",
-        "name",
-        "--where",
-        "score > 5",
-        "--val_split",
-        0,
-    )
-    shard(photos, tmp_path / "set", *words, code=0)
+    join = ("--join", tmp_path / f"table{ends}", "--join_on", "name")
+    shard(photos, tmp_path / "set", *join, "--where", "score > 5", "--val_split", 0, code=0)
     assert read_dataset(tmp_path / "set" / "dataset.json").samples == 2
 
 
