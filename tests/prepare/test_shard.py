@@ -13,7 +13,6 @@ from tests.harness.shards import pack
 from vae.prepare import shard as shard_module
 from vae.prepare.blocks import FileBlock
 from vae.shards.dataset_json import read_dataset
-from vae.shards.shard_images import ShardImages
 from vae.system.errors import DataError
 
 
@@ -159,65 +158,26 @@ def test_image_that_changed_after_its_check_is_an_error(source, tmp_path):
 
 # ---- Other programs ----------------------------------------------------------------------------------------
 
-IMAGES = 24
 
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    """A dataset of PNG and JPEG files in shards of at most 30 kB."""
-    root = tmp_path_factory.mktemp("engines")
-    (root / "raw").mkdir()
-    for number in range(IMAGES):
-        kind = ("PNG", "JPEG")[number % 2]
-        data = encoded(detailed(seed=number), kind)
-        (root / "raw" / f"{number:02}.{kind.lower()}").write_bytes(data)
-    return pack_small(root)
-
-
-def pack_small(root):
-    return pack(root / "raw", root / "set", shard_bytes=30_000, val_split=0.25).parent
-
-
-@pytest.fixture(scope="module")
-def images(folder):
-    """The bytes of all images, by key."""
-    found = [
-        ShardImages([read_dataset(folder / name)], num_streams=1)
-        for name in ("dataset.json", "validation.json")
-    ]
-    assert sum(map(len, found)) == IMAGES
-    return {subset.key(number): subset.read(number) for subset in found for number in range(len(subset))}
-
-
-def tars(folder):
-    paths = sorted(folder.glob("*.tar"))
-    assert len(paths) > 3
-    return paths
-
-
-def tar_members(path):
-    """(name, position of its header, of its first byte, bytes) of each member."""
-    with tarfile.open(path) as tar:
-        return [(m.name, m.offset, m.offset_data, tar.extractfile(m).read()) for m in tar]
-
-
-def test_shards_have_the_bytes_that_tarfile_writes(folder):
-    for path in tars(folder):
+def test_shards_have_the_bytes_that_tarfile_writes(source, tmp_path):
+    folder = pack(source, tmp_path / "set", shard_bytes=30_000).parent
+    for path in folder.glob("*.tar"):
         expected = io.BytesIO()
-        with tarfile.open(fileobj=expected, mode="w", format=tarfile.USTAR_FORMAT) as tar:
-            for name, _, _, data in tar_members(path):
-                info = tarfile.TarInfo(name)
-                info.size = len(data)
-                tar.addfile(info, io.BytesIO(data))
+        with (
+            tarfile.open(path) as given,
+            tarfile.open(fileobj=expected, mode="w", format=tarfile.USTAR_FORMAT) as tar,
+        ):
+            for member in given:
+                info = tarfile.TarInfo(member.name)
+                info.size = member.size
+                tar.addfile(info, given.extractfile(member))
         assert path.read_bytes() == expected.getvalue()
 
 
-def test_webdataset_reads_the_shards(folder, images):
+def test_webdataset_reads_the_shards(source, tmp_path):
     webdataset = pytest.importorskip("webdataset", reason="webdataset is not installed")
-    urls = [f"file:{path}" for path in tars(folder)]
-    found = {}
-    for sample in webdataset.WebDataset(urls, shardshuffle=False):
-        (kind,) = {"jpg", "png"} & sample.keys()
-        assert json.loads(sample["json"])["key"] == sample["__key__"]
-        found[sample["__key__"]] = sample[kind]
-    assert found == images
+    folder = pack(source, tmp_path / "set", shard_bytes=30_000).parent
+    urls = [f"file:{path}" for path in folder.glob("*.tar")]
+    found = list(webdataset.WebDataset(urls, shardshuffle=False))
+    assert all(json.loads(sample["json"])["key"] == sample["__key__"] for sample in found)
+    assert {sample["png"] for sample in found} == {(source / f"{n:02}.png").read_bytes() for n in range(30)}

@@ -87,17 +87,6 @@ def chosen(tmp_path, hashes, groups, share):
         return np.array([subset == "val" for (subset,) in table.all("SELECT subset FROM images ORDER BY n")])
 
 
-@pytest.mark.parametrize("share", [0.0, 0.05, 0.9])
-@pytest.mark.parametrize("count", [1, 2, 30, 1500])
-def test_images_without_copies_are_chosen_by_the_lowest_hashes(tmp_path, count, share):
-    hashes = np.random.default_rng(0).integers(2**64, size=count, dtype=np.uint64)
-    held = chosen(tmp_path, hashes, [None] * count, share)
-    assert held[np.argsort(hashes)].tolist() == sorted(held.tolist(), reverse=True)
-    assert not held.all()
-    assert abs(held.sum() - share * count) <= max(1, 0.05 * count)
-    assert held.any() == (share > 0 and count > 1)
-
-
 def test_groups_are_whole_and_large_ones_train(tmp_path):
     hashes = np.random.default_rng(1).integers(2**64, size=2000, dtype=np.uint64)
     groups = ["large"] * 600 + [f"pair {number // 2}" for number in range(1400)]

@@ -271,29 +271,6 @@ def test_unusable_input_is_one_line(text, tokens):
     assert "\n" not in str(caught.value)
 
 
-# ---- hostile tar files -------------------------------------------------------------------------------------
-
-
-def pax_header(text: bytes) -> bytes:
-    info = tarfile.TarInfo("x")
-    info.type, info.size = tarfile.XHDTYPE, len(text)
-    return info.tobuf(tarfile.USTAR_FORMAT) + text + bytes(-len(text) % 512)
-
-
-HOSTILE = {
-    "nested": pax_header(b"11 path=ab\n") * 2000,
-    "negative size": b"a.png" + bytes(119) + b"\xff" * 12 + bytes(376),
-}
-
-
-@pytest.mark.parametrize("kind", HOSTILE)
-def test_hostile_header_is_a_broken_tar(kind, tmp_path):
-    good = write_tar(tmp_path / "tars" / "good.tar", webdataset_sample(0)).read_bytes()
-    (tmp_path / "tars" / "bad.tar").write_bytes(HOSTILE[kind] + good)
-    index(tmp_path / "tars", tmp_path / "set", "--skip_broken_tars", code=0, says="bad.tar: broken_tar: ")
-    assert list(read_all(tmp_path / "set" / "dataset.json")) == ["good.tar/class0/000000.png"]
-
-
 # ---- rows of a dataset -------------------------------------------------------------------------------------
 
 

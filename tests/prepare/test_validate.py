@@ -136,7 +136,7 @@ def test_files_are_compared_with_their_manifest(mixed, tmp_path):
     flags = ("--output_dir", str(out), "--target_size", "32", "--format", "png")
     prepare("--mode", "preprocess", "--input_dir", mixed, *flags, code=0)
     done = validate(out, tmp_path / "r.json", "--strict", code=0)
-    assert "hidden" not in done.stdout  # our own files beside the images are not counted
+    assert "skipped" not in done.stdout  # our own files beside the images are not counted
     (out / "good.png").unlink()
     Image.new("RGB", (32, 32), "red").save(out / "sub" / "good.png")
     validate(out, tmp_path / "r.json", "--strict", code=77)

@@ -22,7 +22,6 @@ from tests.harness.shards import pack
 from vae.data.dataset import CropDataset
 from vae.data.loading import TrainLoader
 from vae.images.formats import BadImageError
-from vae.sampling.buckets import BucketOrder, aspects, bucket_shapes
 from vae.shards import store
 from vae.shards.dataset_json import read_dataset
 from vae.shards.shard_cache import FOLDER_NAME, ShardCache, open_cache
@@ -127,23 +126,6 @@ def test_shards_of_the_next_windows_are_there_before_they_are_read(web, cache):
     assert sum(one.get("misses", 0) for one in counts[1:]) == 0
     assert sum(one["hits"] for one in counts[1:]) == 2 * (len(counts) - 1)
     assert len(web.wholes()) == 5
-
-
-def test_buckets_announce_the_windows_of_their_batches(web, cache):
-    """The windows of the other order; a resumed epoch has the same batches."""
-    images = remote(web, cache, num_streams=2)
-    shapes = bucket_shapes(32, 8, 3)
-    crops = CropDataset(images, image_size=32, shapes=shapes)
-    order = BucketOrder(images.order(0), lambda some: aspects(images.sizes(some)), shapes, 4, 1)
-    with TrainLoader(crops, local_batch=4, order=order) as loader:
-        batches = [next(loader.batches(0))]
-        images._files[0]._ahead.join()
-        batches += loader.batches(0, first_step=1)
-        again = [batch.indices.tolist() for batch in loader.batches(0, first_step=3)]
-    assert sum(batch.counts.get("misses", 0) for batch in batches[1:]) == 0
-    assert {tuple(batch.images.shape) for batch in batches} == {(4, 3, 32, 32)}
-    assert again == [batch.indices.tolist() for batch in batches[3:]]
-    assert len(batches) == 10
 
 
 # ---- the cache ---------------------------------------------------------------------------------------------

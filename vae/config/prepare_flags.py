@@ -229,10 +229,12 @@ class SplitConfig:
         "share of the validation set",
         metavar="SHARE",
         at_least=0,
-        at_most=0.99,
+        at_most=0.9,
         unset="0.1, or 0 with --num_folds",
     )
-    num_folds: int = option(0, "folds that the other images are divided into; 0: none", metavar="K")
+    num_folds: int = option(
+        0, "folds that the other images are divided into; 0: none", metavar="K", at_least=0, at_most=1000
+    )
     group_by: str | None = option(
         None,
         "images to keep together: near_duplicates, manifest (the groups in it), folder:N "

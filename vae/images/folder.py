@@ -70,7 +70,11 @@ EXTENSIONS = (
 # With fewer images a hash threshold would miss the requested share by too much (5 % of 1000: sd 0.7 %).
 SMALL_SET = 1000
 EXAMPLES = 3
-OF_PREPARATION = (".prepare", ".vae_folder.json")  # our own files beside prepared images: not counted
+# Our own files beside prepared images: not counted.
+OF_PREPARATION = (
+    ".prepare", ".vae_folder.json", "manifest.jsonl", "rejected.jsonl", "preprocess_settings.json",
+    "demo_settings.json", "dataset.json", "validation.json",
+)  # fmt: skip
 # The way on for files of many images, and for a path that is no folder, by the end of its name.
 _SHARD = "prepare_data.py --mode shard --input_dir {path} --output_dir DIR makes a dataset.json of it"
 ARCHIVES = {

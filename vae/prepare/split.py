@@ -1,4 +1,4 @@
-"""`--mode split`: write subsets and folds into a manifest, and a record of the settings beside it."""
+"""`--mode split`: write subsets and folds into a manifest."""
 
 import hashlib
 import json
@@ -27,14 +27,13 @@ from vae.prepare.subsets import (
 )
 from vae.system import console
 from vae.system.errors import DataError, UserError
-from vae.system.files import replace_text, write_json
+from vae.system.files import replace_text
 
 NEAR_DUPLICATES, MANIFEST, FOLDER = "near_duplicates", "manifest", "folder"
 FLAG = "--input_dir"
 Rule = Callable[[dict[str, Any]], str | None]
 DEFAULT_SHARE = 0.1
 KEYS = (*IMAGE_KEYS, *GROUP_KEYS, *SPLIT_KEYS)
-SETTINGS = ("val_split", "num_folds", "group_by", "label_by", "seed")  # that decide the subsets
 SUBSET_NAMES = {TRAIN: "train", VAL: "val"}
 
 
@@ -53,41 +52,31 @@ def run_split(config: SplitConfig) -> int:
         grouping, near_duplicates = near_duplicate_rule(manifest)
     else:
         grouping = rule_for(config.group_by, "--group_by", config)
-    groups, label_names = _read_groups(manifest, grouping, labelling, config.seed)
+    groups = _read_groups(manifest, grouping, labelling, config.seed)
     subsets, folds = _assign(groups, config)
-    counts = _count(groups, label_names, subsets, folds, config.num_folds)
     replace_text(manifest, _new_lines(manifest, (grouping, labelling), subsets, folds))
-    record = manifest.with_name(f"{manifest.stem}_split.json")
-    write_json(record, {"settings": {name: getattr(config, name) for name in SETTINGS}, **counts}, indent=1)
-    lines = [f"{manifest}: {counts['images']} images in {counts['groups']} groups by {config.group_by}"]
-    console.info("\n".join([*lines, *_summary_lines(counts, near_duplicates)]))
+    lines = [f"{manifest}: {len(subsets)} images in {len(groups.hashes)} groups by {config.group_by}"]
+    lines += _summary_lines(groups, subsets, folds, config.num_folds, near_duplicates)
+    console.info("\n".join(lines))
     return 0
 
 
-def _count(
-    groups: Groups, label_names: list[str | None], subsets: np.ndarray, folds: np.ndarray, num_folds: int
-) -> dict[str, Any]:
-    """The counts of the record; of each label its images, and `val`, the share in the validation set."""
-    shares = np.bincount(groups.labels, weights=subsets == VAL) / groups.label_counts
-    labels = zip(label_names, groups.label_counts.tolist(), shares.tolist(), strict=True)
-    return {
-        "images": len(subsets),
-        "groups": len(groups.hashes),
-        "train": int((subsets == TRAIN).sum()),
-        "val": int((subsets == VAL).sum()),
-        "folds": np.bincount(folds[folds != NONE], minlength=num_folds).tolist(),
-        "labels": {str(name): {"images": count, "val": round(share, 6)} for name, count, share in labels},
-    }
-
-
-def _summary_lines(counts: dict[str, Any], near_duplicates: dict[str, list[str]] | None) -> list[str]:
-    lines = [f"  train {counts['train']}, val {counts['val']} ({counts['val'] / counts['images']:.2%})"]
+def _summary_lines(
+    groups: Groups,
+    subsets: np.ndarray,
+    folds: np.ndarray,
+    num_folds: int,
+    near_duplicates: dict[str, list[str]] | None,
+) -> list[str]:
+    val = int((subsets == VAL).sum())
+    lines = [f"  train {len(subsets) - val}, val {val} ({val / len(subsets):.2%})"]
     if near_duplicates is not None:
         lines += group_lines(near_duplicates, "all named in the manifest")
-    if counts["folds"]:
-        sizes = " ".join(map(str, counts["folds"]))
+    if num_folds:
+        sizes = " ".join(map(str, np.bincount(folds[folds != NONE], minlength=num_folds)))
         lines.append(f"  folds {sizes} images: train_vae.py --fold K validates on one of them")
-    if len(shares := [one["val"] for one in counts["labels"].values()]) > 1:
+    shares = np.bincount(groups.labels, weights=subsets == VAL) / groups.label_counts
+    if len(shares) > 1:
         lines.append(f"  {len(shares)} labels, each with {min(shares):.2%} to {max(shares):.2%} in val")
     return lines
 
@@ -108,12 +97,8 @@ def find_manifest(input_dir: str) -> Path:
 def _settle(config: SplitConfig, manifest: Path) -> SplitConfig:
     """The options with their defaults: `val_split` stays None if only the folds decide."""
     share = DEFAULT_SHARE if config.val_split is None and not config.num_folds else config.val_split
-    if share is not None and not 0 <= share <= 0.9:
-        raise UserError(f"--val_split {share} is not a share: give a number from 0 to 0.9, such as 0.1")
-    if config.num_folds < 0 or config.num_folds == 1 or config.num_folds > 1000:
-        raise UserError(
-            f"--num_folds {config.num_folds} is impossible: give a number from 2 to 1000, such as 5, or 0"
-        )
+    if config.num_folds == 1:
+        raise UserError("--num_folds 1 leaves no image for training: give 2 or more, such as 5, or 0")
     group_by = config.group_by
     if group_by is None:
         groups = (str(row.get("group") or GROUP_PREFIX) for row in read_rows(manifest, flag=FLAG))
@@ -121,9 +106,7 @@ def _settle(config: SplitConfig, manifest: Path) -> SplitConfig:
     return replace(config, val_split=share, group_by=group_by)
 
 
-def _read_groups(
-    manifest: Path, grouping: Rule, labelling: Rule, seed: int
-) -> tuple[Groups, list[str | None]]:
+def _read_groups(manifest: Path, grouping: Rule, labelling: Rule, seed: int) -> Groups:
     """Read a manifest and apply the rules to each row; DataError if it lists no images."""
     keys = []
     label_of = []
@@ -133,7 +116,7 @@ def _read_groups(
         label_of.append(labels.setdefault(labelling(row), len(labels)))
     if not keys:
         raise DataError(f"{FLAG} {manifest} lists no images: prepare_data.py --mode preprocess fills it")
-    return gather(np.array(keys, np.uint64), np.array(label_of)), list(labels)
+    return gather(np.array(keys, np.uint64), np.array(label_of))
 
 
 def _hash(key: str, seed: int) -> int:

@@ -25,7 +25,7 @@ from vae.images.formats import BadImageError
 from vae.shards.store import StoreFile, read_file
 from vae.system.addresses import address_problem, is_remote
 from vae.system.errors import DataError, UserError
-from vae.system.files import MAX_JSON_BYTES, decode_text, read_regular, replace_bytes, write_json
+from vae.system.files import decode_text, replace_bytes, write_json
 
 MAX_NAME_BYTES = 256  # of an image's name in a tar file
 # key: the first 32 digits of the SHA-256 of the image file; offset: of its first byte within the tar file;
@@ -117,7 +117,6 @@ def check_bytes(data: bytes, row: Row) -> bytes:
 
 FORMAT = 5
 _PATH = re.compile(r"(\S.*?\.json(?:\?\S*?)?)(?:\s+|$)", re.IGNORECASE)  # of several
-MAX_TABLE_BYTES = 2**31
 _TABLE_COLUMNS = [("samples", "<i8"), ("bytes", "<i8"), ("sha256", "u1", 32), ("index_sha256", "u1", 32)]
 
 
@@ -251,7 +250,7 @@ def read_dataset(path: str | os.PathLike[str] | StoreFile, *, flag: str = "--dat
     if not path.name.lower().endswith(".json"):
         raise DataError(f"{flag} {path} is not a dataset of shards: give the address of its dataset.json")
     try:
-        content = json.loads(decode_text(_read(path, MAX_JSON_BYTES), errors="strict"))
+        content = json.loads(decode_text(_read(path), errors="strict"))
         if not isinstance(content, dict) or "format" not in content:
             raise ValueError("prepare_data.py --mode shard writes one")
         if content["format"] == FORMAT:
@@ -297,6 +296,5 @@ def _beside(path: Path | StoreFile, name: str) -> Path | StoreFile:
     return path.sibling(name) if isinstance(path, StoreFile) else path.parent / name
 
 
-def _read(file: Path | StoreFile, max_bytes: int = MAX_TABLE_BYTES) -> bytes:
-    """The content of a file; ValueError for a larger one on this machine."""
-    return read_regular(file, max_bytes) if isinstance(file, Path) else read_file(file)
+def _read(file: Path | StoreFile) -> bytes:
+    return file.read_bytes() if isinstance(file, Path) else read_file(file)
