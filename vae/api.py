@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from PIL import Image, ImageOps
 
-from vae.config.flags import parse_flags
+from vae.config.flags import command_words, parse_flags
 from vae.config.options import Config
 from vae.config.trained_vae_flags import parse_evaluate_flags, parse_export_flags
 from vae.device import DTYPES, pick_device
@@ -263,12 +263,4 @@ def _pixels(image: PathLike | Image.Image, background: str) -> np.ndarray:
 
 def _command_line(options: Mapping[str, Any]) -> list[str]:
     """The flags that give these options, so that a call is checked exactly as a command is."""
-    words = []
-    for name, value in options.items():
-        if isinstance(value, bool):
-            words.append(f"--{name}" if value else f"--no-{name}")
-        elif isinstance(value, list | tuple):
-            words += [f"--{name}", *map(str, value)]
-        elif value is not None:
-            words.append(f"--{name}={value}")
-    return words
+    return command_words({name: value for name, value in options.items() if value is not None})

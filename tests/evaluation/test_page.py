@@ -80,7 +80,7 @@ def sample(folder, name, number, side, why, channels=2):
 def vae(folder, name, number, psnr, side=24):
     values = {"psnr": psnr, "ssim": 0.75, "ms_ssim": 0.875, "lpips": None, "rfid": 4.5}
     small = values | {"ms_ssim": None if name == "second" else 0.875}  # for one VAE only
-    per_image = {EVIL: {"psnr": 20.0}, QUOTES: {"psnr": 30.0}}
+    per_image = {EVIL: {**values, "psnr": 20.0}, QUOTES: {**values, "psnr": 30.0}}
     sizes = [
         SizeResult(size, row, per_image, 12.5 + number, 7.25, None, None)
         for size, row in ((256, values), (512, small))

@@ -194,8 +194,12 @@ def command_words(given: dict[str, Any]) -> list[str]:
     for name, value in given.items():
         if isinstance(value, bool):
             words.append(f"--{name}" if value else f"--no-{name}")
+        elif isinstance(value, list | tuple):
+            words += [f"--{name}", *map(str, value)]
+        elif str(value).startswith("-"):  # -1e-05 alone would be a flag
+            words.append(f"--{name}={value}")
         else:
-            words += [f"--{name}", *map(str, value if isinstance(value, list | tuple) else [value])]
+            words += [f"--{name}", str(value)]
     return words
 
 

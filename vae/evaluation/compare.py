@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime, timezone
 from importlib.metadata import version
 from pathlib import Path, PurePath
+from typing import Any
 
 import torch
 
@@ -31,7 +32,7 @@ from vae.evaluation.measure import (
 )
 from vae.evaluation.metrics import find_perceptual, find_rfid
 from vae.evaluation.page import branches, read_curves, write_report
-from vae.evaluation.results import PER_IMAGE, Protocol, Results, SizeResult, VaeResult, as_json
+from vae.evaluation.results import PER_IMAGE, Protocol, Results, SizeResult, VaeResult, as_json, mean_of
 from vae.evaluation.samples import choose, write_originals, write_samples
 from vae.evaluation.tables import (
     aligned,
@@ -47,6 +48,7 @@ from vae.ops.kernel_check import choose_kernels
 from vae.progress import track
 from vae.system import console
 from vae.system.addresses import public_text
+from vae.system.console import counted
 from vae.system.errors import UserError
 from vae.system.files import claim_folder, read_json, write_json
 
@@ -152,11 +154,7 @@ def _load_rows(config: EvaluateConfig, device: torch.device) -> list[Candidate]:
         latent_shapes.append((loaded.autoencoder.config.z_channels, loaded.autoencoder.downsampling))
     if config.ensemble:
         rows.append(_ensemble_row(config, rows, device))
-    if not config.codecs:
-        return rows
-    return (
-        rows + _bicubic_rows([downsampling for _, downsampling in latent_shapes]) + _codec_rows(latent_shapes)
-    )
+    return rows + _reference_rows(latent_shapes) if config.codecs else rows
 
 
 def _ensemble_row(config: EvaluateConfig, rows: list[Candidate], device: torch.device) -> Candidate:
@@ -167,27 +165,20 @@ def _ensemble_row(config: EvaluateConfig, rows: list[Candidate], device: torch.d
     return Candidate(result, ensemble(vaes, device, DTYPES[config.dtype], seed))
 
 
-def _bicubic_rows(factors: list[int]) -> list[Candidate]:
-    """The bicubic baseline, once for each downsampling factor."""
+def _reference_rows(latent_shapes: list[tuple[int, int]]) -> list[Candidate]:
+    """Bicubic for each downsampling, JPEG and WebP for each latent size. Shapes: (channels, downsampling)."""
     rows = []
-    for factor in sorted(set(factors)):
-        facts = {"reduction": f"{factor}x by area average, enlarged bicubically"}
+    for factor in sorted({factor for _, factor in latent_shapes}):
+        facts: dict[str, Any] = {"reduction": f"{factor}x by area average, enlarged bicubically"}
         result = VaeResult(name=f"bicubic {factor}x", path="", kind="baseline", config=facts)
         rows.append(Candidate(result, bicubic_reconstruction(factor)))
-    return rows
-
-
-def _codec_rows(latent_shapes: list[tuple[int, int]]) -> list[Candidate]:
-    """JPEG and WebP, once for each latent size in bytes; a latent shape is (channels, downsampling)."""
-    shapes: dict[float, tuple[int, int]] = {}
-    for shape in latent_shapes:
-        shapes.setdefault(bits_per_pixel(*shape), shape)
-    rows = []
-    for bits, shape in shapes.items():
+    shapes = {bits_per_pixel(*shape): shape for shape in reversed(latent_shapes)}  # the first of each size
+    for bits in dict.fromkeys(bits_per_pixel(*shape) for shape in latent_shapes):
+        channels, factor = shapes[bits]
+        facts = {"bits_per_pixel": bits, "latents": f"{channels} channels, {factor}x downsampling"}
         for name in CODECS:
-            facts = {"bits_per_pixel": bits, "latents": f"{shape[0]} channels, {shape[1]}x downsampling"}
             result = VaeResult(name=f"{name} {bits:g} bit/px", path="", kind="codec", config=facts)
-            rows.append(Candidate(result, classic_codec(name, *shape)))
+            rows.append(Candidate(result, classic_codec(name, channels, factor)))
     return rows
 
 
@@ -252,11 +243,8 @@ def _explain_missing(config: EvaluateConfig, results: Results, device: torch.dev
     if device.type != "cuda":
         results.missing["peak memory"] = "not measured on a CPU"
     for vae in results.vaes:
-        if config.diffusability and vae.is_network and not vae.diffusability:
-            results.missing[f"latents for diffusion of {vae.name}"] = "NaN or infinity in its latents"
-        for name, value in vae.diffusability.items():
-            if value is None:
-                results.missing[name] = "NaN or infinity in decoded images"
+        if config.diffusability and vae.is_network and None in (vae.diffusability or {"": None}).values():
+            results.missing[f"latents for diffusion of {vae.name}"] = "NaN or infinity"
         for result in vae.sizes:
             failed = sum(values["psnr"] is None for values in result.per_image.values())
             if failed:
@@ -293,8 +281,7 @@ def _protocol(
 def _device_name(device: torch.device) -> str:
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
-    threads = torch.get_num_threads()
-    return f"CPU, {threads} thread{'s' if threads > 1 else ''}"
+    return f"CPU, {counted(torch.get_num_threads(), 'thread')}"
 
 
 def _environment(device: torch.device) -> dict[str, str]:
@@ -354,28 +341,17 @@ def _joined(compared: dict[str, Results]) -> Results:
     for same in zip(*(results.vaes for results in compared.values()), strict=True):
         sizes = [_mean(list(sizes_of)) for sizes_of in zip(*(vae.sizes for vae in same), strict=True)]
         rows.append(VaeResult(f"{MEAN}: {same[0].name}", same[0].path, same[0].kind, sizes))
-    missing = {
-        f"{name}: {what}": why for name, results in compared.items() for what, why in results.missing.items()
-    }
     protocol = replace(
         first.protocol,
         data_path=" ".join(results.protocol.data_path for results in compared.values()),
         images=sum(results.protocol.images for results in compared.values()),
     )
-    unusable = {
-        f"{name}: {image}": why
-        for name, results in compared.items()
-        for image, why in results.unusable.items()
-    }
-    return Results(protocol, first.environment, rows, missing, unusable)
+    return Results(protocol, first.environment, rows, missing={}, unusable={})  # in the results of each
 
 
 def _mean(results: list[SizeResult]) -> SizeResult:
     """The mean of a VAE over the datasets; none of rFID, which belongs to one set of images."""
     metrics: dict[str, float | None] = dict.fromkeys(results[0].metrics)
     for metric in PER_IMAGE:
-        values = [result.metrics[metric] for result in results]
-        known = [value for value in values if value is not None]
-        if len(known) == len(values):
-            metrics[metric] = sum(known) / len(known)
+        metrics[metric] = mean_of([result.metrics[metric] for result in results])
     return SizeResult(results[0].size, metrics, {})

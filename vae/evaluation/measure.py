@@ -4,7 +4,6 @@ Shapes: B images of H x W px, Z latent channels, h x w latent pixels.
 """
 
 import io
-import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -24,7 +23,7 @@ from vae.evaluation.metrics import (
     ms_ssim,
     ssim,
 )
-from vae.evaluation.results import PER_IMAGE, SizeResult
+from vae.evaluation.results import PER_IMAGE, SizeResult, mean_of
 from vae.images.pixels import MAX_PSNR_DB, as_float, as_uint8, psnr, to_float, to_uint8
 from vae.inference.codec import crop_back, decode_latents, encode_images, pad_to_multiple
 from vae.interop.vae_files import LoadedVae
@@ -196,7 +195,6 @@ def measure(
     A mean is None if any image has no value, so that all means are over the same images.
     """
     per_image: dict[str, dict[str, float | None]] = {}
-    complete = True
     with Progress(title, len(image_set.names), "image", keep=False) as bar:
         for names, images in image_set.batches(size, batch_size):
             first = len(per_image)
@@ -204,18 +202,14 @@ def measure(
             for name, recon, image in zip(names, recons, images, strict=True):
                 if recon is None:
                     per_image[name] = dict.fromkeys(PER_IMAGE)
-                    complete = False
                     continue
                 per_image[name] = metrics.of_image(recon, image)
                 if metrics.rfid is not None:
                     metrics.rfid.add(*(as_uint8(v[None].to(metrics.device)) for v in (image, recon)))
             bar.update(len(names))
-    means: dict[str, float | None] = {}
-    for metric in PER_IMAGE:
-        values = [value for row in per_image.values() if (value := row[metric]) is not None]
-        means[metric] = math.fsum(values) / len(values) if len(values) == len(per_image) else None
+    means = {metric: mean_of([row[metric] for row in per_image.values()]) for metric in PER_IMAGE}
     distance = metrics.rfid.take() if metrics.rfid is not None else None
-    means["rfid"] = distance if complete else None
+    means["rfid"] = distance if means["psnr"] is not None else None  # all images were reconstructed
     return SizeResult(size, means, per_image)
 
 

@@ -6,6 +6,7 @@ MAX_SIDE px a side, and for each VAE a smaller error map and the latent channels
 
 import base64
 import io
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -38,7 +39,6 @@ from vae.system.files import read_json_lines, replace_text
 LOG_FROM = 50  # ratio of the largest to the smallest value above which the axis is logarithmic
 KINDS = {"validation": "Validation images", "train": "Training"}
 NOT_DRAWN = {"kind", "step", "epoch", "image_size", "images"}  # keys of a record that are not measurements
-MAX_VALUE = 1e300  # above it, sums of two values could overflow
 # Colours that differ in brightness, too, and dashes, for each VAE.
 COLOURS = ("#2b62ad", "#c2571a", "#15805a", "#8a4b9c", "#8d7100", "#5b636a")
 DASHES = (None, (6, 2), (2, 2), (8, 2, 2, 2), (10, 4), (4, 4))
@@ -117,7 +117,7 @@ def _series_of(records: list[dict[str, Any]], kind: str) -> dict[str, list[tuple
 
 
 def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < MAX_VALUE
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
 def _line_chart(

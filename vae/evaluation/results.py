@@ -123,11 +123,22 @@ class Results:
     unusable: dict[str, str]  # image name -> why it was left out
     schema_version: int = SCHEMA_VERSION
 
+    @property
+    def networks(self) -> list[VaeResult]:
+        """The VAEs, without what they are compared with."""
+        return [vae for vae in self.vaes if vae.is_network]
+
+
+def mean_of(values: Sequence[float | None]) -> float | None:
+    """The mean of values; None if one of them is missing."""
+    known = [value for value in values if value is not None]
+    return math.fsum(known) / len(known) if len(known) == len(values) else None
+
 
 def mean_psnr(values: Sequence[float | None]) -> float:
     """Mean over several VAEs for one image; -1 if one of them has no value, which ranks the image hardest."""
-    known = [value for value in values if value is not None]
-    return sum(known) / len(known) if len(known) == len(values) else -1.0
+    mean = mean_of(values)
+    return -1.0 if mean is None else mean
 
 
 def as_json(results: Results, folder: Path) -> dict[str, Any]:

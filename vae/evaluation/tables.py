@@ -8,7 +8,7 @@ from typing import Literal
 
 from vae.config.trained_vae_flags import WHOLE
 from vae.evaluation.latents import RANK, rank_warning
-from vae.evaluation.results import METRICS, PER_IMAGE, Results, SizeResult, VaeResult, mean_psnr
+from vae.evaluation.results import METRICS, PER_IMAGE, Results, VaeResult, mean_psnr
 from vae.system.console import counted, printable
 from vae.system.files import write_csv_rows
 from vae.system.host import GIB
@@ -96,10 +96,6 @@ def size_name(size: int) -> str:
     return "whole images" if size == WHOLE else f"{size} × {size} px"
 
 
-def result_at(vae: VaeResult, size: int) -> SizeResult | None:
-    return next((result for result in vae.sizes if result.size == size), None)
-
-
 def metric_columns(vaes: list[VaeResult], values: list[dict[str, float | None]]) -> Columns:
     """A column per metric, for one row of `values` per VAE. Classic codecs are never marked best."""
     networks = [vae.is_network for vae in vaes]
@@ -120,54 +116,43 @@ def metric_columns(vaes: list[VaeResult], values: list[dict[str, float | None]])
 def quality_tables(results: Results) -> list[Table]:
     """One table per resolution."""
     tables = []
-    for size in results.protocol.sizes:
-        rows = [(vae, result) for vae in results.vaes if (result := result_at(vae, size))]
-        vaes = [vae for vae, _ in rows]
-        columns = metric_columns(vaes, [result.metrics for _, result in rows])
-        tables.append(Table(f"Quality, {size_name(size)}", [vae.name for vae in vaes], columns))
+    for number, size in enumerate(results.protocol.sizes):
+        columns = metric_columns(results.vaes, [vae.sizes[number].metrics for vae in results.vaes])
+        tables.append(Table(f"Quality, {size_name(size)}", [vae.name for vae in results.vaes], columns))
     return tables
 
 
 def speed_tables(results: Results) -> list[Table]:
     """Throughput and peak memory of the networks per resolution; classic codecs are not timed."""
     tables = []
-    for size in results.protocol.sizes:
-        rows = [(vae, result) for vae in results.vaes if vae.is_network and (result := result_at(vae, size))]
+    vaes = results.networks
+    for number, size in enumerate(results.protocol.sizes):
+        at_size = [vae.sizes[number] for vae in vaes]
         columns: Columns = {}
         for part in ("encode", "decode"):
-            rates = [getattr(result, f"{part}_images_per_s") for _, result in rows]
+            rates = [getattr(result, f"{part}_images_per_s") for result in at_size]
             columns[f"{part}r speed, images/s ↑"] = number_column(rates, best=max)
         for part in ("encode", "decode"):
-            peaks = [getattr(result, f"{part}_peak_bytes") for _, result in rows]
-            columns[f"{part}r memory, peak GiB ↓"] = number_column(
-                [None if peak is None else peak / GIB for peak in peaks],
-                fixed(2),
-                min,
-            )
-        if rows:
-            tables.append(
-                Table(f"Speed and memory, {size_name(size)}", [vae.name for vae, _ in rows], columns)
-            )
+            peaks = [getattr(result, f"{part}_peak_bytes") for result in at_size]
+            gib = [None if peak is None else peak / GIB for peak in peaks]
+            columns[f"{part}r memory, peak GiB ↓"] = number_column(gib, fixed(2), min)
+        tables.append(Table(f"Speed and memory, {size_name(size)}", [vae.name for vae in vaes], columns))
     return tables
 
 
-def hardest_table(results: Results) -> Table | None:
+def hardest_table(results: Results) -> Table:
     """The images with the lowest mean PSNR over all networks, at the last resolution."""
-    size = results.protocol.sizes[-1]
-    rows = [(vae.name, result) for vae in results.vaes if vae.is_network and (result := result_at(vae, size))]
-    if not rows:
-        return None
-    scores = {
-        name: [result.per_image.get(name, {}).get("psnr") for _, result in rows]
-        for name in rows[0][1].per_image
-    }
-    order = sorted(scores, key=lambda name: mean_psnr(scores[name]))[:MAX_LISTED]
+    per_image = {vae.name: vae.sizes[-1].per_image for vae in results.networks}
+    names = list(results.networks[0].sizes[-1].per_image)
+    order = sorted(names, key=lambda name: mean_psnr([of[name]["psnr"] for of in per_image.values()]))
+    shown = order[:MAX_LISTED]
     columns = {
-        f"{vae}, dB": number_column([scores[name][position] for name in order], fixed(2))
-        for position, (vae, _) in enumerate(rows)
+        f"{vae}, dB": number_column([of[name]["psnr"] for name in shown], fixed(2))
+        for vae, of in per_image.items()
     }
-    count = f"{len(order)} of {len(scores)}" if len(scores) > len(order) else "all"
-    return Table(f"PSNR of the hardest images ({count}), {size_name(size)}", order, columns)
+    count = f"{len(shown)} of {len(order)}" if len(order) > len(shown) else "all"
+    title = f"PSNR of the hardest images ({count}), {size_name(results.protocol.sizes[-1])}"
+    return Table(title, shown, columns)
 
 
 def latent_table(results: Results) -> Table | None:
@@ -283,8 +268,7 @@ def terminal_text(results: Results) -> str:
 
 def quality_lines(results: Results) -> list[str]:
     """For each measure of images, which VAE is best at the last size, and whether the images tell."""
-    size = results.protocol.sizes[-1]
-    found = {vae.name: result for vae in results.vaes if vae.is_network and (result := result_at(vae, size))}
+    found = {vae.name: vae.sizes[-1] for vae in results.networks}
     lines = []
     for metric in PER_IMAGE:
         sign = 1 if METRICS[metric].better == "higher" else -1
@@ -292,15 +276,11 @@ def quality_lines(results: Results) -> list[str]:
         if len(means) < 2:
             continue
         best, second = sorted(means, key=lambda name: -means[name])[:2]
-        values, others = (
-            {
-                key: value
-                for key, row in found[name].per_image.items()
-                if (value := row.get(metric)) is not None
-            }
-            for name in (best, second)
+        pairs = zip(
+            *([row[metric] or 0.0 for row in found[name].per_image.values()] for name in (best, second)),
+            strict=True,
         )
-        gains = [sign * (values[key] - others[key]) for key in values if key in others]
+        gains = [sign * (value - other) for value, other in pairs]
         won = f"on {sum(gain > 0 for gain in gains)} of {counted(len(gains), 'image')}"
         shown = f"{METRICS[metric].title}: {printable(best)}"
         if len(gains) < 2 or fmean(gains) < MIN_STANDARD_ERRORS * stdev(gains) / len(gains) ** 0.5:

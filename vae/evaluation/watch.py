@@ -14,7 +14,6 @@ from vae.evaluation.compare import Candidate, on_device, open_metrics
 from vae.evaluation.image_set import ImageSet, find_images
 from vae.evaluation.measure import Metrics, measure
 from vae.evaluation.results import VaeResult
-from vae.interop.checkpoint_file import read_torch_file
 from vae.interop.run_files import PROMOTED_NAME, RUN_NAME, read_promoted
 from vae.interop.vae_files import CHECKPOINT_KEY, load_vae
 from vae.interop.vae_path import WEIGHTS_NAME
@@ -26,14 +25,12 @@ from vae.system.files import read_json, sha256_of_file, write_json
 
 POLL_SECONDS = 10.0  # until the folder is looked at again
 
-_Version = tuple[int, int, int]
-
 
 def watch(config: EvaluateConfig) -> int:
     """Measure the checkpoints of --watch until its run is finished or Ctrl-C ends it; the exit code is 0."""
     assert config.watch is not None
     folder = Path(config.watch)
-    seen = dict[Path, _Version]()
+    seen = dict[Path, tuple[int, int]]()
     metrics, _, missing = open_metrics(config)
     image_set, unusable = find_images(config)
     if config.perceptual_net != "none" and "lpips" in missing:
@@ -42,10 +39,10 @@ def watch(config: EvaluateConfig) -> int:
         console.info(f"not measured: {name}: {reason}")
     try:
         while True:
-            found = {path: _version(path) for path in folder.glob("checkpoint_*.pt")}
-            new = [path for path, version in found.items() if version and seen.get(path) != version]
-            for path in sorted(new, key=_saved_step):
-                _evaluate(config, path, seen, image_set, metrics)
+            new = [path for path in folder.glob("checkpoint_*.pt") if seen.get(path) != _version(path)]
+            for path in sorted(new):
+                seen[path] = _version(path)
+                _evaluate(config, path, image_set, metrics)
             if not new and _is_finished(folder):
                 console.info(f"{folder}: the run is finished")
                 return 0
@@ -56,21 +53,13 @@ def watch(config: EvaluateConfig) -> int:
         return 0
 
 
-def _version(path: Path) -> _Version | None:
-    """What changes with the content of a file; None if it does not exist."""
+def _version(path: Path) -> tuple[int, int]:
+    """What changes when a checkpoint is written again; zeros if it was removed."""
     try:
         status = path.stat()
     except OSError:
-        return None
-    return status.st_mtime_ns, status.st_size, status.st_ino
-
-
-def _saved_step(path: Path) -> tuple[int, str]:
-    """The optimizer step in a checkpoint, read without its tensors, and its name; -1 if it is damaged."""
-    try:
-        return int(read_torch_file(path)["position"]["step"]), path.name
-    except (OSError, ValueError, KeyError, TypeError):  # _evaluate reports it
-        return -1, path.name
+        return 0, 0
+    return status.st_mtime_ns, status.st_size
 
 
 def _is_finished(folder: Path) -> bool:
@@ -82,28 +71,21 @@ def _is_finished(folder: Path) -> bool:
     return stored_metadata(folder / "vae" / WEIGHTS_NAME).get(CHECKPOINT_KEY) == exported
 
 
-def _evaluate(
-    config: EvaluateConfig, path: Path, seen: dict[Path, _Version], image_set: ImageSet, metrics: Metrics
-) -> None:
+def _evaluate(config: EvaluateConfig, path: Path, image_set: ImageSet, metrics: Metrics) -> None:
     """Measure one checkpoint, print its metrics, and promote it if it is the best."""
-    before = _version(path)
     try:
         digest = sha256_of_file(path)
         loaded = load_vae(path, flag="--watch", weights=config.weights)
     except (OSError, UserError) as error:
-        if before is not None and _version(path) == before:  # damaged; otherwise removed or replaced
-            seen[path] = before
+        if path.exists():  # damaged; otherwise the run has removed it
             console.warning(f"skipped: {error}")
         return
-    if before is None or _version(path) != before:
-        return
-    seen[path] = before
     row = Candidate(VaeResult(name=path.name, path=str(path), kind=loaded.kind), loaded)
     (size,) = config.sizes
     with torch.inference_mode(), on_device(config, row, metrics.device) as codec:
         means = measure(codec, image_set, size, config.batch_size, metrics, path.name).metrics
     shown = ", ".join(f"{name} {value:.4f}" for name, value in means.items() if value is not None)
-    is_best = config.promote and _version(path) == before and _promote(config, path, digest, means, image_set)
+    is_best = config.promote and path.exists() and _promote(config, path, digest, means, image_set)
     console.info(f"{path.name}: {shown or 'NaN or infinity'}{'; promoted' * is_best}")
 
 
