@@ -102,6 +102,7 @@ def test_run_survives_a_full_disk_and_equals_an_undisturbed_one(tiny, tmp_path):
 
 
 @limits
+@pytest.mark.filterwarnings("error::pytest.PytestUnhandledThreadExceptionWarning")  # TensorBoard's thread
 def test_disk_that_is_full_from_the_start_stops_the_run_only_at_its_last_save(tiny, tmp_path, capsys):
     """Not even config.json can be written."""
     with (

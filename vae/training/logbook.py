@@ -3,6 +3,7 @@
 import json
 import math
 import sys
+import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from functools import partial
@@ -92,6 +93,7 @@ class Logbook:
         self.folder = folder
         self.active = active
         self._events: SummaryWriter | None = None
+        self._excepthook = threading.excepthook
         self._draws = active  # RESULTS_NAME, until drawing fails
         self._failed: set[str] = set()  # what a warning has named
         self._metrics = Appender(folder / METRICS_NAME)
@@ -100,8 +102,15 @@ class Logbook:
             self._try(EVENTS_NAME, lambda: self._open_events(first_step + 1))
 
     def _open_events(self, first_step: int) -> None:
+        threading.excepthook = self._on_thread_error
         folder = str(self.folder / EVENTS_NAME)
         self._events = SummaryWriter(folder, purge_step=first_step, flush_secs=FLUSH_SECONDS)
+
+    def _on_thread_error(self, failure: threading.ExceptHookArgs) -> None:
+        """TensorBoard's thread prints no traceback if the disk is full: `_show` reports that."""
+        is_of_tensorboard = type(failure.thread).__module__.startswith("tensorboard.")
+        if not (is_of_tensorboard and issubclass(failure.exc_type, OSError)):
+            self._excepthook(failure)
 
     def _show(self, add: Callable[[SummaryWriter], object]) -> None:
         """Add something to TensorBoard, until its writer fails."""
@@ -166,6 +175,7 @@ class Logbook:
         self._rejected.close()
         self._metrics.close()
         self._show(SummaryWriter.close)
+        threading.excepthook = self._excepthook
 
 
 def _remove_later_records(path: Path, last_step: int) -> None:
