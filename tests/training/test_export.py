@@ -18,6 +18,7 @@ from vae.system.files import MARKER_NAME, write_json
 from vae.training.command import Command
 from vae.training.export import write_export
 from vae.training.run import train
+from vae.training.run_folder import resume_command
 from vae.training.setup import prepare_run
 from vae.training.state import begin_state
 
@@ -50,7 +51,7 @@ def test_values_that_are_not_finite_are_not_exported(finished, tmp_path, what):
         run.state.eval_model.decoder.conv_out.bias.data.fill_(math.inf)
     constants = LatentConstants(scaling)
     with pytest.raises(NonFiniteError, match=r"vae is not written, .*--learning_rate") as caught:
-        write_export(tmp_path / "run", run.state, constants, tmp_path / "none.pt")
+        write_export(tmp_path / "run", run.state, constants, tmp_path / "none.pt", "")
     assert "\n" not in str(caught.value)
     assert content_of(tmp_path / "run" / "vae") == before
     assert kept_folders(tmp_path / "run") == []
@@ -62,7 +63,7 @@ def export(folder: Path) -> None:
     checkpoint = folder / "checkpoint_epoch_1.pt"
     checkpoint.touch()
     write_json(folder / MARKER_NAME, {"command": "train", "id": RUN})
-    write_export(folder, state, LatentConstants(), checkpoint)
+    write_export(folder, state, LatentConstants(), checkpoint, resume_command(folder, 6))
 
 
 @pytest.mark.parametrize("metadata", [{}, {RUN_KEY: "another run"}])
@@ -83,5 +84,7 @@ def test_folder_that_is_in_use_is_one_line(tmp_path, monkeypatch):
     (tmp_path / "vae").mkdir()
     (tmp_path / "vae" / "config.json").touch()
     monkeypatch.setattr(Path, "rename", refuse)
-    with pytest.raises(UserError, match=r"vae cannot be renamed to vae_before_1: in use: .*--resume_from"):
+    with pytest.raises(
+        UserError, match=r"vae cannot be renamed to vae_before_1: in use: .*--resume_from.*--max_steps 6"
+    ):
         export(tmp_path)

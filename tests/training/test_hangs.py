@@ -148,7 +148,7 @@ def test_progress_is_no_hang(tmp_path, monkeypatch):
     lines = []
     monkeypatch.setattr(liveness.Watchdog, "_exit", lambda self, line: (lines.append(line), self.end()))
     claim_folder(tmp_path, "train")
-    with liveness.Watchdog(1 / 60, tmp_path) as watched:
+    with liveness.Watchdog(1 / 60, tmp_path, "") as watched:
         for _ in range(30):
             watched.beat()
             time.sleep(0.05)

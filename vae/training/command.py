@@ -160,9 +160,8 @@ def _check_output(command: Command) -> None:
     if command.resume_from == "latest" or (checkpoint and checkpoint.parent.resolve() == folder.resolve()):
         return
     if contains_run(folder):
-        raise UserError(
-            f"--output_dir {folder} contains another run: use a new one, or resume: {resume_command(folder)}"
-        )
+        resume = resume_command(folder, command.value("max_steps"))
+        raise UserError(f"--output_dir {folder} contains another run: use a new one, or resume: {resume}")
 
 
 def check_wandb_installed() -> None:

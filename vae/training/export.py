@@ -21,7 +21,6 @@ from vae.system import console
 from vae.system.errors import NonFiniteError, UserError
 from vae.system.files import read_marker
 from vae.training.provenance import note_exported
-from vae.training.run_folder import resume_command
 from vae.training.state import TrainingState
 
 EXPORT_NAME = "vae"  # folder in OUTPUT_DIR
@@ -67,6 +66,7 @@ def write_export(
     state: TrainingState,
     constants: LatentConstants,
     checkpoint: Path,
+    resume_command: str,
     overflows_fp16: bool = False,
 ) -> None:
     """Write OUTPUT_DIR/vae with constants of the latents; nothing if a value is not finite: NonFiniteError.
@@ -87,7 +87,7 @@ def write_export(
     metadata = {CHECKPOINT_KEY: checkpoint_digest(checkpoint), RUN_KEY: marker.id if marker else ""}
     if state.identity.start:
         metadata[START_KEY] = state.identity.start
-    _keep_foreign(folder, metadata[RUN_KEY])
+    _keep_foreign(folder, metadata[RUN_KEY], resume_command)
     size = state.stage.image_size
     in_file = state.latent_constants is not None and bool(state.latent_constants.mean)
     how = {"force_upcast": overflows_fp16, "were_in_config": in_file}
@@ -97,7 +97,7 @@ def write_export(
     note_exported(output_dir, metadata[CHECKPOINT_KEY])
 
 
-def _keep_foreign(folder: Path, run_id: str) -> None:
+def _keep_foreign(folder: Path, run_id: str, resume_command: str) -> None:
     """Rename the folder if it has files that this run has not written, but would replace."""
     if not any((folder / name).exists() for name in (WEIGHTS_NAME, "config.json")):
         return
@@ -111,6 +111,6 @@ def _keep_foreign(folder: Path, run_id: str) -> None:
     except OSError as error:  # Windows: a program has opened one of its files
         raise UserError(
             f"{folder} cannot be renamed to {kept.name}: {error.strerror}: close the programs that use "
-            f"it, then export with: {resume_command(folder.parent)}"
+            f"it, then export with: {resume_command}"
         ) from error
     console.warning(f"{folder} is not of this run, so it is kept in {kept}")

@@ -20,7 +20,6 @@ from typing import Any
 from vae.system import console
 from vae.system.errors import EXIT_FAILED, EXIT_INTERRUPTED
 from vae.system.files import read_marker
-from vae.training.run_folder import resume_command
 
 # What a stop signal prints, for each part of a run.
 LOADING = "finishing loading and the first step, then saving"
@@ -118,10 +117,11 @@ class Watchdog:
     After a hang, `save_alone` saves on the main process, and the process exits without its main thread.
     """
 
-    def __init__(self, minutes: float, folder: Path, rank: int = 0) -> None:
+    def __init__(self, minutes: float, folder: Path, resume_command: str, rank: int = 0) -> None:
         self.save_alone: Callable[[], str | None] = lambda: None  # saves; returns the name of the checkpoint
         self._minutes = minutes
         self._folder = folder
+        self._resume_command = resume_command
         self._rank = rank
         self._beats = 0
         self._ended = threading.Event()
@@ -180,9 +180,7 @@ class Watchdog:
         saving.start()
         saving.join(SAVE_SECONDS)
         text = f"{line}; {f'{saved[0]} is saved' if saved and saved[0] else 'nothing new is saved'}"
-        console.error_from_signal_handler(
-            f"train_vae.py: {text}; resume with: {resume_command(self._folder)}"
-        )
+        console.error_from_signal_handler(f"train_vae.py: {text}; resume with: {self._resume_command}")
         for child in multiprocessing.active_children():
             child.kill()
         os._exit(EXIT_FAILED)

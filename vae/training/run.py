@@ -58,21 +58,24 @@ def train_checked(command: Command) -> int:
             dist.on_main(lambda: lock.acquire(folder) if contains_run(folder) else None)
             prepared = prepare_run(command, dist)
             minutes = prepared.config.run.hang_minutes
-            with Watchdog(minutes, prepared.output_dir, dist.rank) as watchdog:
+            resume = prepared.resume_command
+            with Watchdog(minutes, prepared.output_dir, resume, dist.rank) as watchdog:
                 return _Run(prepared, Liveness(watchdog, signals), lock).train()
     except (RuntimeError, MemoryError) as error:
         if not is_out_of_memory(error):
             raise
-        raise UserError(_out_of_memory_line(error, command.output_dir)) from None
+        raise UserError(_out_of_memory_line(error, command)) from None
     finally:
         console.configure()
         dist.close()
 
 
-def _out_of_memory_line(error: Exception, folder: Path) -> str:
+def _out_of_memory_line(error: Exception, command: Command) -> str:
     """The line about memory that ran out outside of a step, where no setting of the step helps."""
     message = str(error).strip().splitlines()
-    resume = f", and resume with: {resume_command(folder)}" if contains_run(folder) else ""
+    resume = ""
+    if contains_run(command.output_dir):
+        resume = f", and resume with: {resume_command(command.output_dir, command.value('max_steps'))}"
     return (
         f"out of memory outside of a step{f' ({message[0]})' if message else ''}: end other programs, raise "
         f"the limits of this process, or lower --image_size or --num_workers{resume}"
@@ -207,7 +210,7 @@ class _Run:
             scale_activations(state.eval_model, 1.0)  # in other programs it has none
             overflows = activations_of(state.eval_model, crops()).may_overflow_fp16
             try:
-                write_export(self.folder, state, constants, checkpoint, overflows)
+                write_export(self.folder, state, constants, checkpoint, run.resume_command, overflows)
             except NonFiniteError as error:
                 failure = str(error)
         raise_if_diverged(self.dist, failure)

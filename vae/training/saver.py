@@ -149,7 +149,7 @@ class Saver:
     @property
     def resume_command(self) -> str:
         """The command that resumes the run."""
-        return resume_command(self.folder)
+        return resume_command(self.folder, self.config.run.max_steps)
 
     def is_due(self, epochs: int) -> bool:
         """Whether the end of this epoch, counted from 1, is saved for its number or for the time."""

@@ -108,7 +108,7 @@ class PreparedRun:
     @property
     def resume_command(self) -> str:
         """The command that resumes this run."""
-        return resume_command(self.output_dir)
+        return resume_command(self.output_dir, self.config.run.max_steps)
 
     def steps(self, stage: Stage) -> StageSteps:
         """How the epochs of `stage` divide into optimizer steps."""
