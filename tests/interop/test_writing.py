@@ -1,6 +1,8 @@
 """The diffusers folder: diffusers loads the export of a run, and a run starts from published folders."""
 
+import errno
 import json
+import os
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,6 +13,7 @@ from diffusers import AutoencoderKL as DiffusersVAE
 from PIL import Image
 from safetensors.torch import load, load_file, save_file
 
+from tests.harness.faults import limit_file_size
 from tests.harness.runs import TINY
 from tests.harness.small_vae import SMALL as SMALL_VAE
 from tests.harness.small_vae import write_vae
@@ -19,7 +22,7 @@ from vae.config.trained_vae_flags import ExportConfig
 from vae.interop.exporting import export
 from vae.interop.vae_files import load_vae
 from vae.interop.vae_path import WEIGHTS_NAME
-from vae.interop.writing import diffusers_config, save_diffusers_folder, stored_weights
+from vae.interop.writing import diffusers_config, save_diffusers_folder, stored_weights, write_safetensors
 from vae.model.autoencoder import AutoencoderKL
 from vae.system.errors import UserError
 from vae.training.command import Command
@@ -147,6 +150,19 @@ def expected_forward(folder: Path) -> torch.Tensor:
 
 def assert_near(found, expected):
     assert (found - expected).abs().max() < 1e-5 * (expected.max() - expected.min())
+
+
+@pytest.mark.skipif(os.name == "nt", reason="Windows has no limits of file sizes")
+def test_a_full_disk_is_an_error_of_the_system_and_leaves_nothing(tmp_path):
+    path = tmp_path / "vae.safetensors"
+    limit_file_size(1000)
+    try:
+        with pytest.raises(OSError, match="I/O error") as caught:
+            write_safetensors(path, {"weight": torch.zeros(1000)}, {})
+    finally:
+        limit_file_size(None)
+    assert (caught.value.errno, caught.value.filename) == (errno.EFBIG, str(path))
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_starts_from_a_diffusers_folder(published, tiny):

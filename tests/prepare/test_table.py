@@ -1,6 +1,7 @@
 """Which images a dataset has: look-alikes in one subset, conditions, lists, other datasets, joined tables."""
 
 import json
+import re
 from hashlib import sha256
 
 import duckdb
@@ -13,6 +14,7 @@ from tests.harness.preparing import prepare, shard
 from tests.harness.tars import write_img2dataset
 from vae.prepare.blocks import FileBlock
 from vae.prepare.demo import draw_image
+from vae.prepare.folders import write_error
 from vae.prepare.rows import BlockRows, RowFolder
 from vae.prepare.source import Source
 from vae.prepare.table import Table, choose_validation
@@ -149,3 +151,15 @@ def test_what_is_no_condition_is_one_line(source, tmp_path, text):
     assert "--where" in done.stderr.splitlines()[-1]
     assert "Traceback" not in done.stderr
     assert not list((tmp_path / "set").glob("*.tar"))
+
+
+@pytest.mark.parametrize(
+    ("reason", "words"),
+    [
+        ("There is not enough space on the disk.\r\n\r\n", "out: the disk is full: free some space"),
+        ("Access is denied.\r\n\r\n", "out cannot be written: IO Error: .* Access is denied.$"),
+    ],
+)
+def test_errors_of_duckdb_on_windows_are_one_line(reason, words):
+    error = duckdb.IOException(f'IO Error: Could not write file "t.parquet" (error in WriteFile): {reason}')
+    assert re.search(words, str(write_error(error, "out")))

@@ -8,6 +8,7 @@ VAE's. The encoder of an AutoencoderTiny is all zero, because it was not trained
 """
 
 import json
+import re
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -69,8 +70,10 @@ def write_safetensors(path: Path, tensors: dict[str, torch.Tensor], metadata: di
     try:
         with atomic_path(path) as temporary:
             save_file(tensors, temporary, metadata=metadata)
-    except SafetensorError as error:  # a full disk
-        raise OSError(f"cannot write {path}: {error}") from error
+    except SafetensorError as error:  # for example a full disk, whose number is in the text
+        number = re.search(r"\(os error (\d+)\)", str(error))
+        code = int(number[1]) if number else 0
+        raise OSError(code, str(error), str(path), code) from error  # the last one is the number on Windows
 
 
 def diffusers_config(

@@ -14,6 +14,8 @@ from vae.system.files import claim_folder, read_json, why_not_writable, write_js
 
 HIDDEN = ".prepare"  # in an output folder
 FULL_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+# DuckDB's errors contain the text of the system only: the last one is of Windows in English.
+_FULL_DISK_TEXTS = ("No space left", "File too large", "not enough space on the disk")
 
 
 def check_apart(input_dir: str, output_dir: str | Path, flag: str = "--output_dir") -> None:
@@ -61,12 +63,13 @@ def check_output_file(path: str, flag: str, *, overwrite: bool) -> None:
 def write_error(error: Exception, output: str | Path, flag: str = "--output_dir") -> UserError:
     """The error for the user after writing to an output has failed; a full disk loses nothing."""
     number, path = getattr(error, "errno", None), getattr(error, "filename", None)
-    if number in FULL_DISK or any(words in str(error) for words in ("No space left", "File too large")):
+    if number in FULL_DISK or any(text in str(error) for text in _FULL_DISK_TEXTS):
         return UserError(
             f"{flag} {output}: the disk is full: free some space, then the same command continues from here"
         )
     where = f" ({path})" if path else ""
-    return UserError(f"{flag} {output} cannot be written: {getattr(error, 'strerror', None) or error}{where}")
+    reason = " ".join((getattr(error, "strerror", None) or str(error)).split())  # DuckDB's has several lines
+    return UserError(f"{flag} {output} cannot be written: {reason}{where}")
 
 
 def claim_content(root: Path, dataset: str, digest: str) -> None:
