@@ -13,6 +13,7 @@ from vae.system.files import (
     atomic_path,
     check_folder,
     claim_folder,
+    long_path_remedy,
     nearest_existing,
     read_json,
     read_json_lines,
@@ -102,6 +103,33 @@ def test_why_not_writable(tmp_path, monkeypatch):
     monkeypatch.setattr(Path, "touch", refuse)  # permissions do not stop root
     expected = f"cannot be written ({tmp_path}: Permission denied): change its permissions or use"
     assert why_not_writable(tmp_path / "a").startswith(expected)
+
+
+def test_folder_whose_files_windows_refuses(tmp_path, monkeypatch):
+    """Without long paths, Windows says that the folder of a path of 260 characters is missing."""
+    touch = Path.touch
+
+    def limited(path, **how):
+        if len(str(path.absolute())) > 259:
+            raise FileNotFoundError(2, "The system cannot find the path specified", str(path))
+        touch(path, **how)
+
+    monkeypatch.setattr(Path, "touch", limited)
+    short, long = (tmp_path / ("x" * (length - len(str(tmp_path)) - 1)) for length in (179, 180))
+    assert why_not_writable(short) is None
+    assert "has 180 characters, and Windows refuses its files: allow long paths" in why_not_writable(long)
+    long.mkdir()
+    assert "allow long paths (docs/WINDOWS_SETUP.md" in why_not_writable(long)
+    assert list(long.iterdir()) == []
+
+
+def test_a_long_path_that_windows_calls_missing_has_a_remedy(monkeypatch):
+    error, short = (FileNotFoundError(2, "no path", "/" + n * "x") for n in (259, 10))
+    assert long_path_remedy(error) == "" or os.name == "nt"
+    monkeypatch.setattr(os, "name", "nt")
+    assert "the path has 26" in long_path_remedy(error)  # with a drive letter on Windows
+    assert long_path_remedy(short) == ""
+    assert long_path_remedy(PermissionError(13, "no", error.filename)) == ""
 
 
 @pytest.fixture

@@ -118,7 +118,8 @@ class Skips:
         if not (count := self.counts["unreadable_folder"]):
             return ""
         example = self.examples["unreadable_folder"][0]
-        return f"{counted(count, 'folder')} that cannot be read, for example {example}: fix the permissions"
+        folders = f"{counted(count, 'folder')} that cannot be read, for example {example}"
+        return f"{folders}: fix its permissions; on Windows, allow long paths"
 
     def others(self) -> str:
         """Folders and images that are hidden, or of other programs; empty without any."""

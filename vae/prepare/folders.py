@@ -10,7 +10,7 @@ from typing import Any
 
 from vae.system.addresses import is_remote
 from vae.system.errors import UserError
-from vae.system.files import claim_folder, read_json, why_not_writable, write_json
+from vae.system.files import claim_folder, long_path_remedy, read_json, why_not_writable, write_json
 
 HIDDEN = ".prepare"  # in an output folder
 FULL_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
@@ -68,6 +68,7 @@ def write_error(error: Exception, output: str | Path, flag: str = "--output_dir"
             f"{flag} {output}: the disk is full: free some space, then the same command continues from here"
         )
     where = f" ({path})" if path else ""
+    where += long_path_remedy(error) if isinstance(error, OSError) else ""
     reason = " ".join((getattr(error, "strerror", None) or str(error)).split())  # DuckDB's has several lines
     return UserError(f"{flag} {output} cannot be written: {reason}{where}")
 

@@ -34,7 +34,7 @@ REMEDIES = {
     "too_small": "lower --min_size or --target_size",
     "transparent": "leave it out",
     "truncated": "copy it again from its source",
-    "unreadable": "fix the disk, link or permission",
+    "unreadable": "fix the disk, link or permission; on Windows, allow long paths",
     "where": "its metadata do not fulfil --where",
 }
 EXAMPLES = 3  # files named per reason
@@ -49,7 +49,7 @@ SKIPPED = {
     "not_a_file": "store the file itself in the tar file, without holes",
     "raw_file": "a camera's raw file: develop it to PNG or JPEG first",
     "several_images": "the first image of each sample is used: choose with --image_key",
-    "unreadable_folder": "fix its permissions",
+    "unreadable_folder": "fix its permissions; on Windows, allow long paths",
     "system": "of another program",
 }
 

@@ -2,6 +2,7 @@
 
 import codecs
 import csv
+import errno
 import hashlib
 import io
 import json
@@ -21,6 +22,9 @@ _PROBE = ".vae-probe-"  # of a file that is written to test a folder
 MAX_JSON_BYTES = 16 * 2**20  # of a whole JSON file: the largest that this toolkit reads has a few kB
 _CHUNK_BYTES = 2**20
 _SCRATCH = ".vae-scratch-"  # begin of the names of folders with unfinished files
+_MAX_PATH = 259  # characters of a path on Windows, unless long paths are allowed
+_LONGEST = 80  # characters in a folder of ours: vae/.vae-scratch-*/diffusion_pytorch_model.safetensors has 74
+_LONG_PATHS = "allow long paths (docs/WINDOWS_SETUP.md, step 5), or use a shorter folder"
 
 
 # ---- writing files ---------------------------------------------------------------------------------------
@@ -215,16 +219,31 @@ def why_not_writable(folder: str | os.PathLike[str]) -> str | None:
         return f"{where}: use another folder"
     try:
         probe_folder(nearest)
-        return None
     except OSError as error:
         reason = f"{nearest}: {error.strerror}"
         return f"cannot be written ({reason}): change its permissions or use another folder"
+    length = len(os.path.abspath(folder))
+    if length + _LONGEST > _MAX_PATH:
+        try:
+            probe_folder(nearest, length + _LONGEST - len(os.path.abspath(nearest)))
+        except FileNotFoundError:
+            return f"has {length} characters, and Windows refuses its files: {_LONG_PATHS}"
+        except OSError:  # a file system with short names
+            return None
+    return None
 
 
-def probe_folder(folder: Path) -> None:
-    """Create a file in a folder and remove it; OSError if that is refused."""
+def long_path_remedy(error: OSError) -> str:
+    """What allows a file that Windows says is missing because its path is too long; else nothing."""
+    is_missing = os.name == "nt" and error.errno == errno.ENOENT
+    length = len(os.path.abspath(os.fsdecode(error.filename))) if is_missing and error.filename else 0
+    return f": the path has {length} characters: {_LONG_PATHS}" if length > _MAX_PATH else ""
+
+
+def probe_folder(folder: Path, name_length: int = 0) -> None:
+    """Create a file in a folder and remove it; OSError if that is refused. Its name has at least so much."""
     # Not with tempfile: on Windows, Python up to 3.13 repeats a refused name without an end (gh-66305).
-    probe = folder / f"{_PROBE}{secrets.token_hex(8)}"
+    probe = folder / f"{_PROBE}{secrets.token_hex(8)}".ljust(min(name_length, 255), "x")
     probe.touch(exist_ok=False)
     probe.unlink()
 

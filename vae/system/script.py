@@ -14,6 +14,7 @@ from typing import NoReturn
 
 from vae.system import console
 from vae.system.errors import EXIT_FAILED, EXIT_INTERRUPTED, UserError
+from vae.system.files import long_path_remedy
 from vae.system.gpus import set_gpu_memory_variables
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -128,7 +129,8 @@ def system_error_line(error: OSError) -> str:
         return str(error)
     where = f"{error.filename}: " if error.filename else ""
     remedy = ": free some space, or give an output folder on another disk"
-    return f"{where}{error.strerror}{remedy if error.errno in (errno.ENOSPC, errno.EDQUOT) else ''}"
+    remedy = remedy if error.errno in (errno.ENOSPC, errno.EDQUOT) else long_path_remedy(error)
+    return f"{where}{error.strerror}{remedy}"
 
 
 def missing_runtime(error: str) -> str | None:
