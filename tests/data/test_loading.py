@@ -212,19 +212,6 @@ def test_killed_workers_are_started_again_and_no_batch_is_lost(image_folder, fas
     assert ["with 1 worker;" in line for line in lines] == [False, True]
 
 
-def test_killed_workers_of_a_validation_are_started_again(image_folder, fast_poll):
-    names = list_images(image_folder)
-    images = FolderImages(image_folder, names)
-    alone = list(load_validation(images, range(len(names)), image_size=32, batch_size=2))
-    batches = load_validation(images, range(len(names)), image_size=32, batch_size=2, num_workers=2)
-    found = [next(batches)]
-    for process in multiprocessing.active_children():
-        process.kill()
-    found += batches
-    assert all(map(same, found, alone))
-    assert len(found) == 6
-
-
 class FailingDataset(CropDataset):
     """Its decoding processes end by a signal, or raise an error."""
 

@@ -91,37 +91,6 @@ def test_shards_are_the_same_from_every_folder_and_after_a_stop(source, tmp_path
     assert len(results["one"]) > 6
 
 
-def test_killed_check_repeats_only_its_unfinished_blocks(source, tmp_path, monkeypatch):
-    monkeypatch.setattr(shard_module.Check, "row", fail_at("20.png", shard_module.Check.row))
-    monkeypatch.setattr("vae.prepare.blocks.SLICE", 4)
-    with pytest.raises(KeyboardInterrupt):
-        pack(source, tmp_path / "set")
-    done = sorted(path.name for path in (tmp_path / "set/.prepare/rows").iterdir())
-    assert done
-    monkeypatch.undo()
-    monkeypatch.setattr("vae.prepare.blocks.SLICE", 4)
-    seen = []
-    row = shard_module.Check.row
-    monkeypatch.setattr(
-        shard_module.Check,
-        "row",
-        lambda self, block, n, item: seen.append(block.id) or row(self, block, n, item),
-    )
-    pack(source, tmp_path / "set")
-    assert not {f"{block}.parquet" for block in seen} & set(done)
-    pack(source, tmp_path / "other")
-    assert files(tmp_path / "set") == files(tmp_path / "other")
-
-
-def fail_at(name, row):
-    def stop(self, block, number, item):
-        if item.name == name:
-            raise KeyboardInterrupt
-        return row(self, block, number, item)
-
-    return stop
-
-
 def test_dataset_never_changes(source, tmp_path):
     shard(source, tmp_path / "set", code=0)
     before = files(tmp_path / "set")

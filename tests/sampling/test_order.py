@@ -61,12 +61,6 @@ def test_resuming_within_an_epoch_gives_its_remaining_batches():
         assert len(resumed) == len(whole) - step
 
 
-def test_world_size_does_not_change_the_global_batches():
-    alone = StepSampler(ShuffledOrder(48, 1), 8)
-    pair = [StepSampler(ShuffledOrder(48, 1), 4, rank, 2) for rank in range(2)]
-    assert list(map(set, alone)) == [{*left, *right} for left, right in zip(*pair, strict=True)]
-
-
 # ---- Shards ----------------------------------------------------------------------------------------------
 
 

@@ -26,7 +26,6 @@ RESOLUTIONS = sorted({recipe.values["image_size"] for name, recipe in RECIPES.it
 QUANTILES = {"min": 0, "p1": 1, "p5": 5, "p25": 25, "p50": 50, "p75": 75, "p95": 95, "p99": 99, "max": 100}
 LARGEST_FIRST = "width::BIGINT * height DESC, bytes DESC, name"  # of a group, as in near_duplicates.sql
 EXAMPLES = 12  # images of each kind
-MAX_GROUPS, MAX_NAMES = 1000, 100  # listed in the JSON file; the counts include all
 
 
 class Column(NamedTuple):
@@ -65,42 +64,24 @@ KINDS = {
 }
 
 
-class Image(NamedTuple):
-    """An image of a group."""
-
-    name: str
-    width: int
-    height: int
+Images = list[tuple[str, int, int]]  # name, width, height
 
 
-Groups = dict[str, list[Image]]  # by the name of the group, the largest image first; largest group first
-
-
-def near_groups(table: Table) -> Groups:
-    """The groups of images that look alike, exact copies included."""
-    return _groups(
-        table,
+def near_groups(table: Table) -> dict[str, Images]:
+    """The groups of images that look alike, exact copies included: the largest group and image first."""
+    groups: dict[str, Images] = {}
+    joined = (
         "SELECT f.grp AS g, i.* FROM images i JOIN images f ON f.sha256 = i.sha256 AND f.reason = '' "
-        f"WHERE i.{READABLE} AND f.grp IS NOT NULL",
+        f"WHERE i.{READABLE} AND f.grp IS NOT NULL"
     )
-
-
-def exact_groups(table: Table) -> Groups:
-    """Images with the same bytes."""
-    twins = f"SELECT sha256 FROM images WHERE reason = '{EXACT}'"
-    return _groups(table, f"SELECT sha256 AS g, * FROM images WHERE sha256 IN ({twins})")
-
-
-def _groups(table: Table, query: str) -> Groups:
-    groups: Groups = {}
-    order = f"ORDER BY count(*) OVER (PARTITION BY g) DESC, g, {LARGEST_FIRST}"
-    for group, *image in table.all(f"SELECT g, name, width, height FROM ({query}) {order}"):
-        groups.setdefault(group, []).append(Image(*image))
+    order = f"count(*) OVER (PARTITION BY g) DESC, g, {LARGEST_FIRST}"
+    for group, *image in table.all(f"SELECT g, name, width, height FROM ({joined}) ORDER BY {order}"):
+        groups.setdefault(group, []).append(tuple(image))
     return groups
 
 
 def summarize(
-    table: Table, near: Groups, exact: Groups, input_dir: str
+    table: Table, near: dict[str, Images], input_dir: str
 ) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
     """The contents of the JSON file, and the value of each image for each of COLUMNS: NaN if it has none."""
     table.run(_VIEW)
@@ -140,8 +121,8 @@ def summarize(
             landscape="count(*) FILTER (aspect > 1.05)",
         ),
         "quantiles": {name: _quantiles(column) for name, column in values.items()},
-        "exact_duplicates": _describe(exact),
-        "near_duplicates": {**_describe(near), "groups": list(near)[:MAX_GROUPS]},
+        "exact_duplicates": table.count("reason = ?", EXACT),
+        "near_duplicates": {"groups": len(near), "images": sum(map(len, near.values()))},
     }
     return stats, values
 
@@ -172,16 +153,6 @@ def _quantiles(values: np.ndarray) -> dict[str, float | None]:
         return dict.fromkeys(["mean", *QUANTILES])
     numbers = [values.mean(), *np.percentile(values, list(QUANTILES.values()))]
     return {name: float(f"{value:.6g}") for name, value in zip(["mean", *QUANTILES], numbers, strict=True)}
-
-
-def _describe(groups: Groups) -> dict[str, Any]:
-    some = list(groups.values())[:MAX_GROUPS]
-    return {
-        "clusters": len(groups),
-        "images": sum(map(len, groups.values())),
-        "superfluous": sum(map(len, groups.values())) - len(groups),
-        "names": [[printable(image.name) for image in images[:MAX_NAMES]] for images in some],
-    }
 
 
 STATS, HISTOGRAMS, NEAR = "stats.json", "histograms.png", "near_duplicates.csv"
@@ -216,8 +187,7 @@ def _report(config: AnalyzeConfig, table: Table, root: Path) -> int:
     drop_exact(table)
     name_near_groups(table)
     near = near_groups(table)
-    exact = exact_groups(table)
-    stats, values = summarize(table, near, exact, config.input_dir)
+    stats, values = summarize(table, near, config.input_dir)
     write_json(root / STATS, {**stats, "examples": examples(table)}, indent=1)
     write_csv_rows(root / NEAR, _near_duplicate_rows(near))
     replace_bytes(root / HISTOGRAMS, draw_histograms(values, stats["quantiles"]))
@@ -225,24 +195,24 @@ def _report(config: AnalyzeConfig, table: Table, root: Path) -> int:
     return 0
 
 
-def _near_duplicate_rows(near: Groups) -> Iterator[tuple[Any, ...]]:
+def _near_duplicate_rows(near: dict[str, Images]) -> Iterator[tuple[Any, ...]]:
     """The rows of the list of near duplicates; --drop_duplicates keeps the first image of each group."""
     yield "group", "path", "width", "height", "keep"
     for group, images in near.items():
         for image in images:
-            yield group, image.name, image.width, image.height, int(image == images[0])
+            yield group, *image, int(image == images[0])
 
 
-def _summary_lines(stats: dict[str, Any], near: Groups, root: Path) -> list[str]:
+def _summary_lines(stats: dict[str, Any], near: dict[str, Images], root: Path) -> list[str]:
     rejected = sum(one["count"] for one in stats["rejected"].values())
     sizes = [
         f"{one['image_size']}: {one['images']} ({100 * one['share']:.0f} %)" for one in stats["resolutions"]
     ]
-    names = {group: [image.name for image in images] for group, images in near.items()}
+    names = {group: [name for name, _, _ in images] for group, images in near.items()}
     return [
         f"{stats['input_dir']}: {stats['images']} images, {rejected} rejected",
         f"  at least as large as --image_size  {', '.join(sizes)}",
-        f"  exact copies: {stats['exact_duplicates']['superfluous']}",
+        f"  exact copies: {stats['exact_duplicates']}",
         *group_lines(names, f"all listed in {os.path.join(root, NEAR)}"),
         f"  statistics: {root / STATS}, histograms: {root / HISTOGRAMS}",
     ]

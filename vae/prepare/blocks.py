@@ -175,17 +175,15 @@ def _choices(inner: str) -> Sequence[str]:
 def common_folder(files: Sequence[File], flag: str) -> tuple[str, list[str]]:
     """The folder or address that files have in common, and their names below it."""
     paths = [one.url if isinstance(one, StoreFile) else _with_slashes(one) for one in files]
-    remote = [is_remote(path) for path in paths]
-    protocols = {path.partition("://")[0] for path in paths if is_remote(path)}
     folders = [path.split("/")[:-1] for path in paths]
     pairs = zip(min(folders), max(folders), strict=False)  # all others are between these two
-    count = sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs))
+    common = [one for one, _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs)]
     # Of an address, protocol, nothing, and host or bucket are needed.
-    if any(remote) != all(remote) or len(protocols) > 1 or count < (3 if remote[0] else 1):
+    if len(common) < (3 if is_remote(paths[0]) else 1):
         raise UserError(
             f"{flag}: {paths[0]} and {paths[-1]} have no folder in common: make a dataset of each store"
         )
-    return "/".join(folders[0][:count]) or "/", ["/".join(path.split("/")[count:]) for path in paths]
+    return "/".join(common) or "/", ["/".join(path.split("/")[len(common) :]) for path in paths]
 
 
 def _with_slashes(path: Path) -> str:

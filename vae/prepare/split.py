@@ -18,8 +18,6 @@ from vae.prepare.near_duplicates import GROUP_PREFIX, group_names, words_of
 from vae.prepare.reasons import group_lines
 from vae.prepare.subsets import (
     NONE,
-    TRAIN,
-    VAL,
     Groups,
     choose_val_groups,
     deal_folds,
@@ -34,7 +32,6 @@ FLAG = "--input_dir"
 Rule = Callable[[dict[str, Any]], str | None]
 DEFAULT_SHARE = 0.1
 KEYS = (*IMAGE_KEYS, *GROUP_KEYS, *SPLIT_KEYS)
-SUBSET_NAMES = {TRAIN: "train", VAL: "val"}
 
 
 def run_split(config: SplitConfig) -> int:
@@ -53,29 +50,29 @@ def run_split(config: SplitConfig) -> int:
     else:
         grouping = rule_for(config.group_by, "--group_by", config)
     groups = _read_groups(manifest, grouping, labelling, config.seed)
-    subsets, folds = _assign(groups, config)
-    replace_text(manifest, _new_lines(manifest, (grouping, labelling), subsets, folds))
-    lines = [f"{manifest}: {len(subsets)} images in {len(groups.hashes)} groups by {config.group_by}"]
-    lines += _summary_lines(groups, subsets, folds, config.num_folds, near_duplicates)
+    in_val, folds = _assign(groups, config)
+    replace_text(manifest, _new_lines(manifest, (grouping, labelling), in_val, folds))
+    lines = [f"{manifest}: {len(in_val)} images in {len(groups.hashes)} groups by {config.group_by}"]
+    lines += _summary_lines(groups, in_val, folds, config.num_folds, near_duplicates)
     console.info("\n".join(lines))
     return 0
 
 
 def _summary_lines(
     groups: Groups,
-    subsets: np.ndarray,
+    in_val: np.ndarray,
     folds: np.ndarray,
     num_folds: int,
     near_duplicates: dict[str, list[str]] | None,
 ) -> list[str]:
-    val = int((subsets == VAL).sum())
-    lines = [f"  train {len(subsets) - val}, val {val} ({val / len(subsets):.2%})"]
+    val = int(in_val.sum())
+    lines = [f"  train {len(in_val) - val}, val {val} ({val / len(in_val):.2%})"]
     if near_duplicates is not None:
         lines += group_lines(near_duplicates, "all named in the manifest")
     if num_folds:
         sizes = " ".join(map(str, np.bincount(folds[folds != NONE], minlength=num_folds)))
         lines.append(f"  folds {sizes} images: train_vae.py --fold K validates on one of them")
-    shares = np.bincount(groups.labels, weights=subsets == VAL) / groups.label_counts
+    shares = np.bincount(groups.labels, weights=in_val) / groups.label_counts
     if len(shares) > 1:
         lines.append(f"  {len(shares)} labels, each with {min(shares):.2%} to {max(shares):.2%} in val")
     return lines
@@ -125,7 +122,7 @@ def _hash(key: str, seed: int) -> int:
 
 
 def _assign(groups: Groups, config: SplitConfig) -> tuple[np.ndarray, np.ndarray]:
-    """Subset and fold of each image: int (N,) each."""
+    """Whether each image validates, bool (N,), and its fold, int (N,)."""
     in_val = np.zeros(len(groups.hashes), dtype=bool)
     folds = np.full(len(groups.hashes), NONE)
     if config.val_split:
@@ -134,17 +131,17 @@ def _assign(groups: Groups, config: SplitConfig) -> tuple[np.ndarray, np.ndarray
         folds = deal_folds(groups, config.num_folds, in_val)
         if config.val_split is None:  # without --fold, the first fold is the validation set
             in_val = folds == 0
-    return np.where(in_val, VAL, TRAIN)[groups.of_image], folds[groups.of_image]
+    return in_val[groups.of_image], folds[groups.of_image]
 
 
 def _new_lines(
-    manifest: Path, rules: tuple[Rule, Rule], subsets: np.ndarray, folds: np.ndarray
+    manifest: Path, rules: tuple[Rule, Rule], in_val: np.ndarray, folds: np.ndarray
 ) -> Iterator[str]:
     """The manifest's lines with their groups, labels, subsets and folds."""
     rows = read_rows(manifest, flag=FLAG)
-    for row, subset, fold in zip(rows, subsets.tolist(), folds.tolist(), strict=True):
-        row |= {"group": rules[0](row), "label": rules[1](row), "split": SUBSET_NAMES[subset]}
-        row["fold"] = None if fold < 0 else fold
+    for row, validates, fold in zip(rows, in_val.tolist(), folds.tolist(), strict=True):
+        row |= {"group": rules[0](row), "label": rules[1](row), "split": "val" if validates else "train"}
+        row["fold"] = None if fold == NONE else fold
         yield json.dumps({key: row.get(key) for key in KEYS} | row) + "\n"
 
 

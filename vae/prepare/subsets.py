@@ -13,7 +13,6 @@ from vae.images.folder import SMALL_SET
 from vae.system.errors import UserError
 
 NONE = -1  # no fold
-TRAIN, VAL = 0, 1
 
 
 @dataclass
