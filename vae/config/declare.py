@@ -10,7 +10,7 @@ import types
 import typing
 from collections.abc import Sequence
 from dataclasses import Field, field
-from typing import Any, Literal
+from typing import Any
 
 from vae.system.addresses import is_like_address
 from vae.system.errors import UserError
@@ -29,7 +29,6 @@ def option(
     auto: bool = False,
     unset: str | None = None,
     words: bool = False,
-    scope: Literal["result", "machine"] = "result",
     inherited: bool = True,
     writes: bool = False,
     changes_samples: bool = False,
@@ -38,13 +37,12 @@ def option(
 
     `unset` is what the default None means, as the help prints it. `words`: several make one text.
 
-    scope: "machine" if another value gives the same result, so that machines of one search may differ.
     inherited: whether a resumed run takes the value from its checkpoint.
     writes: it is a path that is written. changes_samples: it changes training crops.
     """
     limits = {"at_least": at_least, "at_most": at_most, "auto": auto, "words": words}
     texts = {"help": help, "choices": choices, "metavar": metavar, "unset": unset}
-    facts = {"scope": scope, "inherited": inherited, "writes": writes, "changes_samples": changes_samples}
+    facts = {"inherited": inherited, "writes": writes, "changes_samples": changes_samples}
     return field(default=default, metadata={**texts, **limits, **facts})
 
 
@@ -68,7 +66,6 @@ def device_option(purpose: str) -> Any:
         f"device {purpose}; auto: cuda if available",
         choices=("auto", "cuda", "cpu"),
         inherited=False,
-        scope="machine",
     )
 
 
@@ -79,7 +76,6 @@ def kernels_option() -> Any:
         "our kernels on a GPU; auto: Triton, or PyTorch for one that fails its test at the start; triton: an "
         "error if one fails; torch: slower",
         choices=("auto", "triton", "torch"),
-        scope="machine",
     )
 
 
@@ -107,7 +103,6 @@ def cache_dir_option() -> Any:
         metavar="DIR",
         unset="vae-trainer in the user's cache folder",
         inherited=False,
-        scope="machine",
         writes=True,
     )
 
@@ -120,7 +115,6 @@ def cache_gib_option() -> Any:
         metavar="GIB",
         at_least=0,
         inherited=False,
-        scope="machine",
     )
 
 

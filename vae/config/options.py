@@ -97,7 +97,6 @@ class ModelConfig:
         "of the Hugging Face hub",
         metavar="PATH",
         inherited=False,
-        scope="machine",
     )
     scaling_factor: float | None = scaling_option()
     shift_factor: float | None = shift_option()
@@ -131,14 +130,12 @@ class DataConfig:
         "a.json b.json, count as one; or a dataset of the Hugging Face hub, hf://datasets/OWNER/NAME[/SPLIT]",
         metavar="PATH",
         words=True,
-        scope="machine",
     )
     fold: int | None = option(None, "fold of the manifest that validates, instead of its split", at_least=0)
     val_path: str | None = option(
         None,
         "folder of validation images, a dataset.json or a dataset of the hub, instead of --val_split",
         metavar="PATH",
-        scope="machine",
     )
     exclude: str | None = exclude_option()
     data_streams: int | None = option(
@@ -146,14 +143,12 @@ class DataConfig:
         "streams of a dataset of shards (docs/shards.md)",
         unset="by the size of the dataset",
         at_least=1,
-        scope="machine",
     )
     shuffle_shards: int | None = option(
         None,
         "shards whose images are mixed at a time, in all streams; more need a larger cache",
         unset="256, or as many as fit into --cache_gib",
         at_least=1,
-        scope="machine",
     )
     cache_dir: str | None = cache_dir_option()
     cache_gib: float = cache_gib_option()
@@ -229,10 +224,9 @@ class DataConfig:
         auto=True,
         at_least=0,
         inherited=False,
-        scope="machine",
     )
-    prefetch_factor: int = option(4, "batches that each worker decodes ahead", at_least=1, scope="machine")
-    persistent_workers: bool = option(True, "keep the worker processes between epochs", scope="machine")
+    prefetch_factor: int = option(4, "batches that each worker decodes ahead", at_least=1)
+    persistent_workers: bool = option(True, "keep the worker processes between epochs")
 
 
 @dataclass(frozen=True)
@@ -254,7 +248,6 @@ class LossConfig:
         None,
         "file with the weights of --perceptual_net, instead of a download",
         metavar="FILE",
-        scope="machine",
     )
     ssim_weight: float = term_weight(
         0.0, "weight of 1 - SSIM over three scales; without LPIPS try 0.3", "image"
@@ -361,7 +354,7 @@ class SpeedConfig:
         unset="see --mixed_precision",
     )
     enable_tf32: bool = option(True, "use TF32 for fp32 matrix products and convolutions on NVIDIA cards")
-    channels_last: bool = option(True, "use the NHWC memory layout, which our kernels need", scope="machine")
+    channels_last: bool = option(True, "use the NHWC memory layout, which our kernels need")
     use_torch_compile: bool = option(
         False, "compile the networks except LPIPS with torch.compile; no gain is known (docs/rtx5090.md)"
     )
@@ -369,7 +362,6 @@ class SpeedConfig:
         None,
         "start a step's kernels with one call (docs/memory.md)",
         unset="on below 1024 px, for one process",
-        scope="machine",
     )
     micro_batch_size: str = option(
         "auto",
@@ -378,14 +370,12 @@ class SpeedConfig:
         auto=True,
         at_least=1,
         inherited=False,
-        scope="machine",
     )
     recompute: str = option(
         "auto",
         "what backward recomputes, fastest first; auto: the fastest that fits (docs/memory.md)",
         choices=("auto", *RECOMPUTE),
         inherited=False,
-        scope="machine",
     )
     gradient_dtype: str = option(
         "fp32",
@@ -398,7 +388,6 @@ class SpeedConfig:
         at_least=0.1,
         at_most=1,
         inherited=False,
-        scope="machine",
     )
     device: str = device_option("to train on")
     kernels: str = kernels_option()
@@ -407,7 +396,6 @@ class SpeedConfig:
         "write a trace of torch.profiler of this many steps; 0: off",
         at_least=0,
         inherited=False,
-        scope="machine",
     )
 
 
@@ -416,21 +404,19 @@ class RunConfig:
     """Length of the run, batch size, and output files."""
 
     config: str | None = option(
-        None, "JSON file of options; flags override it", metavar="FILE", inherited=False, scope="machine"
+        None, "JSON file of options; flags override it", metavar="FILE", inherited=False
     )
     profile: str | None = option(
         None,
         "named recipe; --list_profiles lists all of them",
         metavar="NAME",
         inherited=False,
-        scope="machine",
     )
     output_dir: str = option(
         "./outputs",
         "folder for all files of the run",
         metavar="DIR",
         inherited=False,
-        scope="machine",
         writes=True,
     )
     resume_from: str | None = option(
@@ -438,7 +424,6 @@ class RunConfig:
         "checkpoint to resume from; latest: the newest valid one in --output_dir",
         metavar="PATH|latest",
         inherited=False,
-        scope="machine",
     )
     new_stage: bool = option(
         False, "with --resume_from latest: start a new stage if the run is finished", inherited=False
@@ -473,28 +458,21 @@ class RunConfig:
         "epochs between checkpoints; by default a new best or last epoch, and others at most every "
         f"{CHECKPOINT_MINUTES} minutes",
         at_least=1,
-        scope="machine",
     )
-    checkpoint_steps: int = option(
-        0, "optimizer steps between extra checkpoints; 0: none", at_least=0, scope="machine"
-    )
+    checkpoint_steps: int = option(0, "optimizer steps between extra checkpoints; 0: none", at_least=0)
     keep_checkpoints: int = option(
         3,
         "checkpoints to keep besides the best one and the last one of each stage",
         at_least=2,
-        scope="machine",
     )
     background_save: bool = option(
-        True, "write checkpoints while training goes on, from a copy in main memory", scope="machine"
+        True, "write checkpoints while training goes on, from a copy in main memory"
     )
-    save_samples_freq: int = option(
-        100, "optimizer steps between sample grids; 0: none", at_least=0, scope="machine"
-    )
+    save_samples_freq: int = option(100, "optimizer steps between sample grids; 0: none", at_least=0)
     sample_images: str | None = option(
         None,
         "folder of up to 8 images for the sample grids",
         metavar="DIR",
-        scope="machine",
     )
     val_freq: int = option(
         1, "epochs between validations; the last epoch of a stage is always validated", at_least=1
@@ -507,13 +485,12 @@ class RunConfig:
         metavar="DB",
         at_least=0,
     )
-    log_freq: int = option(10, "optimizer steps between log records", at_least=1, scope="machine")
+    log_freq: int = option(10, "optimizer steps between log records", at_least=1)
     wandb: bool = option(
         False,
         "also log to Weights & Biases",
-        scope="machine",
     )
-    wandb_project: str = option("vae-trainer", "project of --wandb", metavar="NAME", scope="machine")
+    wandb_project: str = option("vae-trainer", "project of --wandb", metavar="NAME")
     early_stopping: int = option(
         0, "stop after this many validations without a higher PSNR; 0: off", at_least=0
     )
@@ -523,7 +500,6 @@ class RunConfig:
         metavar="MINUTES",
         at_least=0,
         inherited=False,
-        scope="machine",
     )
     seed: int = option(
         0, "random seed of weights, image order, crops and noise", at_least=0, at_most=2**63 - 1
@@ -581,7 +557,7 @@ def all_options() -> dict[str, tuple[str, Any]]:
     return options
 
 
-def names_where(fact: str, value: Any = True) -> list[str]:
+def names_where(fact: str, value: bool = True) -> list[str]:
     """The options with this value in their declaration, such as "changes_samples"."""
     return [name for name, (_, item) in all_options().items() if item.metadata[fact] == value]
 

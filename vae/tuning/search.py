@@ -20,9 +20,9 @@ from optuna.trial import FrozenTrial, Trial, TrialState
 from optuna.visualization import matplotlib as plots
 
 from vae.config.flags import read_json
-from vae.config.options import Config, all_options, flatten, names_where
+from vae.config.options import Config, all_options, flatten
 from vae.config.recipes import recipe_values
-from vae.config.resolve import resolve
+from vae.config.resolve import PER_COMMAND, resolve
 from vae.config.tune_flags import DIRECTIONS, RANDOM_TRIALS, TuneConfig
 from vae.system import console
 from vae.system.addresses import public_options, public_text
@@ -274,12 +274,13 @@ def _open_study(folder: Path, identity: dict[str, Any]) -> Study:
 
 
 def _identity(config: TuneConfig, base: Base) -> dict[str, Any]:
-    """What trials must share to be comparable."""
+    """What trials must share to be comparable; files may be elsewhere on another machine."""
     options = flatten(base.config)
+    apart = {*PER_COMMAND, "data_path", "val_path", "perceptual_weights", "sample_images"}
     return {
         "--objective": list(config.objective),
         **{f"--space {name}": distribution_to_json(part) for name, part in base.space.items()},
-        **{f"--config {name}": options[name] for name in names_where("scope", "result")},
+        **{f"--config {name}": value for name, value in options.items() if name not in apart},
         "the number of training images": base.num_images,
     }
 
