@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Compare this project with diffusers' AutoencoderKL and its trainer's step: eleven cases in one process.
+"""Compare this project with diffusers' AutoencoderKL and its trainer's step: ten cases in one process.
 
 On a CPU the sizes are small and it takes some minutes; on a GPU they are large and should take eight minutes
 on an H200. Both sides have the same weights, images and noise. Before it measures anything, it checks that

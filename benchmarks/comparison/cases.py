@@ -1,4 +1,4 @@
-"""The eleven cases: what they compare, their sizes, and their ratios.
+"""The ten cases: what they compare, their sizes, and their ratios.
 
 Each case is a function of a Bench. It returns its contestants, with side, seconds and bytes of each, and the
 ratios. Speed is their best median divided by our best; memory is ours divided by theirs.
@@ -40,21 +40,9 @@ LIMIT_BYTES = 30 * GIB  # of case 4: available on a 32 GB card
 ADAM_BYTES_PER_PARAMETER = 12  # fp32 weight and both moments
 
 # Sides of the image in px (cases 1 to 6, 10, 11), of the feature map in px (7 and 8), tokens (9).
-SMALL = {1: 96, 2: 256, 3: 64, 4: 128, 5: 64, 6: 64, 7: 256, 8: 64, 9: (1024, 4096), 10: 128, 11: 128}
-LARGE = {
-    1: 512,
-    2: 1024,
-    3: 2048,
-    4: 2048,
-    5: 2048,
-    6: 1024,
-    7: 1024,
-    8: 512,
-    9: (16384, 65536),
-    10: 1024,
-    11: 1024,
-}
-BATCH = {"small": {1: 1, 5: 4}, "large": {1: 4, 5: 4}}
+SMALL = {1: 96, 2: 256, 3: 64, 4: 128, 6: 64, 7: 256, 8: 64, 9: (1024, 4096), 10: 128, 11: 128}
+LARGE = {1: 512, 2: 1024, 3: 2048, 4: 2048, 6: 1024}
+LARGE |= {7: 1024, 8: 512, 9: (16384, 65536), 10: 1024, 11: 1024}
 
 
 @dataclass(frozen=True)
@@ -83,9 +71,6 @@ class Bench:
 
     def sizes(self, case: int) -> Any:
         return (SMALL if self.size == "small" else LARGE)[case]
-
-    def batch(self, case: int) -> int:
-        return BATCH[self.size].get(case, 1)
 
 
 def network_case(
@@ -151,9 +136,9 @@ def _without_compile(bench: Bench) -> Bench:
 def case_1(bench: Bench) -> dict[str, Any]:
     """VAE forward and backward, only L1"""
     bench = _without_compile(bench)
-    work = Work(bench.sizes(1), bench.batch(1), perceptual=False)
+    large = Work(LARGE[1], 4, perceptual=False)
+    work = large if bench.size == "large" else Work(SMALL[1], perceptual=False)
     found = network_case(bench, work, _fast(bench), _plain(bench), whole=False)
-    large = replace(work, image_size=LARGE[1], batch=BATCH["large"][1])
     return found | _memory(large, [("activations", BF16), ("activations", AUTOCAST)])
 
 
@@ -190,53 +175,6 @@ def fastest_within(work: Work, limit_bytes: int) -> str:
         if counted(side.gradients)["counted_bytes"] + parameters * ADAM_BYTES_PER_PARAMETER <= limit_bytes:
             return level
     raise ValueError(f"no recompute level fits in {limit_bytes / GIB:.1f} GiB at {work.image_size} px")
-
-
-def case_5(bench: Bench) -> dict[str, Any]:
-    """Four images as 4 passes of 1, compared with the gradients of four steps of one"""
-    level = "blocks_encoder"
-    work = Work(bench.sizes(5), bench.batch(5))
-
-    def micro_batches() -> Callable:
-        side = Ours(work, bench.device, recompute=level, micro_batch=1)
-        return lambda: (side.gradients(), side.clear())
-
-    def singles() -> Callable:
-        side = Ours(replace(work, batch=1), bench.device, recompute=level)
-        return lambda: [(side.gradients(), side.clear()) for _ in range(work.batch)]
-
-    names = {"ours 4 as 4 x 1": micro_batches, "ours four singles": singles}
-    measured = bench.stopwatch.compare([Contestant(name, build) for name, build in names.items()])
-    large = Work(LARGE[5], BATCH["large"][5])
-    side = Ours(large, META, recompute=level, micro_batch=1)
-    parameters = sum(p.numel() for p in side.networks.autoencoder.parameters())
-    facts = counted(side.gradients)
-    all_in = facts["counted_bytes"] + parameters * ADAM_BYTES_PER_PARAMETER
-    seconds = {name: m.median for name, m in measured.items()}
-    ratio = {}
-    if all(seconds.values()):
-        ratio = {"time_ratio": round(seconds["ours 4 as 4 x 1"] / seconds["ours four singles"], 3)}
-    return {
-        "image_size": work.image_size,
-        "batch": work.batch,
-        "contestants": {name: m.as_dict() for name, m in measured.items()},
-        **ratio,
-        "memory_counted_at": {"image_size": large.image_size, "batch": large.batch, "recompute": level},
-        "all_in_gib": round(all_in / GIB, 2),
-        "gradient_difference": micro_batch_difference(
-            replace(work, image_size=min(64, work.image_size)), bench.device
-        ),
-    }
-
-
-def micro_batch_difference(work: Work, device: torch.device) -> float:
-    """Relative difference of the gradients of a batch in one pass and in passes of one image, fp32."""
-    grads = []
-    for micro_batch in (work.batch, 1):
-        side = Ours(work, device, torch.float32, micro_batch=micro_batch)
-        side.gradients()
-        grads.append(torch.cat([p.grad.flatten() for p in side.networks.autoencoder.parameters()]))
-    return float(f"{((grads[1] - grads[0]).norm() / grads[0].norm()).item():.2e}")
 
 
 def case_6(bench: Bench) -> dict[str, Any]:
@@ -280,5 +218,5 @@ def case_11(bench: Bench) -> dict[str, Any]:
     return operations.compare_decoding(bench.stopwatch, *works, variants)
 
 
-ALL = (case_1, case_2, case_3, case_4, case_5, case_6, case_7, case_8, case_9, case_10, case_11)
-CASES = dict(enumerate(ALL, start=1))
+ALL = (case_1, case_2, case_3, case_4, case_6, case_7, case_8, case_9, case_10, case_11)
+CASES = {int(case.__name__.removeprefix("case_")): case for case in ALL}

@@ -67,18 +67,16 @@ def fraction_of_peak(result: dict[str, Any], device: torch.device) -> dict[str, 
 
 
 def run_case(bench: Bench, number: int) -> dict[str, Any]:
-    """Measure a case, judge its goals, and on a GPU compare case 2 with the peak of the card."""
+    """Measure a case, and on a GPU compare case 2 with the peak of the card."""
     result = CASES[number](bench)
-    gpu = bench.device.type == "cuda"
-    result["goals"] = judge(number, result, gpu)
-    if number == 2 and gpu:
+    if number == 2 and bench.device.type == "cuda":
         result |= fraction_of_peak(result, bench.device)
     return result
 
 
 def tables(results: dict[str, dict[str, Any]]) -> list[str]:
-    """Lines of Markdown: seconds and bytes of all contestants, ratios and goals, by title of the case."""
-    times, ratios, goals = [], [], []
+    """Lines of Markdown: seconds and bytes of all contestants, and ratios, by title of the case."""
+    times, ratios = [], []
     for title, found in results.items():
         for name, row in found.get("contestants", {}).items():
             least_and_most = " to ".join(map(str, row.get("seconds_least_and_most", ())))
@@ -89,67 +87,13 @@ def tables(results: dict[str, dict[str, Any]]) -> list[str]:
             ratio = found.get(key, {})
             for name, value in ratio.items() if isinstance(ratio, dict) else [("", ratio)]:
                 ratios.append([title, f"{key} {name}", value])
-        for goal in found.get("goals", []):
-            goals.append(
-                [title, goal["what"], goal["found"], goal["goal"], "met" if goal["met"] else "missed"]
-            )
     return [
         *markdown(["case", "contestant", "seconds", "least and most", "peak GiB"], times),
         "",
         *markdown(["case", "ratio", "found"], ratios),
-        "",
-        *markdown(["case", "goal for", "found", "goal", ""], goals),
     ]
 
 
 def _git(*words: str) -> str:
     done = subprocess.run(["git", *words], cwd=ROOT, capture_output=True, text=True, check=False)
     return done.stdout.strip() if done.returncode == 0 else ""
-
-
-# ---- Goals -------------------------------------------------------------------------------------------------
-# Cases 1 to 6: the lower ends of predictions, not measured. Whole steps on an RTX 5090: 1.15 to 1.3 at 256
-# px, 1.2 to 1.35 at 512, 1.3 to 1.5 at 1024, 1.6 to 1.9 at 2048, where they need checkpointing. On an H200:
-# 1.6 at 1024 and 2.5 at 2048 px. They assume convolutions at 150 TFLOP/s, 70 GB of other memory traffic per
-# image of 1024 px at 1.5 TB/s, and their attention at 80 TFLOP/s forward and 41 backward (docs/results.md).
-GPU_SPEED = {1: 1.2, 2: 1.3, 3: 2.5, 4: 1.6, 6: 1.7, 7: 5.0, 8: 1.7, 9: 4.0, 10: 1.5}
-CPU_SPEED = {8: 1.25}
-
-# A batch in passes of one image, compared with the same number of single steps
-MOST_OTHERS = {5: {"time_ratio": 1.05, "all_in_gib": 16.0}}
-
-_FAST = "ours activations / diffusers"
-MAX_BYTES = {  # keys are names of ratios in the results of the case
-    1: {f"{_FAST} bf16": 0.40},
-    2: {f"{_FAST} bf16": 0.40, f"{_FAST} autocast": 0.25},
-    3: {f"{_FAST} bf16": 0.40},
-    4: {"ours blocks_encoder / diffusers bf16 checkpointing": 0.52},
-    6: {f"{_FAST} bf16": 0.45},
-    7: {"ours / PyTorch under CUDA's bf16 autocast": 0.34},
-    8: {"ours / PyTorch bf16 channels_last": 0.26},
-    9: {"16384": 1.1, "65536": 1.1},
-    10: {"ours bf16 / lpips bf16": 0.65},
-}
-
-
-def judge(case: int, result: dict[str, Any], gpu: bool) -> list[dict[str, Any]]:
-    """The goals of the case for which `result` has a figure: what, goal, found, and whether it is met."""
-    goals = []
-    speeds = result.get("speed", {})
-    if not isinstance(speeds, dict):
-        speeds = {"": speeds}
-    if (least := (GPU_SPEED if gpu else CPU_SPEED).get(case)) is not None:
-        goals += [
-            _goal(f"speed {name}".strip(), least, speed, speed >= least) for name, speed in speeds.items()
-        ]
-    bytes_found = result.get("memory") or result.get("saved") or {}
-    most = {f"bytes {name}": (most, bytes_found.get(name)) for name, most in MAX_BYTES.get(case, {}).items()}
-    most |= {name: (most, result.get(name)) for name, most in MOST_OTHERS.get(case, {}).items()}
-    goals += [
-        _goal(what, most, found, found <= most) for what, (most, found) in most.items() if found is not None
-    ]
-    return goals
-
-
-def _goal(what: str, goal: float, found: float, met: bool) -> dict[str, Any]:
-    return {"what": what, "goal": goal, "found": found, "met": met}
