@@ -21,10 +21,10 @@ def test_flags_page_is_up_to_date():
     assert written == flags_markdown(), "run: python -m vae.config.flags > docs/flags.md"
 
 
-@pytest.mark.parametrize("name", SWITCHES)
-def test_every_switch_has_both_forms(name):
-    assert parse_flags([f"--{name}"]) == {name: True}
-    assert parse_flags([f"--no-{name}"]) == {name: False}
+def test_every_switch_has_both_forms():
+    for name in SWITCHES:
+        assert parse_flags([f"--{name}"]) == {name: True}
+        assert parse_flags([f"--no-{name}"]) == {name: False}
 
 
 # What the guide types: docs/training.md and the README.
@@ -53,14 +53,6 @@ def test_help_all_shows_every_flag_with_its_help(capsys):
     actions = [item.name for item in fields(ActionConfig)]
     assert shown == ["help_all", *actions, *all_options()]
     assert all(item.metadata["help"] for _, item in all_options().values())
-
-
-def test_help_texts_name_units_instead_of_types():
-    text = " ".join(build_parser(everything=True).format_help().split())
-    for word in (" float", " int ", "default: none", "--no-list_profiles", "(default: --seed (default"):
-        assert word not in text
-    assert "--split_seed N seed of --val_split" in text
-    assert "(default: --seed)" in text
 
 
 def test_result_contains_only_given_flags():
@@ -102,16 +94,7 @@ def test_json_number_is_converted_to_the_option_type(json_file):
     assert found["max_steps"] is None
 
 
-@pytest.mark.parametrize(
-    ("flag", "value"),
-    [
-        ("seed", "9" * 20),
-        ("z_channels", "9" * 10),
-        ("channels", "9" * 10),
-        ("layers_per_block", "100000"),
-        ("disc_layers", "100000"),
-    ],
-)
-def test_numbers_that_no_network_or_tensor_can_have_are_refused(flag, value):
-    with pytest.raises(UserError, match=f"--{flag} "):
-        parse_flags([f"--{flag}", value])
+@pytest.mark.parametrize("words", ["seed 9999999999999999999", "z_channels 9999999999", "disc_layers 100000"])
+def test_numbers_that_no_network_or_tensor_can_have_are_refused(words):
+    with pytest.raises(UserError, match=f"--{words.split()[0]} "):
+        parse_flags(f"--{words}".split())

@@ -15,11 +15,8 @@ FOLDERS = ["--input_dir", "a", "--output_dir", "b"]
     [
         (["--mode", "proprocess"], ("--mode", "'proprocess'", "preprocess", "analyze")),
         (["--mode", "preprocess"], ("required: --input_dir, --output_dir",)),
-        (["--mode", "split"], ("required: --input_dir",)),
         (["--mod", "preprocess"], ("--mode is missing", "preprocess")),
         (["--mode", "preprocess", "--targetsize", "512"], ("--targetsize", "did you mean --target_size?")),
-        (["--mode", "preprocess", "--inputdir", "a"], ("--inputdir", "did you mean --input_dir?")),
-        (["--mode", "validate", "--no-strct"], ("--no-strct", "did you mean --no-strict?")),
         (["--mode", "validate", "--target_size", "512"], ("unknown flag --target_size",)),
         (["--mode", "preprocess", *FOLDERS, "--resize_mode", "covr"], ("--resize_mode", "'covr'", "stretch")),
     ],
@@ -31,11 +28,6 @@ def test_mistake_names_the_remedy(words, tokens):
     assert all(token in message for token in tokens), message
     assert "\n" not in message
     assert caught.value.exit_code == EXIT_USAGE
-
-
-def test_flags_of_a_mode_are_not_suggestions_if_they_are_right():
-    config = parse_prepare_flags(["--mode", "validate", "--input_dir", "a", "--strict", "--min_size=8"])
-    assert (config.strict, config.min_size) == (True, 8)
 
 
 def help_of(argv, capsys):

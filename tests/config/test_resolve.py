@@ -44,11 +44,6 @@ def test_flag_overrides_json_and_json_overrides_profile(tmp_path):
     assert (found.run.batch_size, found.data.image_size, found.speed.mixed_precision) == (2, 256, True)
 
 
-def test_profile_overrides_card_settings():
-    found = resolve({}, profile={"use_torch_compile": True}, card={"use_torch_compile": False})
-    assert found.speed.use_torch_compile
-
-
 def test_per_command_options_are_not_inherited():
     saved = checkpoint(max_steps=7, output_dir="elsewhere", device="cuda", micro_batch_size="1", z_channels=4)
     saved |= {"cache_dir": "elsewhere", "cache_gib": 1e-6}
@@ -82,11 +77,6 @@ def test_too_small_image_size_names_the_smallest_valid_size(size):
     resolve({"image_size": 500, "channels": [128, 256, 512]})  # three levels: a multiple of 4
 
 
-@pytest.mark.parametrize("name", ["reconstruction_weight", "perceptual_weight"])
-def test_one_of_the_two_losses_may_be_off(name):
-    resolve({name: 0.0})
-
-
 def test_build_inverts_flatten():
     config = build({"channels": [64, 128], "learning_rate": 3e-4, "use_bf16": True, "max_steps": 5})
     assert build(flatten(config)) == config
@@ -104,10 +94,10 @@ def test_profile_changes_neither_losses_nor_the_optimizer(name):
     assert not config.speed.use_torch_compile  # as many launches and as much memory with it (docs/rtx5090.md)
 
 
-@pytest.mark.parametrize("name", RECIPES)
-def test_every_profile_resolves_and_is_listed(name):
-    resolve({}, profile=recipe_values(name, has_gpu=False))
-    assert f"\n{name} " in f"\n{profile_table()}"
+def test_every_profile_resolves_and_is_listed():
+    for name in RECIPES:
+        resolve({}, profile=recipe_values(name, has_gpu=False))
+        assert f"\n{name} " in f"\n{profile_table()}"
 
 
 @pytest.mark.parametrize(
@@ -141,12 +131,6 @@ def test_decoder_profile_trains_the_decoder_of_a_given_vae():
     assert config.loss.adversarial_weight > 0
     with pytest.raises(UserError, match=r"--profile decoder: .*--init_from"):
         check_encoder(resolve({"profile": "decoder"}, profile=profile), {"profile": "decoder"})
-
-
-def test_demo_profile_is_larger_with_a_gpu():
-    small, large = (recipe_values("demo", has_gpu=gpu) for gpu in (False, True))
-    assert small["image_size"] < large["image_size"]
-    assert small["perceptual_weight"] == large["perceptual_weight"] == 0  # nothing is downloaded
 
 
 # --- stages ---------------------------------------------------------------------------------------------

@@ -30,23 +30,13 @@ def test_file_name_that_starts_with_a_minus_can_be_given():
     assert parse_infer_flags([*WORDS[:-1], "--input=-rf.jpg"]).input == ("-rf.jpg",)
 
 
-def test_several_vaes_and_scores_are_read():
-    line = "--vae a b --output c --average_by score --scores 30 29.5 --temperature 0.2"
-    config = parse_export_flags(line.split())
-    assert config.vae == ("a", "b")
-    assert config.scores == (30.0, 29.5)
-    assert config.temperature == 0.2
-
-
 @pytest.mark.parametrize(
     ("more", "said"),
     [
         ("--average_by score", "--average_by score needs several VAEs"),
         ("--scores 1", "--scores needs --average_by score"),
         ("--vae a b --average_by score --scores 1", "--scores has 1 value for 2 --vae"),
-        ("--temperature 0", "--temperature 0.0 is too small"),
         ("--shift_factor 0.1", "--shift_factor needs --scaling_factor"),
-        ("--scaling_factor 0", "--scaling_factor 0.0 is not a scaling"),
         ("--scaling_factor -1", "--scaling_factor -1.0 is not a scaling"),
         ("--scaling_factor nan", "--scaling_factor nan is not a finite number"),
         ("--fold_scaling sd", "--fold_scaling needs --data_path"),
@@ -56,11 +46,7 @@ def test_several_vaes_and_scores_are_read():
         ("--push_to me/vae --license mit --into f", "--push_to has no model card for a file of --into"),
         ("--output=", "--output has no value"),
         ("--vae=", "--vae has no value"),
-        ("--num_images -1", "--num_images -1 is too small"),
-        *(
-            (f"--image_size {size}", f"--image_size {size} is too small: give for example 256")
-            for size in (-8, 0, 4)
-        ),
+        ("--image_size 4", "--image_size 4 is too small: give for example 256"),
     ],
 )
 def test_contradictions_are_named(more, said):
@@ -68,8 +54,3 @@ def test_contradictions_are_named(more, said):
         parse_export_flags(["--vae", "a", "--output", "c", *more.split()])
     assert said in str(caught.value)
     assert "\n" not in str(caught.value)
-
-
-def test_an_unknown_flag_names_the_nearest():
-    with pytest.raises(UsageError, match=r"unknown flag --ouput: did you mean --output\?"):
-        parse_export_flags(["--vae", "a", "--output", "c", "--ouput", "d"])

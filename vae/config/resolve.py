@@ -245,8 +245,11 @@ class StageRequest:
     batch_size: int
 
 
-def split_progressive(text: str) -> list[StageRequest]:
-    """The stages of a --progressive list such as 512:25:32,1024:50:16; UserError if it is malformed."""
+def parse_progressive(text: str, model: ModelConfig | None = None) -> list[StageRequest]:
+    """The stages of a --progressive list such as 512:25:32,1024:50:16.
+
+    Raises UserError if it is malformed, or if an image size does not fit the model.
+    """
     stages = []
     for part in text.split(","):
         numbers = part.strip().split(":")
@@ -255,12 +258,6 @@ def split_progressive(text: str) -> list[StageRequest]:
                 f"--progressive {text}: {part!r} is not SIZE:EPOCHS:BATCH; for example 512:25:32,1024:50:16"
             )
         stages.append(StageRequest(*map(int, numbers)))
-    return stages
-
-
-def parse_progressive(text: str, model: ModelConfig) -> list[StageRequest]:
-    """The stages of `split_progressive`; UserError if an image size does not fit the model."""
-    stages = split_progressive(text)
-    for stage in stages:
-        check_image_size(stage.image_size, model)
+        if model is not None:
+            check_image_size(stages[-1].image_size, model)
     return stages

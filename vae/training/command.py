@@ -13,7 +13,6 @@ from vae.config.resolve import (
     check_encoder,
     parse_progressive,
     resolve,
-    split_progressive,
 )
 from vae.data.exclude_list import read_exclude_list
 from vae.data.manifest import is_manifest
@@ -135,7 +134,7 @@ def _check_options(command: Command) -> None:
     parse_background(command.value("background"))
     check_batch(given)
     if progressive:
-        split_progressive(progressive)
+        parse_progressive(progressive)
     if command.resume_from or command.value("init_from") or name == "demo":  # demo depends on the device
         return
     config = resolve(given, profile=recipe)
