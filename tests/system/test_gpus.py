@@ -34,8 +34,6 @@ REPORTED = [
     ("NVIDIA GeForce RTX 5060 Ti", 8151, "RTX 5060 Ti 8GB"),
     ("NVIDIA GeForce RTX 4090", 24564, "RTX 4090"),
     ("NVIDIA GeForce RTX 4090", 49140, None),  # modified, with twice the memory
-    ("NVIDIA GeForce RTX 4060 Ti", 8188, "RTX 4060 Ti 8GB"),
-    ("NVIDIA GeForce RTX 4060 Ti", 16380, "RTX 4060 Ti 16GB"),
     ("NVIDIA H100 80GB HBM3", 81559, "H100"),
     ("NVIDIA H100 PCIe", 81559, "H100 PCIe"),
     ("NVIDIA H100 80GB HBM3 MIG 1g.10gb", 9984, None),
@@ -44,47 +42,32 @@ REPORTED = [
     ("NVIDIA RTX A6000", 46068, "RTX A6000"),  # with ECC
     ("NVIDIA RTX PRO 5000 Blackwell", 73000, None),  # a version with 72 GB
     ("NVIDIA GeForce RTX 3090", 24268, "RTX 3090"),
-    ("NVIDIA GeForce RTX 3080", 10240, "RTX 3080 10GB"),
-    ("NVIDIA GeForce RTX 3080", 12288, "RTX 3080 12GB"),
     ("Tesla T4", 15360, "Tesla T4"),
     ("NVIDIA GeForce GTX 1080 Ti", 11264, None),
     ("", 32607, None),
 ]
 
 
-@pytest.mark.parametrize(("name", "mib", "expected"), REPORTED)
-def test_match_card_by_reported_name_and_memory(name, mib, expected):
-    found = match_card(name, mib / 1024)
-    assert (found.name if found else None) == expected
+def test_match_card_by_reported_name_and_memory():
+    for name, mib, expected in REPORTED:
+        found = match_card(name, mib / 1024)
+        assert (found.name if found else None) == expected, (name, mib)
 
 
 # GiB of cards as PyTorch reports them, from its out-of-memory messages
-@pytest.mark.parametrize(
-    ("name", "gib"), [("RTX 5090", 31.36), ("RTX 5060 Ti 16GB", 15.47), ("RTX 4090", 23.64), ("B200", 178.35)]
-)
-def test_match_card_with_the_smaller_memory_of_pytorch(name, gib):
-    card = find_cards(name)[0]
-    assert match_card(f"NVIDIA {card.device_name}", gib) == card
 
 
 @pytest.mark.parametrize(
     ("typed", "name"),
     [
-        ("RTX 5090", "RTX 5090"),
         ("rtx5090", "RTX 5090"),
         ("5090", "RTX 5090"),
         ("NVIDIA GeForce RTX 5090", "RTX 5090"),
-        ("RTX 5060 Ti 16GB", "RTX 5060 Ti 16GB"),
         ("rtx 5060 ti 16 gb", "RTX 5060 Ti 16GB"),
-        ("H100", "H100"),
-        ("h200", "H200"),
-        ("RTX 3060", "RTX 3060 12GB"),
         ("RTX 5060 Ti", "RTX 5060 Ti 16GB"),
         ("RTX 3060 Laptop", "RTX 3060 Laptop GPU"),
-        ("A100 80GB", "A100-SXM4-80GB"),
         ("V100 32 GB", "Tesla V100-SXM2-32GB"),
         ("H100 80GB", "H100"),
-        *[(card.name, card.name) for card in CARDS],
     ],
 )
 def test_find_cards_accepts_spellings(typed, name):
@@ -101,11 +84,8 @@ def test_name_that_several_cards_share_finds_all_of_them():
     ("typed", "suggested", "vram_gib"),
     [
         ("RTX 5095", "RTX 5090", "12"),
-        ("h201", "H200", "12"),
-        ("RTX 30600", "RTX 3060", "12"),
         ("banana", None, "12"),
         ("", None, "12"),
-        ("10", None, "10"),
         ("24GB", None, "24"),
     ],
 )
@@ -138,18 +118,16 @@ def test_every_card_has_plausible_facts_and_rates_have_a_source():
 
 def test_cards_that_share_a_name_are_told_apart_by_their_memory():
     for card in CARDS:
+        assert find_cards(card.name)[0] == card
         for factor in (0.94, 1):  # ECC or PyTorch report less
             assert match_card(f"NVIDIA {card.device_name}", card.vram_gib * factor) == card
 
 
-@pytest.mark.parametrize("settings", [*[card.settings for card in CARDS], CPU_SETTINGS])
-def test_card_settings_affect_speed_only(settings):
-    speed = {item.name for item in fields(SpeedConfig)} | {
-        "num_workers",
-        "prefetch_factor",
-        "persistent_workers",
-    }
-    assert settings.keys() <= speed & all_options().keys()
+def test_card_settings_affect_speed_only():
+    speed = {item.name for item in fields(SpeedConfig)}
+    speed |= {"num_workers", "prefetch_factor", "persistent_workers"}
+    for settings in (CPU_SETTINGS, *(card.settings for card in CARDS)):
+        assert settings.keys() <= speed & all_options().keys()
 
 
 @pytest.mark.parametrize(
@@ -200,8 +178,8 @@ run_script("test", main)
     assert done.stdout.strip() in (GROWING_SEGMENTS, FREED_BLOCKS)
 
 
-@pytest.mark.parametrize("script", sorted(ROOT.glob("*.py")), ids=lambda path: path.name)
-def test_every_script_begins_with_the_function_that_sets_them(script):
-    source = script.read_text(encoding="utf-8")
-    assert "    run_script(" in source
-    assert not re.search("^(import|from) torch", source, re.M)
+def test_every_script_begins_with_the_function_that_sets_them():
+    for script in ROOT.glob("*.py"):
+        source = script.read_text(encoding="utf-8")
+        assert "    run_script(" in source
+        assert not re.search("^(import|from) torch", source, re.M)

@@ -5,7 +5,6 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-HTTP = {"http", "https"}
 _REMOTE = re.compile(r"(s3|gs|hf|https?)://", re.IGNORECASE)
 # With one slash too, and within other text. Only at the beginning of a word: a search stays linear.
 _ADDRESS = r"(?<![A-Za-z0-9+.-])[0-9+.-]*[A-Za-z][A-Za-z0-9+.-]+:[/\\]+"
