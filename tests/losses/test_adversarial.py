@@ -35,17 +35,11 @@ def test_one_value_per_image_for_any_shape(shape):
 
 
 def test_adaptive_weight_by_hand():
-    rec, adv = torch.tensor(0.09), torch.tensor(0.01)
+    rec, adv, zero = torch.tensor(0.09), torch.tensor(0.01), torch.zeros(())
     assert math.isclose(adaptive_weight(rec, adv, 100.0).item(), 3.0, rel_tol=1e-6)
     assert adaptive_weight(rec, adv, 2.0).item() == 2.0
-
-
-def test_without_history_the_weight_is_zero():
-    zero = torch.zeros(())
-    assert adaptive_weight(zero, zero, 100.0).item() == 0.0
-    assert (
-        adaptive_weight(torch.tensor(1.0), zero, 100.0).item() == 0.0
-    )  # the adversarial term has no measurement yet
+    for no_history in (zero, rec):  # the adversarial term has no measurement yet
+        assert adaptive_weight(no_history, zero, 100.0).item() == 0.0
 
 
 def test_adaptive_weight_balances_the_two_gradients():
@@ -63,15 +57,11 @@ def test_running_ratio_is_correct_from_the_first_step_and_ignores_a_common_scale
         assert math.isclose(adaptive_weight(*running, 100.0).item(), 3.0, rel_tol=1e-6)
 
 
-def test_running_value_by_hand():
+def test_running_value_by_hand_and_a_non_finite_step_changes_nothing():
     running = update_running(torch.tensor([1.0, 2.0]), torch.tensor([3.0, 6.0]), decay=0.75)
     assert torch.allclose(running, torch.tensor([1.5, 3.0]))
-
-
-@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
-def test_non_finite_step_changes_nothing(bad):
-    running = torch.tensor([1.0, 2.0])
-    assert torch.equal(update_running(running, torch.tensor([5.0, bad])), running)
+    for bad in (float("nan"), float("inf")):
+        assert torch.equal(update_running(running, torch.tensor([5.0, bad])), running)
 
 
 def test_squared_norms_of_micro_batches_add_up():

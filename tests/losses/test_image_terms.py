@@ -2,7 +2,6 @@
 
 import pytest
 import torch
-from jaxtyping import TypeCheckError
 from torch.nn import functional as F
 
 from vae.losses.reconstruction import reconstruction_loss
@@ -41,11 +40,6 @@ def test_value_is_the_mean_of_the_scales_that_hold_a_window(size, scales):
     torch.testing.assert_close(single.double(), found, rtol=1e-5, atol=1e-6)  # variances are differences
 
 
-def test_gradient_is_that_of_the_value():
-    recon, images = pair(16, 16, batch=1)
-    assert torch.autograd.gradcheck(structural_dissimilarity, (recon.requires_grad_(), images))
-
-
 def test_blur_costs_more_than_an_offset_with_the_same_l1():
     _, images = pair(64, 64)
     images = images * 0.5  # room for the offset
@@ -71,8 +65,3 @@ def test_half_precision_is_averaged_in_fp32(dtype):
     loss = reconstruction_loss(recon, images, "l1")
     assert loss.dtype == torch.float32
     assert abs(loss.item() - exact.item()) < 1e-7  # fp32 rounding of values near 0.05
-
-
-def test_tests_check_shape_annotations():
-    with pytest.raises(TypeCheckError, match="images"):
-        reconstruction_loss(torch.zeros(2, 3, 8, 8), torch.zeros(1, 3, 8, 8), "l1")

@@ -6,19 +6,15 @@ from torch.distributions import Normal
 from torch.distributions import kl_divergence as reference
 from torch.nn import functional as F
 
-from vae.config.options import LossConfig
-from vae.config.resolve import resolve
 from vae.losses.equivariance import smaller
 from vae.losses.kl import kl_divergence, kl_per_pixel
 from vae.losses.variance import (
     DELTA,
     RunningStatistics,
     moments,
-    needs_statistics,
     statistics_of,
     variance_expansion,
 )
-from vae.system.errors import UserError
 
 ONE = torch.ones((), dtype=torch.float64)
 UNIT = RunningStatistics(0 * ONE, ONE)
@@ -47,11 +43,6 @@ def test_a_dead_channel_is_not_enlarged():
     latents = normal(2, 2, 4, 4) * torch.tensor([1.0, 0.0])[:, None, None]
     std = statistics_of(moments(latents).mean(0)).std.flatten()
     assert float(std[1]) == pytest.approx(1e-3 * float(std[0]))
-
-
-def test_statistics_are_measured_only_if_something_reads_them():
-    assert not needs_statistics(LossConfig())
-    assert needs_statistics(LossConfig(variance_weight=0.1))
 
 
 def test_variance_expansion_is_zero_at_its_target_and_positive_elsewhere():
@@ -108,17 +99,6 @@ def test_views_are_area_means():
     assert wide.shape == (2, 3, 16, 24)
 
 
-@pytest.mark.parametrize(
-    ("given", "message"),
-    [
-        ({"variance_weight": 0.1, "train_part": "decoder", "init_from": "x"}, "--variance_weight 0.1 has no"),
-    ],
-)
-def test_options_without_an_effect_are_errors(given, message):
-    with pytest.raises(UserError, match=message):
-        resolve(given, None, {}, {})
-
-
 def test_equals_the_kl_of_pytorch_distributions_summed_over_the_latent():
     generator = torch.Generator().manual_seed(0)
     mean, logvar = (torch.randn(3, 4, 5, 6, generator=generator, dtype=torch.float64) for _ in range(2))
@@ -129,9 +109,10 @@ def test_equals_the_kl_of_pytorch_distributions_summed_over_the_latent():
 
 
 def test_is_zero_for_the_prior_and_grows_with_the_latent():
-    assert kl_divergence(torch.zeros(2, 4, 3, 3), torch.zeros(2, 4, 3, 3)).tolist() == [0.0, 0.0]
-    one = kl_divergence(torch.ones(1, 4, 3, 3), torch.zeros(1, 4, 3, 3))
-    assert one.item() == 0.5 * 4 * 3 * 3
+    zeros, ones = torch.zeros(2, 4, 3, 3), torch.ones(2, 4, 3, 3)
+    assert kl_divergence(zeros, zeros).tolist() == [0.0, 0.0]
+    assert kl_divergence(ones, zeros).tolist() == [0.5 * 4 * 3 * 3] * 2
+    assert torch.isfinite(kl_divergence(zeros.half(), 20 * ones.half())).all()
 
 
 def test_keeps_precision_near_the_prior():
@@ -139,19 +120,6 @@ def test_keeps_precision_near_the_prior():
     exact = 0.5 * (1e-8 / 2 + 1e-12 / 6)
     found = kl_divergence(torch.zeros_like(logvar), logvar).item()
     assert abs(found / exact - 1) < 1e-2  # the plain formula in fp32 has an error of 100 %
-
-
-def test_half_precision_does_not_overflow():
-    logvar = torch.full((1, 2, 2, 2), 20.0, dtype=torch.float16)
-    assert torch.isfinite(kl_divergence(torch.zeros_like(logvar), logvar)).all()
-
-
-def test_gradient_matches_the_formula():
-    mean = torch.full((1, 1, 1, 1), 1.5, dtype=torch.float64, requires_grad=True)
-    logvar = torch.full((1, 1, 1, 1), -0.7, dtype=torch.float64, requires_grad=True)
-    kl_divergence(mean, logvar).sum().backward()
-    assert torch.allclose(mean.grad, mean.detach())
-    assert torch.allclose(logvar.grad, 0.5 * (logvar.detach().exp() - 1))
 
 
 def test_kl_per_pixel_does_not_depend_on_the_size_of_the_image():

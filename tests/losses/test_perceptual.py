@@ -114,18 +114,7 @@ def test_half_precision_is_close(small, weights_files, dtype, tolerance):
     assert nn.functional.cosine_similarity(slope.float().flatten(), exact.flatten(), dim=0) > 0.99
 
 
-def test_channels_last_does_not_change_the_result(small, weights_files):
-    loss = build_perceptual("alex", weights_files["alex"], torch.float32, "cpu")
-    loss = loss.to(memory_format=torch.channels_last)
-    recon, images = image_pair()
-    nhwc = recon.to(memory_format=torch.channels_last)
-    assert torch.allclose(loss(nhwc, images.to(memory_format=torch.channels_last)), small(recon, images))
-    slope = gradient(loss, nhwc, images)
-    assert slope.is_contiguous(memory_format=torch.channels_last)
-    assert torch.allclose(slope, gradient(small, recon, images), atol=1e-7)
-
-
-@pytest.mark.parametrize("net", ["vgg", "alex", "squeeze", "random"])
+@pytest.mark.parametrize("net", ["squeeze", "random"])
 def test_runs_on_the_meta_device_without_any_file(net, monkeypatch, tmp_path):
     monkeypatch.setenv("TORCH_HOME", str(tmp_path))
     loss = build_perceptual(net, None, torch.bfloat16, "meta")

@@ -17,7 +17,7 @@ from safetensors.torch import save_file
 from vae.config.options import LossConfig
 from vae.losses import trunk_weights
 from vae.losses.perceptual import build, build_perceptual
-from vae.losses.trunk_weights import URLS, download, find_trunk_weights, matches_name
+from vae.losses.trunk_weights import URLS, download, find_trunk_weights
 from vae.system.errors import UserError
 
 ALTERNATIVES = ("--perceptual_weights FILE", "--perceptual_weight 0")
@@ -64,9 +64,7 @@ def test_no_network_is_one_clear_error_without_delay(net, cache):
     message = str(caught.value)
     name = URLS[net].rsplit("/", 1)[-1]
     assert "\n" not in message
-    for part in (net, *ALTERNATIVES):
-        assert part in message
-    assert message.index("--perceptual_weight 0") < message.index("--perceptual_weights FILE")
+    assert all(part in message for part in (net, *ALTERNATIVES))
     assert message.endswith(f": curl -L --create-dirs -o {cache / name} {URLS[net]}")
     assert not list(cache.iterdir())  # no incomplete file
 
@@ -105,52 +103,23 @@ def test_damaged_download_leaves_no_file(tmp_path, cache, server):
     assert not list((tmp_path / "new").iterdir())
 
 
-def test_error_names_a_damaged_file_in_the_cache(cache):
-    cache.mkdir(parents=True)
-    path = cache / URLS["squeeze"].rsplit("/", 1)[-1]
-    path.write_bytes(b"half a download")
-    with pytest.raises(UserError, match="SHA-256") as caught:
-        find_trunk_weights("squeeze", None)
-    assert str(path) in str(caught.value)
-
-
-def test_only_files_with_a_known_hash_are_verified(tmp_path):
-    content = b"1234"
-    damaged = Path(URLS["dinov2-s"]).name
-    for name, expected in [
-        (name_with_hash(content), True),
-        ("a-00000000.pth", False),
-        ("mine.pth", True),
-        (damaged, False),
-    ]:
-        (tmp_path / name).write_bytes(content)
-        assert matches_name(tmp_path / name, name) is expected
-
-
 def test_missing_file_is_an_error(tmp_path):
-    with pytest.raises(UserError, match=r"--perceptual_weights .*absent\.pth is not a file"):
-        find_trunk_weights("vgg", tmp_path / "absent.pth")
-    with pytest.raises(UserError, match="is not a file"):
-        find_trunk_weights("vgg", tmp_path)
+    for path in (tmp_path / "absent.pth", tmp_path):
+        with pytest.raises(UserError, match=r"--perceptual_weights .* is not a file"):
+            find_trunk_weights("vgg", path)
 
 
 @pytest.mark.parametrize("suffix", [".pth", ".safetensors"])
-@pytest.mark.parametrize("damage", ["empty", "text", "half", "altered head"])
-def test_unreadable_file_is_one_clear_error(damage, suffix, weights_files, tmp_path):
+def test_unreadable_file_is_one_clear_error(suffix, weights_files, tmp_path):
     whole = as_file(weights_files["squeeze"], tmp_path / f"whole{suffix}").read_bytes()
-    content = {
-        "empty": b"",
-        "text": b"<html>not found</html>" * 10,
-        "half": whole[: len(whole) // 2],
-        "altered head": b"\xff" * 64 + whole[64:],
-    }[damage]
-    path = tmp_path / f"bad{suffix}"
-    path.write_bytes(content)
-    with pytest.raises(UserError, match="not a readable weights file") as caught:
-        build_perceptual("squeeze", str(path), torch.float32, "cpu")
-    message = str(caught.value)
-    assert "\n" not in message
-    assert all(part in message for part in (str(path), *ALTERNATIVES))
+    bad = (b"", b"<html>not found</html>" * 10, whole[: len(whole) // 2], b"\xff" * 64 + whole[64:])
+    for number, content in enumerate(bad):
+        path = tmp_path / f"bad_{number}{suffix}"
+        path.write_bytes(content)
+        with pytest.raises(UserError, match="not a readable weights file") as caught:
+            build_perceptual("squeeze", str(path), torch.float32, "cpu")
+        assert "\n" not in str(caught.value)
+        assert all(part in str(caught.value) for part in (str(path), *ALTERNATIVES))
 
 
 def test_weights_of_another_network_or_other_contents_are_an_error(weights_files, tmp_path):

@@ -16,7 +16,7 @@ from torch.nn import functional as F
 from vae.config.trained_vae_flags import EvaluateConfig
 from vae.images.pixels import OFF_BY_ONE_DB, PEAK, psnr, to_8_bit
 from vae.losses.perceptual import PerceptualLoss, build_perceptual
-from vae.losses.trunk_weights import WITHOUT_LPIPS, cached_file, find_trunk_weights, verified_weights
+from vae.losses.trunk_weights import WITHOUT_LPIPS, cached_file, cached_or_downloaded, find_trunk_weights
 from vae.system.errors import UserError
 
 SSIM_WINDOW = 11  # px; Wang et al. 2004: an 11 x 11 Gaussian with standard deviation 1.5
@@ -182,17 +182,21 @@ def find_rfid(
     if not config.rfid:
         missing["rfid"] = "not requested: add --rfid"
         return None
-    return ReconstructionFid(_find_inception(config.inception_weights), device)
+    weights = _find_inception(config.inception_weights)
+    try:
+        return ReconstructionFid(weights, device)
+    except Exception as error:  # a damaged file raises anything
+        raise UserError(f"--rfid: {weights} is not a readable weights file: download it again") from error
 
 
 def _find_inception(given: str | None) -> Path:
-    """The verified file of Inception's weights, downloaded if necessary."""
+    """The file of Inception's weights, downloaded if necessary."""
     fetch = f"download {INCEPTION_URL} to {cached_file(INCEPTION_URL)}"
     remedy = f"{fetch}, give the file with --inception_weights FILE, or remove --rfid"
     if given and not Path(given).expanduser().is_file():
         raise UserError(f"--inception_weights {given} is not a file: {remedy}")
     try:
-        return verified_weights(INCEPTION_URL, Path(given).expanduser() if given else None)
+        return Path(given).expanduser() if given else cached_or_downloaded(INCEPTION_URL)
     except OSError as error:
         raise UserError(f"--rfid: {error}: {remedy}") from error
 

@@ -16,7 +16,6 @@ from torchvision import models
 
 from vae.system.console import fetch_command
 from vae.system.errors import UserError
-from vae.system.files import sha256_of_file
 
 URLS = {
     "vgg": models.VGG16_Weights.IMAGENET1K_V1.url,
@@ -33,17 +32,19 @@ ALTERNATIVES = f"{WITHOUT_LPIPS}, pass the file with --perceptual_weights FILE"
 
 
 def find_trunk_weights(net: str, weights_path: str | os.PathLike[str] | None) -> Path:
-    """The verified weights file of `net` (a key of URLS): `weights_path`, PyTorch's cache or a download.
+    """The weights file of `net` (a key of URLS): `weights_path`, or that in PyTorch's cache, downloaded once.
 
     Raises UserError if there is none. Call it before training starts, and first in one process.
     """
-    given = None if weights_path is None else Path(weights_path).expanduser()
-    if given is not None and not given.is_file():
-        raise UserError(f"--perceptual_weights {weights_path} is not a file: {ALTERNATIVES}")
+    if weights_path is not None:
+        given = Path(weights_path).expanduser()
+        if not given.is_file():
+            raise UserError(f"--perceptual_weights {weights_path} is not a file: {ALTERNATIVES}")
+        return given
     try:
-        return verified_weights(URLS[net], given)
+        return cached_or_downloaded(URLS[net])
     except OSError as error:
-        fetch = fetch_command(URLS[net], given or cached_file(URLS[net]))
+        fetch = fetch_command(URLS[net], cached_file(URLS[net]))
         remedy = f"{ALTERNATIVES}, or download it: {fetch}"
         raise UserError(f"--perceptual_net {net}: {error}: {remedy}") from error
 
@@ -86,44 +87,29 @@ def cached_file(url: str) -> Path:
     return Path(torch.hub.get_dir(), "checkpoints", _file_name(url))
 
 
-def verified_weights(url: str, given: Path | None = None) -> Path:
-    """The file of `url`: `given`, that in PyTorch's cache, or a download to it.
-
-    Raises OSError, with a reason for a user, if there is none, or if its SHA-256 is wrong.
-    """
-    path = given or cached_file(url)
-    if given is None and not path.is_file():
+def cached_or_downloaded(url: str) -> Path:
+    """The file of `url` in PyTorch's cache, where it is downloaded to; OSError, with a reason for a user."""
+    path = cached_file(url)
+    if not path.is_file():
         try:
             download(url, path)
         except OSError as error:  # no network, refused, timeout, disk full
             raise OSError(f"{path} is missing and the download failed ({error})") from error
-    if not matches_name(path, path.name):
-        raise OSError(f"{path} is damaged: its SHA-256 differs from the published one")
     return path
 
 
 def download(url: str, path: Path) -> None:
     """Download `url` to `path`, completely or not at all; raises OSError, also if the SHA-256 is wrong."""
     path.parent.mkdir(parents=True, exist_ok=True)
+    digits = re.search(r"-([0-9a-f]{8})\.pth$", path.name)  # the first ones, as in vgg16-397923af.pth
     before = socket.getdefaulttimeout()
     socket.setdefaulttimeout(TIMEOUT_SECONDS)
     try:
-        torch.hub.download_url_to_file(url, str(path), hash_prefix=_digits(path.name) or None)
+        torch.hub.download_url_to_file(url, str(path), digits[1] if digits else SHA256.get(path.name))
     except (RuntimeError, http.client.HTTPException) as error:  # another SHA-256, a torn connection
         raise OSError(str(error)) from error
     finally:
         socket.setdefaulttimeout(before)
-
-
-def matches_name(path: Path, name: str) -> bool:
-    """Whether the SHA-256 starts with the digits in `name` (vgg16-397923af.pth) or in SHA256, if any."""
-    digits = _digits(name)
-    return digits == "" or sha256_of_file(path).startswith(digits)
-
-
-def _digits(name: str) -> str:
-    found = re.search(r"-([0-9a-f]{8})\.pth$", name)
-    return SHA256.get(name, found[1] if found else "")
 
 
 def _unusable(path: Path, net: str, reason: str) -> UserError:
