@@ -3,6 +3,7 @@
 import hashlib
 import os
 import random
+import re
 import sys
 from dataclasses import fields
 from pathlib import Path
@@ -56,12 +57,11 @@ def test_save_and_load_round_trip(saved):
     loaded = load_checkpoint(saved)
     assert_same({key: loaded[key] for key in content()}, content(), "content")
     assert names(saved.parent) == ["checkpoint_epoch_1.pt", "checkpoint_epoch_1.pt.sha256"]
-
-
-def test_sha256_file_has_the_format_of_sha256sum(saved):
     digest = hashlib.sha256(saved.read_bytes()).hexdigest()
     assert sha256_of_file(saved) == digest
-    assert record_path(saved).read_text() == f"{digest}  checkpoint_epoch_1.pt\n"
+    assert record_path(saved).read_text() == f"{digest}  checkpoint_epoch_1.pt\n"  # as of sha256sum
+    record_path(saved).unlink()
+    assert load_checkpoint(saved)["position"]["step"] == 1
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="needs /proc for the names of open files")
@@ -107,34 +107,31 @@ def test_full_disk_leaves_old_file_and_no_temporary_file(saved, limit):
     assert [name for name in names(saved.parent) if "scratch" in name] == []
 
 
-@pytest.mark.parametrize("share", [0, 0.5, 1])
-def test_flipped_bit_is_reported_as_damage(saved, share):
-    flip_bit(saved, round(share * (saved.stat().st_size - 1)), bit=3)
-    with pytest.raises(DamagedCheckpointError, match=r"checkpoint_epoch_1\.pt is damaged: its SHA-256"):
-        load_checkpoint(saved)
+def test_flipped_bit_is_reported_as_damage(saved):
+    for share in (0, 0.5, 1):
+        position = round(share * (saved.stat().st_size - 1))
+        flip_bit(saved, position, bit=3)
+        with pytest.raises(DamagedCheckpointError, match=r"checkpoint_epoch_1\.pt is damaged: its SHA-256"):
+            load_checkpoint(saved)
+        flip_bit(saved, position, bit=3)
 
 
 @pytest.mark.parametrize("record", [True, False], ids=["with_record", "without_record"])
-@pytest.mark.parametrize("share", [0, 0.5, 0.9999])
-def test_truncated_file_is_reported_as_damage(saved, share, record):
-    os.truncate(saved, int(share * saved.stat().st_size))
+def test_truncated_file_is_reported_as_damage(saved, record):
+    size = saved.stat().st_size
     if not record:
         record_path(saved).unlink()
-    with pytest.raises(DamagedCheckpointError, match=r"checkpoint_epoch_1\.pt is (empty|damaged|truncated)"):
-        load_checkpoint(saved)
+    for share in (0.9999, 0.5, 0):
+        os.truncate(saved, int(share * size))
+        with pytest.raises(DamagedCheckpointError, match=r"checkpoint_epoch_1\.pt is damaged"):
+            load_checkpoint(saved)
 
 
-@pytest.mark.parametrize("text", ["", "\n", "0" * 64 + "  checkpoint_epoch_1.pt\n", "\udcff\x00"])
-def test_wrong_sha256_is_reported_as_damage(saved, text):
-    record_path(saved).write_bytes(text.encode("utf-8", "surrogateescape"))
-    with pytest.raises(DamagedCheckpointError, match="SHA-256 is not the one in"):
-        load_checkpoint(saved)
-
-
-def test_file_without_sha256_is_valid(saved):
-    record_path(saved).unlink()
-    verify_checkpoint(saved)
-    assert load_checkpoint(saved)["position"]["step"] == 1
+def test_wrong_sha256_is_reported_as_damage(saved):
+    for text in (b"", b"0" * 64 + b"  checkpoint_epoch_1.pt\n", b"\xff\x00"):
+        record_path(saved).write_bytes(text)
+        with pytest.raises(DamagedCheckpointError, match="SHA-256 is not the one in"):
+            load_checkpoint(saved)
 
 
 @pytest.mark.skipif(os.name == "nt", reason="an error of PyTorch's reader may crash Wine")
@@ -191,13 +188,9 @@ def test_foreign_file_is_an_error_with_its_path(tmp_path):
 def test_other_checkpoint_format_is_refused_with_remedy(tmp_path, other):
     path = tmp_path / "checkpoint_epoch_1.pt"
     torch.save({**content(), "format": other}, path)
-    with pytest.raises(UserError) as caught:
+    difference = re.escape(f"(format {other!r}, not {CHECKPOINT_FORMAT})")
+    with pytest.raises(UserError, match=rf"^--vae .*{difference}.*train again$"):
         load_checkpoint(path, flag="--vae")
-    message = str(caught.value)
-    assert message.startswith(f"--vae {path} ")
-    assert f"(format {other!r}, not {CHECKPOINT_FORMAT})" in message
-    assert "train again" in message
-    assert "\n" not in message
 
 
 def test_checkpoint_with_other_fields_or_options_is_of_another_version(tmp_path):

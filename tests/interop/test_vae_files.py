@@ -52,7 +52,7 @@ def test_diffusers_folder_is_read_completely(family, tmp_path):
     assert not any(p.requires_grad for p in loaded.autoencoder.parameters())
 
 
-@pytest.mark.parametrize("prefix", ["", "first_stage_model.", "vae."])
+@pytest.mark.parametrize("prefix", ["", "first_stage_model.", "module.vae._orig_mod."])
 def test_prefix_is_removed_and_other_tensors_are_ignored(prefix, tmp_path):
     theirs = research_model("sd", *SMALL)
     more = {
@@ -62,30 +62,27 @@ def test_prefix_is_removed_and_other_tensors_are_ignored(prefix, tmp_path):
     }
     if prefix:
         more["model.diffusion_model.input_blocks.0.0.weight"] = torch.zeros(3)
-        more["model_ema.decay"] = torch.tensor(0.999)
-    loaded = load_vae(save_research(tmp_path / "model.safetensors", theirs, prefix, more))
+    # with any name: the content decides
+    loaded = load_vae(save_research(tmp_path / "model.safetensors.download", theirs, prefix, more))
     assert loaded.kind == "compvis"
     latents = theirs.encode(image())
     assert (loaded.autoencoder.decode(latents) - theirs.decode(latents)).abs().max() < 1e-5
 
 
-@pytest.mark.parametrize(
-    ("other_name", "scaling"),
-    [
-        ("conditioner.embedders.0.weight", (0.13025, 0.0)),
-        ("cond_stage_model.transformer.weight", (0.18215, 0.0)),
-        ("model.diffusion_model.joint_blocks.0.weight", (1.5305, 0.0609)),
-        ("model.diffusion_model.double_blocks.0.weight", (0.3611, 0.1159)),
-        ("model.diffusion_model.something.weight", (None, None)),
-    ],
-)
-def test_scaling_follows_from_other_networks_in_the_file(other_name, scaling, tmp_path):
-    more = {other_name: torch.zeros(1)}
-    path = save_research(
-        tmp_path / "model.safetensors", research_model("sd", *SMALL), "first_stage_model.", more
-    )
-    loaded = load_vae(path)
-    assert (loaded.scaling_factor, loaded.shift_factor) == scaling
+def test_scaling_follows_from_other_networks_in_the_file(tmp_path):
+    theirs = research_model("sd", *SMALL)
+    for index, (other_name, scaling) in enumerate(
+        {
+            "conditioner.embedders.0.weight": (0.13025, 0.0),
+            "cond_stage_model.transformer.weight": (0.18215, 0.0),
+            "model.diffusion_model.joint_blocks.0.weight": (1.5305, 0.0609),
+            "model.diffusion_model.double_blocks.0.weight": (0.3611, 0.1159),
+            "model.diffusion_model.something.weight": (None, None),
+        }.items()
+    ):
+        path = tmp_path / f"{index}.safetensors"
+        loaded = load_vae(save_research(path, theirs, "first_stage_model.", {other_name: torch.zeros(1)}))
+        assert (loaded.scaling_factor, loaded.shift_factor) == scaling, other_name
 
 
 def test_fp16_variant_of_weights_is_found(tmp_path):
@@ -177,17 +174,17 @@ def transposed(tensors):
         (drop("decoder."), r"has no decoder: it can only encode images \(infer_vae.py --mode encode\)"),
         (drop("encoder."), r"has no encoder: it can only decode latents \(infer_vae.py --mode decode\)"),
         (drop("decoder.up.1"), r"lacks some of decoder.up_blocks: it is cut, or of another"),
-        (drop("post_quant_conv"), "lacks post_quant_conv.bias and 1 more"),
-        (drop("encoder.mid.attn_1"), r"lacks encoder.mid_block.attentions.\S+ and \d+ more"),
-        (put("encoder.down.1.attn.0.q.weight", torch.zeros(1)), r"has the unknown encoder.down\S+attn"),
-        (put("encoder.extra.weight", torch.zeros(1)), "has the unknown encoder.extra.weight"),
+        (drop("post_quant_conv"), r'Missing .*"post_quant_conv.weight"'),
+        (drop("encoder.mid.attn_1"), r'Missing .*"encoder.mid_block.attentions'),
+        (put("encoder.down.1.attn.0.q.weight", torch.zeros(1)), r'Unexpected .*"encoder.down\S+attn'),
+        (put("encoder.extra.weight", torch.zeros(1)), r'Unexpected .*"encoder.extra.weight'),
         (time_axis, "video VAE"),
-        (four_channels, "another shape of encoder.conv_in.weight: "),
-        (other_decoder, "another shape of decoder.conv_in.weight"),
+        (four_channels, "size mismatch for encoder.conv_in.weight: "),
+        (other_decoder, "size mismatch for decoder.conv_in.weight"),
         (put("decoder.conv_out.bias", torch.full((3,), torch.nan)), "not finite .*decoder.conv_out"),
         (put("decoder.conv_out.bias", torch.zeros(3).to(torch.float8_e4m3fn)), "float8_e4m3fn weights"),
         (drop("encoder.down.0.block.0.conv1.weight"), "lacks some of encoder.down_blocks"),
-        (transposed, f"another shape of {CONV_READ}"),
+        (transposed, f"size mismatch for {CONV_READ}"),
         (put(CONV, torch.tensor(1.0)), "another shape of encoder.down_blocks"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
@@ -201,12 +198,15 @@ def test_unusable_tensors_are_named(edit, message, tmp_path):
     assert len(text) < 400
 
 
-def test_truncated_file_is_reported(tmp_path):
+def test_half_a_download_is_reported(tmp_path):
     path = save_research(tmp_path / "model.safetensors", research_model("sd", *SMALL))
     whole = path.read_bytes()
     for size in (len(whole) - 1, len(whole) // 2, 100, 4, 0):
         path.write_bytes(whole[:size])
         assert "download it again" in error_of(path), size
+    for size in (1000, len(whole) // 2):  # of a program that reserves the space first
+        path.write_bytes(whole[:size] + bytes(len(whole) - size))
+        assert "only part of it was downloaded" in error_of(path), size
 
 
 def test_damaged_header_is_a_one_line_error(tmp_path):
@@ -253,17 +253,6 @@ def test_pickles_are_read_by_their_content(name, tmp_path):
     assert (loaded.autoencoder.decode(latents) - theirs.decode(latents)).abs().max() < 1e-5
 
 
-@pytest.mark.parametrize("name", ["model.ckpt", "model.bin", "model", "model.safetensors.download"])
-def test_safetensors_are_read_with_any_name(name, tmp_path):
-    assert load_vae(save_research(tmp_path / name, research_model("sd", *SMALL))).kind == "compvis"
-
-
-@pytest.mark.parametrize("prefix", ["model.", "_orig_mod.", "module.vae._orig_mod.", "a.b.c.", "pipe.vae."])
-def test_any_prefix_goes(prefix, tmp_path):
-    path = save_research(tmp_path / "model.safetensors", research_model("sd", *SMALL), prefix)
-    assert load_vae(path).kind == "compvis"
-
-
 def test_ema_weights_of_a_training_file_are_one_vae_and_two_vaes_are_an_error(tmp_path):
     path = tmp_path / "model.ckpt"
     raw, ema = research_tensors(), {n: v + 1 for n, v in research_tensors().items()}
@@ -279,7 +268,6 @@ def test_ema_weights_of_a_training_file_are_one_vae_and_two_vaes_are_an_error(tm
     ("content", "message"),
     [
         (b"version https://git-lfs.github.com/spec/v1\noid sha256:0\n", "pointer of Git LFS"),
-        (b"<!DOCTYPE html><html>", "web page"),
         (b"\n<html lang=en>", "web page"),
         (b"GGUF", "is not a .safetensors file"),
         (b"PK\x03\x04" + bytes(500), "only part of it was downloaded"),
@@ -292,14 +280,6 @@ def test_what_is_no_file_of_weights_is_named(content, message, tmp_path):
     edited_config(tmp_path / "folder")
     (tmp_path / "folder" / WEIGHTS_NAME).write_bytes(content)
     assert message in error_of(tmp_path / "folder")
-
-
-def test_preallocated_download_is_named(tmp_path):
-    path = save_research(tmp_path / "model.safetensors", research_model("sd", *SMALL))
-    whole = path.read_bytes()
-    for size in (1000, len(whole) // 2):
-        path.write_bytes(whole[:size] + bytes(len(whole) - size))
-        assert "only part of it was downloaded" in error_of(path), size
 
 
 def test_sharded_folders_and_folders_without_a_class_are_read(tmp_path):
@@ -328,13 +308,10 @@ def test_malicious_pickle_is_not_executed(tmp_path):
     assert not (tmp_path / "ran").exists()
 
 
-def test_missing_file_is_an_error(tmp_path):
-    assert "no such file" in error_of(tmp_path / "nothing")
-
-
 def test_run_without_export_suggests_its_checkpoints(checkpoint):
     path, _, _ = checkpoint
     assert "give one of the checkpoints" in error_of(path.parent)
+    assert "no such file" in error_of(path.parent / "nothing")
 
 
 def test_channels_that_32_groups_do_not_divide_need_a_config(tmp_path):
@@ -356,32 +333,20 @@ def edited_config(tmp_path, **values):
 
 
 @pytest.mark.parametrize(
-    "values",
-    [
-        {"scaling_factor": "large"},
-        {"norm_num_groups": 0},
-        {"_class_name": "VQModel"},
-    ],
+    "values", [{"scaling_factor": "large"}, {"norm_num_groups": 0}, {"_class_name": "VQModel"}]
 )
-def test_invalid_config_value_is_a_one_line_error(values, tmp_path):
+def test_invalid_config_is_a_one_line_error(values, tmp_path):
     assert "config.json" in error_of(edited_config(tmp_path, **values))
-
-
-def test_config_that_is_no_object_is_a_one_line_error(tmp_path):
-    edited_config(tmp_path)
     (tmp_path / "config.json").write_text("[1, 2]")
     assert "config.json" in error_of(tmp_path)
+    tensors = load_file(tmp_path / WEIGHTS_NAME)
+    save_file(tensors, tmp_path / "one.safetensors", metadata={"vae_config": "{"})
+    assert "vae_config" in error_of(tmp_path / "one.safetensors")
 
 
 @pytest.mark.parametrize("values", [{"sample_size": [64, 64]}, {"sample_size": None}])
 def test_invalid_sample_size_is_ignored(values, tmp_path):
     assert load_vae(edited_config(tmp_path, **values)).file.sample_size is None
-
-
-def test_invalid_config_in_metadata_is_a_one_line_error(tmp_path):
-    tensors = {name: value.contiguous() for name, value in research_model("sd", *SMALL).state_dict().items()}
-    save_file(tensors, tmp_path / "model.safetensors", metadata={"vae_config": "{"})
-    assert "vae_config" in error_of(tmp_path / "model.safetensors")
 
 
 @pytest.mark.parametrize(
@@ -394,4 +359,4 @@ def test_small_file_cannot_cause_a_large_allocation(name, tmp_path):
     assert "lacks some of encoder.down_blocks" in error_of(tmp_path / "model.safetensors")
     width = "encoder.down.1.block.0.conv1.weight"
     save_file({**tensors, width: torch.zeros(3_200_000, 1, 1, 1)}, tmp_path / "wide.safetensors")
-    assert "has another shape of" in error_of(tmp_path / "wide.safetensors")
+    assert "is cut, or of another architecture" in error_of(tmp_path / "wide.safetensors")

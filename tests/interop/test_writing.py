@@ -22,7 +22,7 @@ from vae.config.trained_vae_flags import ExportConfig
 from vae.interop.exporting import export
 from vae.interop.vae_files import load_vae
 from vae.interop.vae_path import WEIGHTS_NAME
-from vae.interop.writing import diffusers_config, save_diffusers_folder, stored_weights, write_safetensors
+from vae.interop.writing import write_safetensors
 from vae.model.autoencoder import AutoencoderKL
 from vae.system.errors import UserError
 from vae.training.command import Command
@@ -118,18 +118,6 @@ def test_config_is_complete(exported):
     assert unknown == set()
 
 
-def test_export_replaces_an_existing_folder(tmp_path):
-    for seed in (0, 1):
-        torch.manual_seed(seed)
-        model = AutoencoderKL(MODEL)
-        config = diffusers_config(MODEL, 32, 1.0, 0.0)
-        save_diffusers_folder(tmp_path / "vae", stored_weights(model, "fp32"), config)
-    assert {p.name for p in (tmp_path / "vae").iterdir()} == {"config.json", WEIGHTS_NAME}
-    found = read_model(tmp_path / "vae")
-    for name, value in model.state_dict().items():
-        assert torch.equal(found.state_dict()[name], value)
-
-
 # --- starting from published folders ---------------------------------------------------------------
 
 
@@ -165,27 +153,25 @@ def test_a_full_disk_is_an_error_of_the_system_and_leaves_nothing(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_starts_from_a_diffusers_folder(published, tiny):
-    assert_near(first_forward(published, tiny), expected_forward(published))
+def test_starts_from_a_published_folder_or_its_file(published, tiny):
+    expected = expected_forward(published)
+    assert_near(first_forward(published, tiny), expected)
+    assert_near(first_forward(published / WEIGHTS_NAME, tiny), expected)
+    half = {name: value.half() for name, value in load_file(published / WEIGHTS_NAME).items()}
+    save_file(half, published / "half.safetensors")  # computed in fp32
+    theirs = DiffusersVAE.from_pretrained(published)
+    theirs.load_state_dict({name: value.float() for name, value in half.items()})
+    with torch.no_grad():
+        assert_near(first_forward(published / "half.safetensors", tiny), theirs(photograph()).sample)
 
 
 def test_starts_from_the_export_of_a_run(exported, tiny):
-    assert_near(first_forward(exported, tiny), expected_forward(exported))
-    assert_near(first_forward(exported.parent, tiny), expected_forward(exported))  # the folder of the run
+    """Its folder, the folder of the run, and the file, whose norm groups are in the config.json beside it."""
+    expected = expected_forward(exported)
+    for path in (exported, exported.parent, exported / WEIGHTS_NAME):
+        assert_near(first_forward(path, tiny), expected)
 
 
-def test_starts_from_a_safetensors_file(published, tiny):
-    expected = expected_forward(published)
-    assert_near(first_forward(published / WEIGHTS_NAME, tiny), expected)
-    (published / "config.json").unlink()
-    assert_near(first_forward(published / WEIGHTS_NAME, tiny), expected)
-
-
-def test_starts_from_exported_file_with_other_norm_groups(exported, tiny):
-    assert_near(first_forward(exported / WEIGHTS_NAME, tiny), expected_forward(exported))
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize("convolutions", [False, True])
 def test_starts_from_old_attention_names(published, tiny, convolutions):
     expected = expected_forward(published)
@@ -200,14 +186,6 @@ def test_starts_from_old_attention_names(published, tiny, convolutions):
     assert sum(".query." in name for name in weights) == 4
     save_file(weights, published / WEIGHTS_NAME)
     assert_near(first_forward(published, tiny), expected)
-
-
-def test_starts_from_half_precision_weights_as_fp32(published, tiny):
-    half = {name: value.half() for name, value in load_file(published / WEIGHTS_NAME).items()}
-    save_file(half, published / WEIGHTS_NAME)
-    found = first_forward(published, tiny)
-    assert found.dtype == torch.float32
-    assert (found - expected_forward(published)).abs().max() < 1e-4
 
 
 def test_folder_without_weights_is_an_error_and_a_pickle_is_read(published):

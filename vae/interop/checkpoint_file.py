@@ -145,10 +145,6 @@ class DamagedCheckpointError(UserError):
     """The file differs from what was saved, or cannot be read."""
 
 
-class ForeignFileError(UserError):
-    """The file was not written by this toolkit."""
-
-
 def save_checkpoint(path: Path, content: dict[str, Any]) -> None:
     """Write `content` (plain data and tensors) to `path`: temporary file, flush, SHA-256, rename, flush.
 
@@ -229,8 +225,8 @@ def verify_checkpoint(path: Path) -> None:
 def load_checkpoint(path: Path, *, flag: str = "--resume_from") -> dict[str, Any]:
     """Verify and load a checkpoint onto the CPU; its content has all keys.
 
-    Raises DamagedCheckpointError for a damaged file, ForeignFileError for a file that this toolkit did not
-    write, and UserError for a missing file or one of another version. `flag` is the flag in the messages.
+    Raises DamagedCheckpointError for a damaged file, and UserError for a missing file and one of another
+    version or program. `flag` is the flag in the messages.
     """
     check_checkpoint_path(path, flag)
     verify_checkpoint(path)
@@ -239,9 +235,9 @@ def load_checkpoint(path: Path, *, flag: str = "--resume_from") -> dict[str, Any
     except (OSError, DamagedFileError) as error:
         raise DamagedCheckpointError(f"{path} is damaged or not a checkpoint: {error}") from None
     except NeedsCodeError as error:
-        raise ForeignFileError(f"{flag} {path} is not a checkpoint of this toolkit: it has {error}") from None
+        raise UserError(f"{flag} {path} is not a checkpoint of this toolkit: it has {error}") from None
     if not is_checkpoint(content):
-        raise ForeignFileError(
+        raise UserError(
             f"{flag} {path} is not a checkpoint of this toolkit: --init_from reads weights of other programs"
         )
     return checked(content, path, flag)

@@ -38,7 +38,7 @@ _USE_WITHOUT = {
 }
 # The parts of a network that files have without each other, by the beginnings of their names.
 PARTS = {"encoder": ("encoder.", "quant_conv."), "decoder": ("decoder.", "post_quant_conv.")}
-_MAX_CHARS = 256  # of a parameter name that is shown
+_MAX_CHARS = 200  # of a message of PyTorch
 
 
 @dataclass
@@ -328,36 +328,30 @@ def missing_part(weights: Collection[str]) -> str:
 
 
 def check_fit(config: ModelConfig, weights: dict[str, torch.Tensor], where: str) -> None:
-    """Raise UserError that names missing, unknown and misshaped tensors; no network is allocated.
+    """Raise UserError if the weights are not those of such a network; no network is allocated.
 
     A file without anything of an encoder or of a decoder fits.
     """
     with torch.device("meta"):
-        own = AutoencoderKL(config).state_dict()
+        model = AutoencoderKL(config)
     absent = PARTS.get(missing_part(weights), ())
-    unequal = {
-        name
-        for name in own.keys() & weights.keys()
-        if weights[name].shape
-        not in (own[name].shape, (*own[name].shape, 1, 1))  # linear layers stored as 1x1 convolutions
-    }
-    problems = {
-        "lacks": {name for name in own.keys() - weights.keys() if not name.startswith(absent)},
-        "has the unknown": weights.keys() - own.keys(),
-        "has another shape of": unequal,
-    }
-    if any(problems.values()):
-        found = [f"{problem} {_some(names)}" for problem, names in problems.items() if names]
-        raise UserError(f"{where} {' and '.join(found)}: it is cut, or of another architecture")
-
-
-def _some(names: Collection[str]) -> str:
-    """The first name, and the number of others."""
-    return min(names)[:_MAX_CHARS] + (f" and {len(names) - 1} more" if len(names) > 1 else "")
+    missing = {name: value for name, value in model.state_dict().items() if name.startswith(absent)}
+    try:
+        model.load_state_dict(missing | _in_shapes_of(model, weights), assign=True)
+    except RuntimeError as error:
+        problem = str(error).splitlines()[1].strip()
+        raise UserError(f"{where} is cut, or of another architecture: {problem[:_MAX_CHARS]}") from None
 
 
 def load_weights(model: AutoencoderKL, weights: dict[str, torch.Tensor]) -> None:
     """Copy weights that passed check_fit into `model`; it keeps its own part if they have none."""
-    own = model.state_dict()
-    reshaped = {name: value.reshape(own[name].shape) for name, value in weights.items()}
-    model.load_state_dict({**own, **reshaped})
+    model.load_state_dict(model.state_dict() | _in_shapes_of(model, weights))
+
+
+def _in_shapes_of(model: AutoencoderKL, weights: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """The weights, with linear layers that are stored as 1x1 convolutions as matrices."""
+    linear = {name for name, value in model.state_dict().items() if value.dim() == 2}
+    return {
+        name: value.flatten(1) if name in linear and value.shape[2:] == (1, 1) else value
+        for name, value in weights.items()
+    }
