@@ -36,28 +36,6 @@ def test_log_file_gets_a_line_at_round_numbers_every_30_seconds_and_one_at_the_e
     ]
 
 
-def test_slow_work_shows_seconds_per_unit_and_ends_with_one_line(clock, capsys):
-    with Progress("reconstruct", 2, "file") as bar:
-        for _ in range(2):
-            clock[0] += 34.25
-            bar.update()
-    assert capsys.readouterr().err.splitlines() == [
-        "reconstruct: 1 of 2 files, 34.2 s/file, 00:34 left",
-        "reconstruct: 2 of 2 files, 34.2 s/file, took 01:08",
-    ]
-
-
-def test_percent_without_the_number_of_units(clock, capsys):
-    with Progress("decode", 3_000_000, "%") as bar:
-        for _ in range(2):
-            clock[0] += 60
-            bar.update(1_500_000)
-    assert capsys.readouterr().err.splitlines() == [
-        "decode: 50 %, 01:00 left",
-        "decode: 100 %, took 02:00",
-    ]
-
-
 def test_short_work_prints_one_line_or_none(clock, capsys):
     assert list(track("abc", "one", 3, "file")) == list("abc")
     assert capsys.readouterr().err == "one: 3 of 3 files, took 00:00\n"

@@ -3,7 +3,7 @@
 import pytest
 
 from tests.harness.machines import ARCHS_126, ARCHS_130
-from vae.checks.cuda_builds import driver_branch, needed_branch, runs_on, suggested_build
+from vae.checks.cuda_builds import driver_branch, needed_branch, runs_on
 
 
 @pytest.mark.parametrize(
@@ -42,24 +42,6 @@ def test_runs_on(capability, arch_list, runs):
 )
 def test_needed_branch(cuda, capability, branch):
     assert needed_branch(cuda, capability) == branch
-
-
-@pytest.mark.parametrize(
-    ("branch", "capability", "build"),
-    [
-        (580, (12, 0), "cu130"),
-        (595, (8, 9), "cu130"),
-        (570, (12, 0), "cu128"),
-        (550, (12, 0), None),  # the driver does not support the card: only an update helps
-        (550, (8, 9), "cu126"),
-        (580, (6, 1), "cu126"),  # CUDA 13 no longer compiles for it
-        (580, (3, 7), "cpu"),  # nor any build
-        (470, (8, 9), None),
-        (None, None, "cpu"),
-    ],
-)
-def test_suggested_build(branch, capability, build):
-    assert suggested_build(branch, capability) == build
 
 
 def test_driver_branch():

@@ -18,27 +18,17 @@ from tests.harness.runs import ROOT
 from vae.checks.facts import Card
 from vae.checks.machine import (
     SMI_FIELDS,
-    build,
     gather_folder,
-    gather_host,
     gather_torch_files,
-    installed,
     parse_nvidia_smi,
     project_python,
     query_nvidia_smi,
     read_requirements,
-    release,
     satisfies,
     vgg_path,
 )
 from vae.checks.table import SKIP
 from vae.system.host import find_compiler
-
-
-def test_host_facts_are_consistent():
-    host = gather_host()
-    assert 1 <= host.cores_usable <= os.cpu_count()
-    assert 0 < host.memory_free <= host.memory_total
 
 
 def test_project_environment_is_found(tmp_path):
@@ -120,15 +110,6 @@ def test_refused_write_is_a_problem(tmp_path, monkeypatch):
     )
 
 
-def test_weights_are_in_the_folder_of_torch_hub(tmp_path, monkeypatch):
-    import torch
-
-    monkeypatch.delenv("TORCH_HOME", raising=False)
-    for name in ("XDG_CACHE_HOME", "TORCH_HOME"):
-        monkeypatch.setenv(name, str(tmp_path / name))
-        assert str(vgg_path().parent) == os.path.join(torch.hub.get_dir(), "checkpoints")
-
-
 ANSWER = "0, NVIDIA GeForce RTX 5090, 580.95.05, 32607, 12.0\n"
 
 
@@ -207,19 +188,6 @@ def test_time_limit_with_a_child_that_keeps_the_output_open(program):
     assert time.monotonic() - begun < 30  # far below the minute it would sleep
 
 
-def test_program_that_cannot_be_executed(program, monkeypatch):
-    program("")
-    Path(os.environ["PATH"], "nvidia-smi").write_bytes(b"\x7fELF broken")
-    smi = query_nvidia_smi(60)
-    assert smi.status == "failed"
-    assert "nvidia-smi" in smi.message
-
-
-def test_output_that_is_not_utf8(program):
-    program("import os\nos.write(1, b'Failed to initialize NVML: G\\xe9r\\xe4t\\n')\nos._exit(1)")
-    assert query_nvidia_smi(60).message.startswith("Failed to initialize NVML: G")
-
-
 VERSIONS = (
     "2.9.1",
     "2.10",
@@ -240,11 +208,8 @@ SPECIFIERS = (
     "<3,>=2.9",
     ">=13",
     "<=2.13.0",
-    ">2.13.0,<=3",
-    "~=2.10",
-    "~=2.13.0",
-    "",
 )
+SPECIFIERS += (">2.13.0,<=3", "~=2.10", "~=2.13.0", "")
 
 
 def test_read_requirements():
@@ -265,10 +230,6 @@ def test_torch_files_match_the_modules():
     assert files.vision_version == torchvision.__version__
 
 
-def test_missing_package():
-    assert installed("no-such-package-of-ours") is None
-
-
 def test_version_file_is_read_without_executing_it(tmp_path, monkeypatch):
     (tmp_path / "torch").mkdir()
     (tmp_path / "torch" / "version.py").write_text(
@@ -280,13 +241,14 @@ def test_version_file_is_read_without_executing_it(tmp_path, monkeypatch):
     assert (files.version, files.cuda, files.hip) == ("2.11.0+cu128", "12.8", None)
 
 
-@pytest.mark.parametrize(("version", "specifier"), list(itertools.product(VERSIONS, SPECIFIERS)))
-def test_satisfies_matches_packaging(version, specifier):
-    assert satisfies(version, specifier) == SpecifierSet(specifier).contains(Version(version))
+def test_satisfies_matches_packaging():
+    for version, specifier in itertools.product(VERSIONS, SPECIFIERS):
+        expected = SpecifierSet(specifier).contains(Version(version))
+        assert satisfies(version, specifier) == expected, (version, specifier)
 
 
-def test_parts_of_a_version():
-    assert release("2.15.0a1+cu132") == (2, 15, 0)
-    assert release("unknown") == ()
-    assert build("2.15.0+cu132") == "cu132"
-    assert build("2.15.0") == ""
+def test_weights_are_in_the_folder_of_torch_hub(tmp_path, monkeypatch):
+    monkeypatch.delenv("TORCH_HOME", raising=False)
+    for name in ("XDG_CACHE_HOME", "TORCH_HOME"):
+        monkeypatch.setenv(name, str(tmp_path / name))
+        assert str(vgg_path().parent) == os.path.join(torch.hub.get_dir(), "checkpoints")

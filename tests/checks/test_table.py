@@ -28,7 +28,6 @@ from vae.checks.table import (
     SCHEMA_VERSION,
     SKIP,
     WARN,
-    Result,
     as_json,
     as_text,
     exit_code,
@@ -226,19 +225,17 @@ def test_expected_driver_states_its_reasons():
     assert "--torch" not in verdict(for_card, "card.driver").remedy  # no build helps
 
 
-def test_inactive_project_environment_is_pointed_out():
-    facts = changed(WITHOUT_TORCH, project_python=".venv/bin/python")
-    assert ".venv/bin/python check_compatibility.py" in verdict(facts, "torch.loads").found
-
-
-@pytest.mark.parametrize(
-    "unfinished",
-    ["starting Python", "loading torch", "loading torchvision", "looking for cards", "computing"],
-)
-def test_crash_fails_a_check(unfinished):
-    part = {"unfinished": unfinished, "ended": "killed by signal 11", "devices": ()}
-    assert statuses(changed(DESKTOP, loaded=part), FAIL)
-    assert statuses(changed(NO_CARD, loaded=part), FAIL)
+def test_crash_fails_a_check():
+    for unfinished in (
+        "starting Python",
+        "loading torch",
+        "loading torchvision",
+        "looking for cards",
+        "computing",
+    ):
+        part = {"unfinished": unfinished, "ended": "killed by signal 11", "devices": ()}
+        assert statuses(changed(DESKTOP, loaded=part), FAIL), unfinished
+        assert statuses(changed(NO_CARD, loaded=part), FAIL), unfinished
 
 
 # --- requirements of the trainer
@@ -251,12 +248,12 @@ def test_default_parameters_match_the_model():
 
 
 @pytest.mark.parametrize("platform", ["Linux", "Windows"])
-@pytest.mark.parametrize("cores", [1, 2, 3, 6, 14, 64])
-def test_workers_match_num_workers_auto(monkeypatch, cores, platform):
-    monkeypatch.setattr("vae.data.workers.usable_cores", lambda: cores)
+def test_workers_match_num_workers_auto(monkeypatch, platform):
     monkeypatch.setattr("vae.data.workers.sys.platform", "win32" if platform == "Windows" else "linux")
-    facts = changed(DESKTOP, host={"cores_usable": cores, "system": platform})
-    assert workers(facts) == resolve_num_workers("auto")
+    for cores in (1, 3, 64):
+        monkeypatch.setattr("vae.data.workers.usable_cores", lambda cores=cores: cores)
+        facts = changed(DESKTOP, host={"cores_usable": cores, "system": platform})
+        assert workers(facts) == resolve_num_workers("auto")
 
 
 @pytest.mark.parametrize(
@@ -292,16 +289,6 @@ def test_remedies_of_failures_come_first_and_once():
     assert "failed" in lines[-1]
 
 
-def test_summary_counts():
-    assert "0 failed, 0 warnings" in as_text(judge(DESKTOP))
-    assert "1 warnings" in as_text(judge(NO_CARD))
-
-
-def test_long_texts_are_wrapped():
-    check = Result("torch.loads", "PyTorch loads", PASS, "word " * 60)
-    assert all(len(line) <= 100 for line in as_text([check]).splitlines())
-
-
 def test_json():
     checks = judge(NO_CARD)
     content = json.loads(as_json(NO_CARD, checks, exit_code(checks, strict=True)))
@@ -310,11 +297,3 @@ def test_json():
     assert [check["id"] for check in content["checks"]] == [check.id for check in checks]
     assert set(content["checks"][0]) == {"id", "group", "title", "status", "found", "expected", "remedy"}
     assert content["environment"]["torch_files"]["version"] == "2.14.0+cu130"
-
-
-def test_json_of_a_file_name_that_is_not_utf8():
-    odd = folder("--output_dir", "./a b'ü\udcff")
-    facts = changed(DESKTOP, folders=(odd, DESKTOP.folders[1]))
-    text = as_json(facts, judge(facts), 0)
-    assert text.isascii()
-    assert json.loads(text)["environment"]["folders"][0]["path"] == "./a b'ü\udcff"

@@ -64,14 +64,6 @@ import os, sys
 print(os.path.basename(sys.argv[0]), *sys.argv[1:], flush=True)
 sys.exit(int(os.environ.get("STUB_CHECK_CODE", "0")))
 """
-# Answers a query for any fields with the index, the name and the memory of each card.
-NVIDIA_SMI = """#!{python}
-import sys
-fields = sys.argv[1].split("=")[1].split(",")
-for index, (name, mib) in enumerate({cards}):
-    known = {{"index": index, "name": name, "driver_version": "580.1", "memory.total": mib}}
-    print(", ".join(str(known.get(field, "[N/A]")) for field in fields))
-"""
 
 
 class Project:
@@ -95,13 +87,6 @@ class Project:
     def environ(self, **more: str) -> dict[str, str]:
         path = os.pathsep.join([str(self.folder / "bin"), os.environ["PATH"]])
         return {**os.environ, "PATH": path, "VAE_PYTHON": sys.executable, **more}
-
-    def install_nvidia_smi(self, *cards: tuple[str, int]) -> None:
-        """An nvidia-smi that reports cards of (name, MiB)."""
-        program = self.folder / "bin" / "nvidia-smi"
-        program.parent.mkdir(exist_ok=True)
-        program.write_text(NVIDIA_SMI.format(python=sys.executable, cards=cards))
-        program.chmod(0o755)
 
     def run(self, *command: str, **more: str) -> subprocess.CompletedProcess:
         """Run a command outside the project folder, without a terminal."""

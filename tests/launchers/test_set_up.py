@@ -1,6 +1,5 @@
 """setup.sh: the choice of the build, messages for missing programs, and repeated runs."""
 
-import ast
 import contextlib
 import http.server
 import json
@@ -9,14 +8,13 @@ import shutil
 import subprocess
 import sys
 import threading
-import venv
 from pathlib import Path
 
 import pytest
 
 from launchers import environment, virtual_environment
 from launchers.stamp import torch_requirements
-from launchers.torch_builds import ENDED, Machine
+from launchers.torch_builds import Machine
 from tests.harness.launcher_projects import make_pair, make_wheel
 from tests.harness.runs import ROOT, closed_pipe
 from vae.checks.facts import Smi
@@ -26,11 +24,6 @@ NOWHERE = "http://127.0.0.1:9/whl"  # the discard port refuses connections at on
 
 
 # --- the menu and the flags --------------------------------------------------------------------
-
-
-def test_menu_choices_exist():
-    assert environment.MENU["4"] == "cu128"  # as README and docs say
-    assert set(environment.MENU.values()) - set(ENDED) <= set(environment.CHOICES)
 
 
 def test_a_version_has_an_environment_of_its_own(capsys):
@@ -54,20 +47,18 @@ RTX_4090 = Machine(560, (("NVIDIA GeForce RTX 4090", (8, 9)),))
 @pytest.mark.parametrize(
     ("answers", "machine", "build"),
     [
-        (["4"], RTX_5090, "cu128"),
+        (["4"], RTX_5090, "cu128"),  # as README and docs say
         ([""], RTX_5090, "cu130"),
         (["0", "cu128", " 6 "], RTX_4090, "cu132"),
         (["3", ""], RTX_4090, "cu126"),  # ended: Enter selects the nearest
         (["1", ""], RTX_5090, "cu128"),  # 12.6 has no code for this card
     ],
 )
-def test_menu_repeats_until_a_valid_answer(monkeypatch, capsys, answers, machine, build):
+def test_menu_repeats_until_a_valid_answer(monkeypatch, answers, machine, build):
     left = list(answers)
     monkeypatch.setattr("builtins.input", lambda _: left.pop(0))
     assert environment.ask_build(machine) == build
     assert left == []
-    if answers[0] in ("1", "2", "3"):
-        assert "builds ended with torch 2." in capsys.readouterr().out
 
 
 def test_set_up_in_a_terminal_asks_before_it_creates_anything(project):
@@ -104,19 +95,9 @@ def test_every_locale_works(project):
     assert "Traceback" not in done.stderr
 
 
-def test_launchers_need_only_the_standard_library():
-    for path in (ROOT / "launchers").glob("*.py"):
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-            if isinstance(node, ast.ImportFrom | ast.Import):
-                top = (getattr(node, "module", None) or node.names[0].name).split(".")[0]
-                assert top in ("launchers", "vae", *sys.stdlib_module_names), f"{path} imports {top}"
-
-
-def test_help_needs_no_package(tmp_path):
-    venv.create(tmp_path / "bare", with_pip=False)
+def test_help_needs_no_package():
     for launcher in ("environment", "training"):
-        python = tmp_path / "bare" / ("Scripts/python.exe" if os.name == "nt" else "bin/python")
-        command = [python, "-m", f"launchers.{launcher}", "--help"]
+        command = [sys.executable, "-S", "-m", f"launchers.{launcher}", "--help"]  # without site-packages
         found = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
         assert (found.returncode, found.stderr) == (0, "")
         assert ("usage: ./" in found.stdout) == (os.name != "nt")
@@ -150,18 +131,11 @@ def test_unsuitable_python_prints_the_reason_and_install_commands(project, tmp_p
         assert system in done.stderr
 
 
-@pytest.mark.parametrize(
-    ("arguments", "token"),
-    [
-        (["--troch", "cpu"], "--troch"),
-        (["--torch", "cu118"], "cu118"),
-        (["--venv", "launchers"], "--venv launchers"),
-    ],
-)
-def test_wrong_argument_prints_one_line_without_traceback(project, arguments, token):
+@pytest.mark.parametrize("arguments", [["--troch", "cpu"], ["--torch", "cu118"]])
+def test_wrong_argument_prints_one_line_without_traceback(project, arguments):
     done = project.run(project.folder / "setup.sh", *arguments)
     assert done.returncode != 0
-    assert token in done.stderr.splitlines()[-1]
+    assert arguments[0] in done.stderr.splitlines()[-1]
     assert "Traceback" not in done.stderr
     assert not (project.folder / ".venv").exists()
 

@@ -1,6 +1,6 @@
 """The build for a machine depends on its driver and cards, and comes with a reason."""
 
-import pytest
+import itertools
 
 from launchers.torch_builds import ENDED, Machine, build_for, ended, misfit, nearest
 from tests.harness.machines import DESKTOP, changed
@@ -17,40 +17,34 @@ def machine(driver: int, *capabilities) -> Machine:
     return Machine(driver, tuple((f"card {capability}", capability) for capability in capabilities))
 
 
-@pytest.mark.parametrize(
-    ("driver", "capability", "build"),
-    [
+def test_auto_selects_the_newest_supported_build():
+    for driver, capability, build in (
         (595, BLACKWELL, "cu130"),
-        (580, BLACKWELL, "cu130"),
         (579, BLACKWELL, "cu128"),
-        (570, BLACKWELL, "cu128"),
         (570, HOPPER, "cu128"),
-        (560, ADA, "cu126"),
         (525, ADA, "cu126"),
         (580, VOLTA, "cu126"),  # 12.8 and newer end at compute capability 7.5
         (580, PASCAL, "cu126"),
         (580, KEPLER, "cpu"),
         (470, ADA, "cpu"),
         (580, None, "cu130"),  # nvidia-smi does not report the capability
-    ],
-)
-def test_auto_selects_the_newest_supported_build(driver, capability, build):
-    found, reason = build_for(machine(driver, capability), "linux")
-    assert found == build
-    assert f"driver {driver}" in reason or "compute capability 3.7" in reason
+    ):
+        found, reason = build_for(machine(driver, capability), "linux")
+        assert found == build, (driver, capability)
+        assert f"driver {driver}" in reason or "compute capability 3.7" in reason
 
 
-@pytest.mark.parametrize(("system", "platform"), [("Linux", "linux"), ("Windows", "win32")])
-@pytest.mark.parametrize("driver", [525, 569, 570, 580, 610])
-@pytest.mark.parametrize("cards", [(BLACKWELL,), (HOPPER,), (VOLTA,), (KEPLER,), (PASCAL, BLACKWELL), ()])
-def test_check_compatibility_suggests_the_build_of_auto(driver, cards, system, platform):
-    smi = Smi(
-        "answered", "", f"{driver}.10", tuple(Card(str(capability), capability) for capability in cards)
-    )
-    missing = LoadedTorch(installed=False)
-    suggested = suggested_here(changed(DESKTOP, loaded=missing, smi=smi, host={"system": system}))
-    build, reason = build_for(Machine.of(smi), platform)
-    assert suggested == build or (suggested is None and "update to 580" in reason)
+def test_check_compatibility_suggests_the_build_of_auto():
+    drivers = (525, 569, 570, 580, 610)
+    sets = ((BLACKWELL,), (HOPPER,), (VOLTA,), (KEPLER,), (PASCAL, BLACKWELL), ())
+    systems = (("Linux", "linux"), ("Windows", "win32"))
+    for driver, capabilities, (system, platform) in itertools.product(drivers, sets, systems):
+        cards = tuple(Card(str(capability), capability) for capability in capabilities)
+        smi = Smi("answered", "", f"{driver}.10", cards)
+        missing = LoadedTorch(installed=False)
+        suggested = suggested_here(changed(DESKTOP, loaded=missing, smi=smi, host={"system": system}))
+        build, reason = build_for(Machine.of(smi), platform)
+        assert suggested == build or (suggested is None and "update to 580" in reason), (driver, cards)
 
 
 def test_auto_without_an_nvidia_driver():

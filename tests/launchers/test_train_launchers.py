@@ -14,7 +14,7 @@ import pytest
 from launchers import menu, training
 from tests.harness.launcher_projects import CHOICES, RUN
 from tests.harness.runs import ROOT
-from vae.config.recipes import RECIPES
+from vae.checks.facts import Card, Smi
 
 if os.name == "nt":
     pytest.skip("these tests run the shell scripts", allow_module_level=True)
@@ -30,25 +30,24 @@ def batch_command(arguments: list[str]) -> list[str]:
     return words
 
 
-@pytest.mark.parametrize(("arguments", "expected"), CHOICES)
-def test_both_launchers_pass_the_same_arguments(project, arguments, expected):
+def test_arguments_become_those_of_the_trainer(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for arguments, expected in CHOICES:
+        found = training.trainer_command(arguments, has_training_data=False)
+        assert found == ["train_vae.py", *expected], arguments
+
+
+@pytest.mark.parametrize("arguments", [["--demo"], ["--output_dir", "./o ü'x"]])
+def test_both_launchers_start_the_same_processes(project, arguments):
     assert project.train(*arguments).returncode == 0
     from_sh = project.calls()
-    assert from_sh[-1] == ["train_vae.py", *expected]
-
     shutil.rmtree(project.folder / "data", ignore_errors=True)  # the demo draws again
     ran = subprocess.run(
         batch_command(arguments), cwd=project.folder, env=project.environ(), stdin=subprocess.DEVNULL
     )
     assert ran.returncode == 0
     assert project.calls() == from_sh
-
-
-def test_menu_numbers():
-    first = {"1": "ultra", "2": "high", "3": "standard", "4": "fast", "5": "custom"}
-    assert dict(list(menu.MENU.items())[:5]) == first
-    cards = [name for name in RECIPES if name.startswith("card-")]
-    assert list(menu.MENU.values())[5:] == [*cards, "demo"]
+    assert from_sh[-1] == ["train_vae.py", *dict((tuple(a), e) for a, e in CHOICES)[tuple(arguments)]]
 
 
 def test_launchers_contain_no_recipe_settings():
@@ -111,22 +110,18 @@ def test_signal_while_drawing_ends_the_launcher(project):
     assert [call[0] for call in project.calls()] == ["prepare_data.py"]
 
 
-def test_demo_with_a_profile_prints_one_line(project):
-    done = project.train("--demo", "--profile", "fast")
-    assert done.returncode == 1
-    assert done.stderr.count("\n") == 1
-    assert "--profile" in done.stderr
+def test_demo_with_a_profile_is_refused():
+    with pytest.raises(ValueError, match="--demo has its own profile: remove --demo or --profile"):
+        training.trainer_command(["--demo", "--profile", "fast"], has_training_data=False)
 
 
 # --- exit codes, signals, the menu ---------------------------------------------------------------
 
 
-def test_exit_code_of_the_trainer_is_returned(project):
-    assert project.train("--profile", "fast", STUB_CODE="75").returncode == 75
-
-
-def test_run_that_diverges_without_a_good_checkpoint_is_not_started_again(project):
-    assert project.train("--data_path", "d", STUB_CODE="76").returncode == 76
+@pytest.mark.parametrize("code", [75, 76])
+def test_exit_code_of_the_trainer_is_returned(project, code):
+    """Also that of a run that diverges without a good checkpoint: it is not started again."""
+    assert project.train("--data_path", "d", STUB_CODE=str(code)).returncode == code
     assert len(project.calls()) == 1
 
 
@@ -137,21 +132,9 @@ def test_run_that_diverges_is_started_again_twice(project):
     found = project.train("--data_path", "d", "--init_from", "a.safetensors", STUB_CODE="76")
     assert found.returncode == 76
     first, *again = project.calls()
-    assert first == [
-        "train_vae.py",
-        "--profile",
-        "standard",
-        *RUN,
-        "--data_path",
-        "d",
-        "--init_from",
-        "a.safetensors",
-    ]
-    assert (
-        again
-        == [["train_vae.py", "--profile", "standard", *RUN, "--data_path", "d", "--resume_from", "latest"]]
-        * 2
-    )
+    begin = ["train_vae.py", "--profile", "standard", *RUN, "--data_path", "d"]
+    assert first == [*begin, "--init_from", "a.safetensors"]
+    assert again == [[*begin, "--resume_from", "latest"]] * 2
     assert "training has diverged; restart 2 of 2" in found.stdout
 
 
@@ -191,25 +174,53 @@ def test_signal_reaches_the_trainer(project, sent, code):
         assert launcher.wait(timeout=60) == code
 
 
+def ask(monkeypatch, typed: str, *cards: Card) -> list[str] | None:
+    """The answer of the menu, on a machine with these cards."""
+    lines = iter(typed.split("\n"))
+    monkeypatch.setattr("builtins.input", lambda _: next(lines))
+    monkeypatch.setattr(menu, "query_nvidia_smi", lambda: Smi("answered", cards=cards))
+    monkeypatch.setattr(menu, "PHOTOGRAPHS", "./no such folder")
+    monkeypatch.chdir(ROOT)
+    return menu.ask_job(sys.executable)
+
+
 @pytest.mark.parametrize(
     ("typed", "expected"),
     [
-        ("1\n", ["--profile", "ultra"]),
-        ("99\nx\n4\n", ["--profile", "fast"]),
+        ("1", ["--profile", "ultra"]),
         (
-            "A\nmissing.safetensors\n'launchers'\n \"vae\" \n",
+            "A\nmissing.safetensors\n'launchers'\n \"vae\" ",
             ["--profile", "decoder", "--init_from", "launchers", "--data_path", "vae"],
         ),
-        ("b\n\nvae\n", ["--profile", "new", "--data_path", "vae"]),  # there is no ./data/train yet
-        ("c\n~\n", ["--profile", "diffusable", "--data_path", os.path.expanduser("~")]),
-        ("5\nbig\n640\n0\n3\n", ["--profile", "standard", "--image_size", "640", "--batch_size", "3"]),
+        ("b\n\nvae", ["--profile", "new", "--data_path", "vae"]),
+        ("c\n~", ["--profile", "diffusable", "--data_path", os.path.expanduser("~")]),
+        ("d", None),
+        ("5\n500\n3\nbig\n640\n0\n3", ["--profile", "standard", "--image_size", "640", "--batch_size", "3"]),
+        ("", ["--demo"]),
     ],
 )
-def test_menu_in_a_terminal(project, typed, expected):
-    code, screen = project.type_into("train_rtx5090.sh", typed)
+def test_menu(monkeypatch, capsys, typed, expected):
+    assert ask(monkeypatch, typed) == expected
+    screen = capsys.readouterr().out
+    assert "1  ultra" in screen  # printed by the trainer
+    assert "10  demo" in screen
+    assert "Enter: demo, because no NVIDIA card was found" in screen
+    if typed.startswith("5"):
+        for line in ("500 is not a multiple of 8: try 496 or 504", "3 is too small", "--batch_size 0 is too"):
+            assert line in screen
+
+
+def test_enter_selects_the_profile_for_the_smallest_card(monkeypatch, capsys):
+    cards = Card("NVIDIA L4", memory_mib=23034), Card("Tesla T4", memory_mib=15360)
+    assert ask(monkeypatch, "", *cards) == ["--profile", "card-16gb"]
+    assert "Enter: card-16gb, because the card is Tesla T4" in capsys.readouterr().out
+
+
+def test_menu_in_a_terminal(project):
+    code, screen = project.type_into("train_rtx5090.sh", "99\nx\n4\n")
     assert code == 0
-    assert project.calls() == [["train_vae.py", *RUN, *expected]]
-    assert "1  ultra  2048 px  batch 4  the largest crops" in screen  # printed by the trainer
+    assert "'99' is not one of" in screen
+    assert project.calls() == [["train_vae.py", *RUN, "--profile", "fast"]]
 
 
 def test_letters_of_the_menu_are_those_of_the_documentation():
@@ -218,47 +229,9 @@ def test_letters_of_the_menu_are_those_of_the_documentation():
         assert re.findall(pattern, text, re.MULTILINE) == list(menu.JOBS)
 
 
-def test_measuring_starts_no_training(project):
-    code, screen = project.type_into("train_rtx5090.sh", "d\n")
-    assert code == 0
-    assert "evaluate_vae.py --vae" in screen
-    assert project.calls() == []
-
-
-def test_custom_sizes_are_checked_at_once_by_the_rules_of_the_trainer(project):
-    code, screen = project.type_into("train_rtx5090.sh", "5\n500\n3\n512\n0\n2\n")
-    assert code == 0
-    assert project.calls()[0][-4:] == ["--image_size", "512", "--batch_size", "2"]
-    assert "--image_size 500 is not a multiple of 8: try 496 or 504" in screen
-    assert "--image_size 3 is too small" in screen
-    assert "--batch_size 0 is too small" in screen
-
-
-@pytest.mark.parametrize(
-    ("cards", "profile"),
-    [
-        ([("NVIDIA GeForce RTX 5090", 32607)], "standard"),
-        ([("NVIDIA L4", 23034), ("Tesla T4", 15360)], "card-16gb"),  # the smaller one
-    ],
-)
-def test_enter_selects_the_profile_for_the_card(project, cards, profile):
-    project.install_nvidia_smi(*cards)
-    code, screen = project.type_into("train_rtx5090.sh", "\n")
-    assert code == 0
-    assert project.calls() == [["train_vae.py", *RUN, "--profile", profile]]
-    assert f"Enter: {profile}, because the card is {cards[-1][0]}" in screen
-
-
-def test_enter_selects_the_demo_without_a_card(project):
-    project.install_nvidia_smi()
-    code, screen = project.type_into("train_rtx5090.sh", "\n")
-    assert code == 0
-    assert [call[0] for call in project.calls()] == ["prepare_data.py", "train_vae.py"]
-    assert "no NVIDIA card" in screen
-    assert "10  demo" in screen
-
-
 def test_end_of_input_in_the_menu_starts_nothing(project):
+    """And numbers of the menu that the documentation names stay."""
+    assert dict(list(menu.MENU.items())[:3]) == {"1": "ultra", "2": "high", "3": "standard"}
     code, screen = project.type_into("train_rtx5090.sh", "\x04")
     assert code == 130
     assert "Traceback" not in screen

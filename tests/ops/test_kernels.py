@@ -12,7 +12,6 @@ from vae.ops.library import (
     power_of_two,
     rms_blocks,
     row_tile,
-    triton_is_installed,
 )
 
 TILES_BYTES = 2 * 2 * 4  # of an element: two tiles of two tensors in fp32
@@ -69,6 +68,7 @@ def test_norm_blocks_cover_all_elements_within_shared_memory():
         assert blocks.rows == power_of_two(blocks.rows)
         assert blocks.columns == power_of_two(blocks.channels)
         assert blocks.channels % (channels // groups) == 0
+        assert blocks.channels % 8 == 0 or groups < 32 or channels < 128  # loads of 16 bytes
         assert blocks.groups >= blocks.channels // (channels // groups)
         others = (blocks.column_blocks - 1) * blocks.channels
         assert others < channels <= others + blocks.channels
@@ -79,11 +79,6 @@ def test_norm_blocks_cover_all_elements_within_shared_memory():
         assert (
             max(blocks.column_blocks, batch) < 65_536
         )  # the limit of a CUDA grid's second and third dimension
-
-
-def test_blocks_of_norms_start_at_loads_of_16_bytes():
-    for channels, groups in ((128, 32), (192, 32), (384, 32), (512, 32), (768, 32)):
-        assert norm_blocks(1, channels, 64, groups, total=340).channels % 8 == 0
 
 
 def test_rms_blocks_cover_all_elements_within_shared_memory():
@@ -102,12 +97,3 @@ def test_row_tiles_cover_whole_rows_within_shared_memory():
         assert tile.columns >= columns
         assert 1 <= tile.num_warps <= 32
         assert 4 * tile.rows * tile.columns <= SHARED_MEMORY_BYTES  # even if a layout change used it
-
-
-def test_installed_triton_is_found():
-    try:
-        import triton  # noqa: F401
-    except ImportError:
-        assert not triton_is_installed()
-    else:
-        assert triton_is_installed()

@@ -20,10 +20,6 @@ def test_noise_of_an_image_depends_only_on_its_key():
     assert not torch.equal(together[0], noise([0], [5], seed=1)[0])
 
 
-def test_no_images_give_empty_noise():
-    assert noise([], []).shape == (0, *SHAPE)
-
-
 def test_noise_is_standard_normal_and_leaves_the_global_generator_unchanged():
     state = torch.random.get_rng_state()
     many = noise([0] * 200, list(range(200)))

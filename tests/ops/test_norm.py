@@ -1,5 +1,7 @@
 """GroupNorm equals the formula of Wu and He, in the input's dtype with statistics in at least fp32."""
 
+import itertools
+
 import pytest
 import torch
 
@@ -25,20 +27,6 @@ def tensors(dtype=torch.float64, channels=12):
     return [
         torch.randn(s, generator=generator, dtype=torch.float64).to(dtype).requires_grad_() for s in shapes
     ]
-
-
-@pytest.mark.parametrize("groups", [1, 3, 12])
-@pytest.mark.parametrize("silu", [False, True])
-def test_equals_the_formula_forward_and_backward(groups, silu):
-    inputs = tensors()
-    found = (group_norm_silu if silu else group_norm)(*inputs, groups, EPS)
-    expected = torch.nn.functional.group_norm(inputs[0], groups, *inputs[1:], EPS)
-    expected = torch.nn.functional.silu(expected) if silu else expected
-    projection = torch.randn_like(found)
-    mine = torch.autograd.grad((found * projection).sum(), inputs)
-    theirs = torch.autograd.grad((expected * projection).sum(), inputs)
-    for one, other in zip(mine, theirs, strict=True):
-        torch.testing.assert_close(one, other, rtol=1e-10, atol=1e-11)
 
 
 @pytest.mark.parametrize("function", [group_norm, group_norm_silu])
@@ -67,22 +55,30 @@ def results(function, inputs, grad, *rest):
 
 @pytest.mark.parametrize(("shape", "groups"), SHAPES)
 @pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("part", [1, 7, 64, 2**17])
+@pytest.mark.parametrize("part", [7, 64, 2**17])
 def test_parts_equal_the_reference_in_every_precision(shape, groups, layout, part, monkeypatch):
     monkeypatch.setattr(norm_module, "CPU_PART_ELEMENTS", part)
     generator = torch.Generator().manual_seed(0)
     draw = [torch.randn(s, generator=generator) for s in (shape, shape, shape[1], shape[1])]
-    for dtype, tolerance in TOLERANCE.items():
+    for (dtype, tolerance), silu in itertools.product(TOLERANCE.items(), (True, False)):
         h, grad = ((2 * t + 1).to(dtype).contiguous(memory_format=layout) for t in draw[:2])
         parameters = [t.to(torch.promote_types(dtype, torch.float32)) for t in draw[2:]]
         inputs = [t.detach().requires_grad_() for t in (h, *parameters)]
         exact = [t.detach().double().requires_grad_() for t in inputs]
-        found = results(group_norm_silu, inputs, grad, groups, EPS)
-        expected = results(group_norm_reference, exact, grad.double(), groups, EPS, True)
+        found = results(group_norm_silu if silu else group_norm, inputs, grad, groups, EPS)
+        expected = results(group_norm_reference, exact, grad.double(), groups, EPS, silu)
         assert found[0].stride() == found[1].stride() == h.stride()
         assert [each.dtype for each in found] == [dtype, *(each.dtype for each in inputs)]
         for mine, truth in zip(found, expected, strict=True):
             assert (mine.double() - truth).abs().max() < tolerance * max(1, truth.abs().max())
+
+
+def test_reference_is_the_norm_of_pytorch():
+    inputs = tensors()
+    stock = torch.nn.functional.group_norm(inputs[0], 3, *inputs[1:], EPS)
+    for silu, expected in ((False, stock), (True, torch.nn.functional.silu(stock))):
+        found = group_norm_reference(*inputs, 3, EPS, silu)
+        torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-11)
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
@@ -134,17 +130,6 @@ def test_odd_strides_of_input_and_gradient():
     expected = results(group_norm_reference, [odd, weight, bias], grad, 3, EPS, True)
     for mine, truth in zip(found, expected, strict=True):
         torch.testing.assert_close(mine, truth, rtol=1e-11, atol=1e-12)
-
-
-@pytest.mark.parametrize("layout", LAYOUTS)
-def test_saves_only_its_inputs_and_the_statistics(layout):
-    h, weight, bias = tensors(torch.float32)
-    h = h.detach().contiguous(memory_format=layout).requires_grad_()
-    saved = []
-    with torch.autograd.graph.saved_tensors_hooks(lambda t: saved.append(t) or t, lambda t: t):
-        group_norm_silu(h, weight, bias, 3, EPS)
-    assert sorted(t.numel() for t in saved) == sorted([h.numel(), 2 * 2 * 3, 12, 12])
-    assert any(t.data_ptr() == h.data_ptr() for t in saved)
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)

@@ -74,14 +74,6 @@ def test_saves_what_the_level_says(level, tensors):
         assert counter.current == out.nbytes + 4 * (2 * GROUPS) * 4 + tensors * inputs[0].nbytes
 
 
-def test_without_gradients_nothing_is_stored():
-    inputs = on_meta((2, 8, 8, 16, 16))
-    with torch.no_grad(), LiveBytes() as counter:
-        operation("none")(*inputs)
-    # the inner h, its activation and the output
-    assert counter.peak <= 3 * inputs[0].nbytes + sum(t.nbytes for t in inputs[1:])
-
-
 def test_backward_allocates_at_most_three_activations():
     # in addition to x and grad_out: the inner activation and two gradients; norm gradients are in place
     x, *parameters = on_meta((1, 64, 64, 64, 64))
@@ -98,3 +90,11 @@ def test_flops_are_three_times_the_forward_and_what_is_recomputed(level, recompu
     with LiveBytes() as counter:
         operation(level)(*on_meta((1, 8, 8, 16, 16))).sum().backward()
     assert counter.flops == (2 + recomputed + 4) * one
+
+
+def test_without_gradients_nothing_is_stored():
+    inputs = on_meta((2, 8, 8, 16, 16))
+    with torch.no_grad(), LiveBytes() as counter:
+        operation("none")(*inputs)
+    # the inner h, its activation and the output
+    assert counter.peak <= 3 * inputs[0].nbytes + sum(t.nbytes for t in inputs[1:])
