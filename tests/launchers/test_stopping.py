@@ -107,7 +107,7 @@ def test_ctrl_c_while_the_set_up_looks_for_a_python(project):
 
 
 def test_command_that_ignores_signals_is_killed(monkeypatch, tmp_path):
-    monkeypatch.setattr(child_process.end, "__defaults__", (0.3,))
+    monkeypatch.setattr(child_process, "SECONDS_TO_END", 0.3)
     script = f"trap '' TERM; sleep 300 & echo $$ $! > {tmp_path}/pids; while true; do wait; done"
 
     def stop_when_started(*_) -> None:

@@ -62,8 +62,6 @@ class _Findings:
     scaling: tuple[float, float] | None = None  # scaling and shift
     statistics: LatentStatistics | None = None
     largest: LargestActivation | None = None
-    encoder_trained: bool = False  # by the run of a checkpoint
-    is_scaling_measured: bool = False
 
 
 @dataclass(frozen=True)
@@ -116,7 +114,7 @@ def export(config: ExportConfig) -> None:
     output = Path(config.output)
     vaes = [load_vae(Path(path), weights=config.weights) for path in config.vae]
     loaded = combine(vaes, config) if len(vaes) > 1 else vaes[0]
-    findings = _Findings(_given_scaling(loaded, config), encoder_trained=loaded.file.encoder_trained)
+    findings = _Findings(_given_scaling(loaded, config))
     model = loaded.autoencoder
     unfit = ("fold_scaling", "into", "add_quant_conv", "scaling_factor")
     if model.config.decoder and (flags := [name for name in unfit if getattr(config, name)]):
@@ -129,19 +127,18 @@ def export(config: ExportConfig) -> None:
     if config.data_path is not None:
         choose_kernels(config.kernels, device, [torch.float32])
         crops = Crops.of(config.data_path, config, loaded)
-        _measure_on_images(model.to(device), crops, config, findings)
-        if findings.is_scaling_measured and not loaded.file.encoder_trained:
-            console.warning(
-                f"--vae {config.vae[0]} does not contain the scaling of its latents, so it is measured on "
-                f"--data_path: a diffusion model that exists knows its own ({published_flags()})"
-            )
+        _measure_on_images(model.to(device), crops, config, findings, loaded.file.encoder_trained)
     elif config.dtype == "fp16":
         console.warning("the activations were not tested for fp16: give images with --data_path to test them")
     if config.into is not None:
         _write_into(Path(config.into), output, model, config.dtype)
         return
     if findings.scaling is None and model.bn is None and not (config.is_single or model.config.decoder):
-        raise _missing_scaling(config.vae[0])
+        raise UserError(
+            f"--vae {config.vae[0]} does not contain the scaling of its latents, which diffusers needs: give "
+            f"that of its diffusion model ({published_flags()}), or --data_path to measure it if there is "
+            "none yet"
+        )
     content = _write(output, model, config, loaded, findings)
     if model.config.padding != "zeros" and not model.config.decoder:
         console.warning(
@@ -174,13 +171,6 @@ def _push(
     console.info(f"uploaded: {', '.join([*(path.name for path in written), *card])} to {url}")
 
 
-def _missing_scaling(path: str) -> UserError:
-    return UserError(
-        f"--vae {path} does not contain the scaling of its latents, which diffusers needs: give that of its "
-        f"diffusion model ({published_flags()}), or --data_path to measure it if there is none yet"
-    )
-
-
 def _given_scaling(loaded: LoadedVae, config: ExportConfig) -> tuple[float, float] | None:
     """Scaling and shift from the flags or the file."""
     if config.fold_scaling and loaded.autoencoder.bn is not None:
@@ -194,19 +184,27 @@ def _given_scaling(loaded: LoadedVae, config: ExportConfig) -> tuple[float, floa
     return None
 
 
-def _measure_on_images(model: AutoencoderKL, crops: Crops, config: ExportConfig, findings: _Findings) -> None:
-    """Measure the latents, fold a scaling if --fold_scaling is given, and test fp16; fills `findings`."""
+def _measure_on_images(
+    model: AutoencoderKL, crops: Crops, config: ExportConfig, findings: _Findings, encoder_trained: bool
+) -> None:
+    """Measure the latents, fold a scaling if --fold_scaling is given, and test fp16; fills `findings`.
+
+    `encoder_trained`: by the run of a checkpoint.
+    """
     device = next(model.parameters()).device
     images = track(crops.batches(), "latents", len(crops.images), "crop", keep=False)
     batches = (batch.to(device) for batch in images)
-    trained = findings.encoder_trained
-    findings.statistics = _measure_latents(model, batches, crops.image_size, trained)
+    findings.statistics = _measure_latents(model, batches, crops.image_size, encoder_trained)
     if config.fold_scaling is not None:
         findings.statistics = _fold(model, findings.statistics, config)
         findings.scaling = FOLDED_SCALING[config.fold_scaling]
     elif findings.scaling is None:
         findings.scaling = findings.statistics.scaling, findings.statistics.shift
-        findings.is_scaling_measured = model.bn is None
+        if model.bn is None and not encoder_trained:
+            console.warning(
+                f"--vae {config.vae[0]} does not contain the scaling of its latents, so it is measured on "
+                f"--data_path: a diffusion model that exists knows its own ({published_flags()})"
+            )
     findings.largest = largest_activation(model, (batch.to(device) for batch in crops.batches(FP16_IMAGES)))
     print_line = console.warning if findings.largest.may_overflow_fp16 else console.info
     print_line(findings.largest.summary())
@@ -262,8 +260,10 @@ def _write(
     if model.config.decoder:
         return write_tiny(output, model, config.dtype, size, config.license, is_single=config.is_single)
     scaling, shift = findings.scaling or (1.0, 0.0)
-    constants = _channel_constants(loaded, config, findings)._replace(scaling=scaling, shift=shift)
+    measured = findings.statistics.constants if findings.statistics is not None else LatentConstants()
     in_file = bool(loaded.file.latents_mean) and config.fold_scaling is None
+    of_file = LatentConstants(mean=loaded.file.latents_mean, std=loaded.file.latents_std)
+    constants = (of_file if in_file else measured)._replace(scaling=scaling, shift=shift)
     how = {"force_upcast": force_upcast, "were_in_config": in_file}
     content, metadata = describe(model, size, constants, **how)
     if loaded.file.start and config.fold_scaling is None:  # folded weights have a basis of their own
@@ -283,13 +283,6 @@ def _write(
         weights = to_compvis(weights, quant_conv_inside=model.bn is not None)
     write_safetensors(output, weights, {**metadata, CONFIG_KEY: json.dumps(content)})
     return content
-
-
-def _channel_constants(loaded: LoadedVae, config: ExportConfig, findings: _Findings) -> LatentConstants:
-    """Mean and standard deviation of each channel: those of the file if they still hold, or measured."""
-    if loaded.file.latents_mean and config.fold_scaling is None:
-        return LatentConstants(mean=loaded.file.latents_mean, std=loaded.file.latents_std)
-    return findings.statistics.constants if findings.statistics is not None else LatentConstants()
 
 
 def _write_into(video: Path, output: Path, model: AutoencoderKL, dtype: str) -> None:

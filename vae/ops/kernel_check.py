@@ -119,9 +119,8 @@ class Outcome(NamedTuple):
     def __str__(self) -> str:
         problem = f"differs from its PyTorch reference by {self.difference:.1e}"
         problem = f"raised {self.error}" if self.error else problem
-        return f"{self.kernel} ({DTYPE_NAMES[self.key.dtype]}) {problem}" + f" (of {self.shape})" * bool(
-            self.shape
-        )
+        of_shape = f" (of {self.shape})" if self.shape else ""
+        return f"{self.kernel} ({DTYPE_NAMES[self.key.dtype]}) {problem}{of_shape}"
 
 
 def choose_kernels(
