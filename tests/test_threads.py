@@ -1,52 +1,43 @@
 """Waiting OpenMP threads soon sleep in every script, unless the user has chosen otherwise."""
 
 import os
-import subprocess
 import sys
 
 import pytest
 
-from tests.harness.runs import ROOT
+from tests.harness.runs import run_script
+from vae.system.script import limit_spinning
 
 PROGRAM = """
-import os, sys
+import sys
 from vae.system.script import run_script
 
 def main(argv):
     assert "torch" not in sys.modules  # OpenMP reads the setting when PyTorch is imported
-    if argv:
-        import torch
-    print(os.environ.get("OMP_WAIT_POLICY"), os.environ.get("GOMP_SPINCOUNT"))
+    import torch
     return 0
 
 run_script("test", main)
 """
+NAMES = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT")
 
 
-def run_program(*words, **settings):
-    environ = {k: v for k, v in os.environ.items() if k not in ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT")}
-    command = [sys.executable, "-c", PROGRAM, *words]
-    return subprocess.run(
-        command, cwd=ROOT, env=environ | settings, capture_output=True, text=True, timeout=300
-    )
-
-
-@pytest.mark.parametrize(
-    ("settings", "expected"),
-    [
-        ({}, "PASSIVE 50000"),
-        ({"OMP_WAIT_POLICY": "ACTIVE"}, "ACTIVE None"),
-        ({"GOMP_SPINCOUNT": "7"}, "None 7"),
-    ],
-)
-def test_settings_of_a_script(settings, expected):
-    done = run_program(**settings)
-    assert (done.returncode, done.stdout) == (0, f"{expected}\n"), done.stderr
+def test_a_setting_of_the_user_wins(monkeypatch):
+    for given, expected in (
+        ({}, ("PASSIVE", "50000")),
+        ({"OMP_WAIT_POLICY": "ACTIVE"}, ("ACTIVE", None)),
+        ({"GOMP_SPINCOUNT": "7"}, (None, "7")),
+    ):
+        monkeypatch.setattr(os, "environ", dict(given))
+        limit_spinning()
+        assert tuple(map(os.environ.get, NAMES)) == expected
 
 
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="GNU OpenMP prints its settings")
-def test_openmp_reads_them():
-    printed = run_program("with_torch", OMP_DISPLAY_ENV="VERBOSE").stderr
+def test_openmp_reads_them(monkeypatch):
+    for name in NAMES:
+        monkeypatch.delenv(name, raising=False)
+    printed = run_script("-c", PROGRAM, env={"OMP_DISPLAY_ENV": "VERBOSE"}).stderr
     assert "OMP_WAIT_POLICY = 'PASSIVE'" in printed
     assert "GOMP_SPINCOUNT = '50000'" in printed

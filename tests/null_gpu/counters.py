@@ -1,26 +1,15 @@
 """Reads the counters of the null GPU, in a process that runs on it."""
 
 import ctypes
-from dataclasses import dataclass
-
-_NAMES = (
-    "launches",  # of kernels, not counting those within a CUDA graph
-    "library_calls",  # convolutions and matrix products
-    "copies",
-    "memsets",
-    "synchronizations",
-    "graph_launches",
-    "failed_allocations",
-    "collectives",
-)
+from dataclasses import astuple, dataclass, fields
 
 
 @dataclass(frozen=True)
 class Counters:
     """Counts since the process started."""
 
-    launches: int
-    library_calls: int
+    launches: int  # of kernels, not counting those within a CUDA graph
+    library_calls: int  # convolutions and matrix products
     copies: int
     memsets: int
     synchronizations: int
@@ -30,10 +19,10 @@ class Counters:
 
     @classmethod
     def now(cls) -> "Counters":
-        return cls(*(ctypes.c_long * len(_NAMES)).in_dll(ctypes.CDLL(None), "null_gpu_counters"))
+        return cls(*(ctypes.c_long * len(fields(cls))).in_dll(ctypes.CDLL(None), "null_gpu_counters"))
 
     def since(self, before: "Counters") -> "Counters":
-        return Counters(*(getattr(self, name) - getattr(before, name) for name in _NAMES))
+        return Counters(*(now - then for now, then in zip(astuple(self), astuple(before), strict=True)))
 
 
 def used_bytes() -> int:

@@ -5,11 +5,10 @@ import re
 import shlex
 from pathlib import Path
 
-import numpy as np
 import pytest
-from PIL import Image
 
 from launchers.training import trainer_command
+from tests.harness.image_kinds import write_noise
 from tests.null_gpu.child import NEEDS_NULL_GPU, run_on_null_gpu
 
 pytestmark = NEEDS_NULL_GPU
@@ -47,11 +46,8 @@ PROFILES = ("ultra", "standard")
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     """A folder in which the commands find their images."""
-    images = tmp_path / "data" / "train"
-    images.mkdir(parents=True)
-    for index in range(8):
-        image = np.random.default_rng(index).integers(0, 256, (8, 8, 3), dtype=np.uint8)
-        Image.fromarray(image).resize((96, 96)).save(images / f"{index}.png")
+    (tmp_path / "data").mkdir()
+    write_noise(tmp_path / "data" / "train", 8, 96, 96)
     return tmp_path
 
 

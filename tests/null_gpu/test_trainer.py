@@ -3,9 +3,7 @@
 import json
 from pathlib import Path
 
-import numpy as np
-from PIL import Image
-
+from tests.harness.image_kinds import write_noise
 from tests.harness.runs import TINY
 from tests.harness.training_runs import last_checkpoint, records
 from tests.null_gpu.child import NEEDS_NULL_GPU, run_on_null_gpu
@@ -72,10 +70,7 @@ def test_a_run_and_its_resume(image_folder: Path, tmp_path: Path):
 
 def test_a_cuda_graph_ends_with_its_stage(tmp_path: Path):
     """The steps of the second stage fill the card, so they need the memory of the first stage's graph."""
-    (tmp_path / "images").mkdir()
-    for index in range(8):
-        image = np.random.default_rng(index).integers(0, 256, (8, 8, 3), dtype=np.uint8)
-        Image.fromarray(image).resize((512, 512)).save(tmp_path / "images" / f"{index}.png")
+    write_noise(tmp_path / "images", 8, 512, 512)
     given = {**TINY, "channels": [64, 64], "data_path": str(tmp_path / "images"), "val_split": 0.0}
     given |= {"output_dir": str(tmp_path / "run"), "device": "cuda", "use_bf16": True, "kernels": "torch"}
     given |= {"progressive": "256:4:4,512:1:8"}
@@ -88,10 +83,7 @@ def test_a_cuda_graph_ends_with_its_stage(tmp_path: Path):
 
 def test_validations_and_samples_free_the_memory_of_the_graph(tmp_path: Path):
     """Beside the graph they need 0.43 GiB; its capture needs 0.06, a workspace of cuBLAS and gaps."""
-    (tmp_path / "images").mkdir()
-    for index in range(20):
-        image = np.random.default_rng(index).integers(0, 256, (8, 8, 3), dtype=np.uint8)
-        Image.fromarray(image).resize((256, 256)).save(tmp_path / "images" / f"{index}.png")
+    write_noise(tmp_path / "images", 20, 256, 256)
     given = {**TINY, "channels": [64, 64], "norm_groups": 8, "data_path": str(tmp_path / "images")}
     given |= {"image_size": 256, "batch_size": 8, "num_epochs": 6, "val_split": 0.4, "val_freq": 3}
     given |= {"quick_val_steps": 5, "save_samples_freq": 5, "device": "cuda", "use_bf16": True}

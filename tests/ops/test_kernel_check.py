@@ -7,7 +7,6 @@ from types import ModuleType, SimpleNamespace
 import pytest
 import torch
 
-from tests.harness.interpreter import interpreted
 from vae.losses import feature_distance
 from vae.ops import attention, kernel_check, library, norm
 from vae.ops.kernel_check import (
@@ -26,8 +25,6 @@ from vae.training.precision import why_not_compile
 CPU = torch.device("cpu")
 FP32 = torch.float32
 NORM = KernelKey("norm", FP32)
-INTERPRETED = "tests.harness.interpreted_kernels"
-ONE_SIGN = ("norm_triton", "normalize_kernel", "+ b[None, :]", "- b[None, :]")
 
 
 def module_of(**functions) -> ModuleType:
@@ -235,32 +232,6 @@ def test_finding_of_another_process_is_shared(kernels, capsys):
     choose_kernels("auto", CPU, [FP32], lambda own: own | {other})
     assert {NORM} == REPLACED
     assert "normalize (fp32) raised RuntimeError: no" in capsys.readouterr().out
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("operation", "change", "found"),
-    [
-        ("norm", ONE_SIGN, "normalize_with_statistics"),
-        # only a second tile of keys shows this sign
-        (
-            "attention",
-            ("attention_triton", "softmax_kernel", "maxima - larger", "maxima + larger"),
-            "softmax_step",
-        ),
-    ],
-)
-def test_flipped_sign_of_a_real_kernel_is_found(operation, change, found, tmp_path):
-    """In Triton's interpreter."""
-    script = tmp_path / "tests_of_kernels.py"
-    script.write_text(
-        "import torch\nfrom vae.ops import kernel_check\n"
-        f"kernel_check.KERNEL_KEYS = [k for k in kernel_check.KERNEL_KEYS if k.operation == '{operation}']\n"
-        "outcomes = kernel_check.run_tests(torch.device('cpu'), [torch.float16])\n"
-        "print(*(outcome.kernel for outcome in outcomes if outcome.is_broken))\n"
-    )
-    done = interpreted(INTERPRETED, *change, str(script))
-    assert done.stdout.split() == [found], done.stderr
 
 
 def test_torch_never_uses_triton(kernels, monkeypatch):
