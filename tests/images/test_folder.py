@@ -29,9 +29,9 @@ def test_dataset_of_shards_is_refused_without_its_password(tmp_path):
 
 
 def test_list_is_sorted_and_recursive(tmp_path):
-    for name in (
-        "b.PNG",
+    expected = [
         "a.jpg",
+        "b.PNG",
         "sub/deep/c.tiff",
         "sub/d.avif",
         "Ümlaut é.webp",
@@ -39,15 +39,14 @@ def test_list_is_sorted_and_recursive(tmp_path):
         "f.jpeg",
         "g.tif",
         "i.gif",
-    ):
+    ]
+    for name in expected:
         touch(tmp_path / name)
     for name in ("._a.jpg", ".hidden.png", "Thumbs.db", "notes.txt", "list.json", ".cache/x.png", "g.psd"):
         touch(tmp_path / name)
     (tmp_path / "folder.jpg").mkdir()
     touch(tmp_path / "folder.jpg" / "h.png")
-    found = list_images(tmp_path)
-    expected = "a.jpg|b.PNG|sub/deep/c.tiff|sub/d.avif|Ümlaut é.webp|e.bmp|f.jpeg|g.tif|i.gif"
-    assert found == sorted([*expected.split("|"), "folder.jpg/h.png"])
+    assert list_images(tmp_path) == sorted([*expected, "folder.jpg/h.png"])
 
 
 # What disks, NAS, cameras and other programs put beside photographs.
@@ -62,16 +61,8 @@ OTHERS = (
     "appdata_oc1/preview/1.jpg", ".git/x.png", ".dropbox.cache/a.jpg", ".hidden.png", "trashbox/a.jpg",
 )  # fmt: skip
 SILENT = (
-    ".DS_Store",
-    "Thumbs.db",
-    "desktop.ini",
-    "Icon\r",
-    ".picasa.ini",
-    "a.xmp",
-    "a.AAE",
-    "a.THM",
-    "a.json",
-)
+    ".DS_Store", "Thumbs.db", "desktop.ini", "Icon\r", ".picasa.ini", "a.xmp", "a.AAE", "a.THM", "a.json",
+)  # fmt: skip
 PHOTOGRAPHS = (
     "a.jpg", "sub/b.png", "Pictures.photoslibrary/originals/0/1.jpeg", "recycled/paper.jpg", "thumbs/c.jpg",
     "100CANON/IMG_1.JPG", "lost/found.png", "eaDir/d.jpg", "sub/a..b.jpg", "Lightroom/e.tif",
@@ -129,10 +120,7 @@ def test_folder_that_cannot_be_read_is_a_warning(tmp_path, capsys):
     [
         ("photos.tar", "--mode index --input PATH"),
         ("table.parquet", "--mode shard --input_dir PATH"),
-        ("photos.zip", "unpack it"),
-        ("photos.tar.gz", "unpack it"),
         ("photos.TGZ", "unpack it"),
-        ("photos.7z", "unpack it"),
         ("data.arrow", "to_parquet"),
         ("list.txt", "--mode shard --input_dir PATH"),
         ("photo.jpg", "give the folder that contains it"),
@@ -187,14 +175,8 @@ def test_unusable_folder_reports_flag_and_path(tmp_path):
 
 
 def test_small_validation_set_is_rounded_share_at_least_one_never_all():
-    for count, share, expected in (
-        (10, 0.1, 1),
-        (3, 0.01, 1),
-        (2, 0.9, 1),
-        (24, 0.3, 7),
-        (999, 0.05, 50),
-        (5, 0, 0),
-    ):
+    cases = [(10, 0.1, 1), (3, 0.01, 1), (2, 0.9, 1), (24, 0.3, 7), (999, 0.05, 50), (5, 0, 0)]
+    for count, share, expected in cases:
         names = [f"{index}.png" for index in range(count)]
         train, val = split_names(names, share, seed=0)
         assert len(val) == expected

@@ -219,13 +219,6 @@ def test_only_an_image_that_may_not_fit_is_computed_in_tiles(
     assert {path.stem for path in (tmp_path / "out").glob("*.png")} == {"large", "small"}
 
 
-def test_reconstruction_is_refused_before_it_is_encoded(command, photos, monkeypatch):
-    """Encoding fits, decoding does not."""
-    monkeypatch.setattr(codec, "free_memory", lambda: 35 * MB)
-    monkeypatch.setattr(AutoencoderKL, "encode", lambda *_: pytest.fail("encoded"))
-    assert command("reconstruct", "--tiles", "off", "--input", photos / "large.png") == 77
-
-
 @pytest.mark.parametrize(("shape", "least"), [(SMALL, 0.4), (ModelConfig(), 0.7)])
 def test_no_image_that_fits_is_refused(shape, least):
     """What the check demands is at most what the network needs; the attention of SMALL needs more."""

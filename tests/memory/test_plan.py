@@ -2,7 +2,6 @@
 
 import math
 from dataclasses import replace
-from itertools import pairwise
 
 import pytest
 import torch
@@ -125,7 +124,7 @@ def test_prediction_at_each_recompute_level(level):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("level", RECOMPUTE)
+@pytest.mark.parametrize("level", ["none", "all"])
 def test_prediction_with_reflect_padding(level):
     """Its residual blocks are not fused, so each layer stores its own input."""
     check_prediction(replace(SPEC, model=replace(MODEL, padding="reflect"), recompute=level), 2)
@@ -135,15 +134,6 @@ def test_prediction_with_reflect_padding(level):
 @pytest.mark.parametrize("level", ["none", "blocks"])
 def test_prediction_with_a_tiny_decoder(level):
     check_prediction(replace(SPEC, model=replace(MODEL, decoder="tiny"), recompute=level), 2)
-
-
-@pytest.mark.slow
-def test_memory_is_linear_in_the_micro_batch():
-    spec = replace(SPEC, batch=32)
-    totals = [step_memory(spec, micro_batch).total for micro_batch in (4, 8, 12, 16)]
-    steps = [b - a for a, b in pairwise(totals)]
-    assert max(steps) == pytest.approx(min(steps), rel=0.001)
-    assert min(steps) > 0
 
 
 @pytest.mark.slow

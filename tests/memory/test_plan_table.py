@@ -29,20 +29,9 @@ from vae.system.errors import UserError
 from vae.system.gpus import CARDS, find_cards
 from vae.system.host import GIB
 
-TINY = build(
-    {
-        "channels": [8, 16],
-        "layers_per_block": 1,
-        "norm_groups": 4,
-        "z_channels": 4,
-        "image_size": 64,
-        "batch_size": 3,
-        "accumulation_steps": 2,
-        "perceptual_weight": 0.0,
-        "use_bf16": True,
-        "vram_margin": 0.5,
-    }
-)
+MODEL = {"channels": [8, 16], "layers_per_block": 1, "norm_groups": 4, "z_channels": 4}
+STEP = {"image_size": 64, "batch_size": 3, "accumulation_steps": 2, "perceptual_weight": 0.0}
+TINY = build({**MODEL, **STEP, "use_bf16": True, "vram_margin": 0.5})
 SPEC = stage_spec(TINY, 64, 3, torch.bfloat16, reserve_bytes(TINY, is_gpu=True))
 RTX_5090 = find_cards("RTX 5090")[0]
 

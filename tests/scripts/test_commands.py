@@ -132,6 +132,3 @@ def test_next_command_completes_a_run_stopped_by_max_steps(tiny, tmp_path, capsy
     assert (folder / "checkpoint_epoch_2.pt").exists()  # the original number of epochs
     more = next_words(capsys.readouterr().out)
     assert more == ["--resume_from", str(folder / "checkpoint_epoch_2.pt"), "--num_epochs", "10"]
-
-
-# ---- precedence ---------------------------------------------------------------------------------------

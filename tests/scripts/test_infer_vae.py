@@ -43,10 +43,8 @@ def flat(flags: dict[str, object]) -> list[object]:
 @pytest.mark.parametrize(
     ("changed", "code", "message"),
     [
-        ({"--tile": "512"}, 2, "--tiles"),
         ({"--steps": "1", "--mode": "interpolate"}, 78, "--steps 1 is too small: the minimum is 2"),
         ({"--count": "3"}, 78, "--mode variations, not reconstruct"),
-        ({"--tile_size": "16"}, 78, "--tile_size 16 is too small: the minimum is 32"),
         ({"--output_dir": __file__}, 78, "is a file: use another folder"),
     ],
 )
