@@ -8,7 +8,6 @@ import torch
 from torchvision.transforms.functional import to_pil_image
 
 from tests.harness.small_vae import SMALL, write_vae
-from vae.config.trained_vae_flags import parse_evaluate_flags
 from vae.evaluation.measure import (
     CODECS,
     Metrics,
@@ -23,10 +22,8 @@ from vae.evaluation.metrics import bicubic_baseline
 from vae.evaluation.results import PER_IMAGE
 from vae.images.pixels import psnr, to_float, to_uint8
 from vae.interop.vae_files import load_vae
-from vae.system.errors import UserError
 
 CPU = torch.device("cpu")
-FLAGS = ["--data_path", "images", "--output_dir", "out"]
 
 
 def test_every_metric_of_an_image_is_measured():
@@ -88,19 +85,6 @@ def test_image_without_reconstruction_has_none(tmp_path):
     vaes[1].autoencoder.decoder.conv_out.bias.data.fill_(float("nan"))
     images = torch.zeros((1, 3, 16, 16), dtype=torch.uint8)
     assert ensemble(vaes, CPU, torch.float32, None)(images, range(1)) == [None]
-
-
-@pytest.mark.parametrize(
-    ("words", "tokens"),
-    [
-        ("--vae a --ensemble", ("--ensemble", "several VAEs")),
-        ("--vae a --promote", ("--promote", "--watch")),
-    ],
-)
-def test_mistakes_are_one_line(words, tokens):
-    with pytest.raises(UserError) as caught:
-        parse_evaluate_flags([*words.split(), *FLAGS])
-    assert all(token in str(caught.value) for token in tokens)
 
 
 def image() -> torch.Tensor:

@@ -3,10 +3,8 @@
 import shutil
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
-from PIL import Image
 
 import train_vae
 from tests.harness.runs import TINY
@@ -156,16 +154,11 @@ def test_fewer_images_than_one_batch(mistake):
 
 
 @pytest.fixture(scope="module")
-def trained(tmp_path_factory) -> Path:
-    """The folder of a finished one-step run with a discriminator."""
-    torch.set_num_threads(1)
-    images = tmp_path_factory.mktemp("few")
-    random = np.random.default_rng(3)
-    for index in range(6):
-        Image.fromarray(random.integers(0, 256, (40, 48, 3), dtype=np.uint8)).save(images / f"{index}.png")
+def trained(image_folder, tmp_path_factory) -> Path:
+    """The folder of a finished run with a discriminator."""
     folder = tmp_path_factory.mktemp("trained") / "run"
     disc = {"adversarial_weight": 0.5, "disc_channels": 8, "disc_layers": 1}
-    given = {**TINY, **disc, "data_path": str(images), "output_dir": str(folder), "num_epochs": 1}
+    given = {**TINY, **disc, "data_path": str(image_folder), "output_dir": str(folder), "num_epochs": 1}
     assert train_vae.main(command_words(given)) == 0
     return folder
 

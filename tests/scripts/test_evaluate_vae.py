@@ -147,6 +147,8 @@ def mistakes(folder: Path, tmp_path: Path) -> dict[str, tuple[dict, list[str]]]:
     good = str(folder / "first" / "vae")
     return {
         "one of several VAEs does not exist": ({"--vae": [good, "gone"]}, ["--vae gone"]),
+        "ensemble of one": ({"--vae": good, "--ensemble": []}, ["--ensemble", "several VAEs"]),
+        "promotion without a run": ({"--promote": []}, ["--promote", "--watch"]),
         "the same VAE twice": ({"--vae": [good, good]}, ["--vae", "twice"]),
         "missing dataset": ({"--data_path": tmp_path / "set.json"}, ["--data_path", "--mode shard"]),
         "the same images twice": ({"--data_path": [folder / "data"] * 2}, ["--data_path", "twice"]),
