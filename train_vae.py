@@ -34,6 +34,10 @@ def main(argv: list[str]) -> int:
         save_config(Command.of(given), path)
         return 0
     command = check_command(given)  # finds mistakes before PyTorch is imported, which takes seconds
+    if command.value("find_lr"):
+        from vae.training.find_lr import find_lr
+
+        return find_lr(command)
     from vae.training.run import train_checked
 
     return train_checked(command)

@@ -171,6 +171,8 @@ def train(**options: Any) -> TrainingResult:
     from vae.training import run
 
     given = parse_flags(_command_line(options))
+    if given.get("find_lr"):
+        raise UserError("find_lr=True trains nothing: use train_vae.py --find_lr")
     if str(given.get("num_workers")) != "0":
         check_main_guard("vae.train(...)")
     code = run.train(given)

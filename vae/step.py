@@ -159,26 +159,6 @@ def autoencoder_gradients(
     return result, recons
 
 
-@torch.no_grad()
-def forward_losses(networks: Networks, inputs: StepInputs, sizes: list[int]) -> StepResult:
-    """What `compute_gradients` returns, except adversarial values, without a backward pass."""
-    result = StepResult()
-    for part in inputs.split(sizes):
-        images = to_float(part.images)
-        recon, mean, logvar, *views = _forward(networks, images, part)
-        _, values = _image_terms(networks.terms, recon, images)
-        for name, _, pairs in _view_pairs(networks.terms, views, images, part):
-            totals = [_image_terms(networks.terms, view, target)[0] / len(pairs) for view, target in pairs]
-            values[name] = sum(totals, start=images.new_zeros(len(images)))
-        values |= {
-            name: value for name, _, value in _latent_terms(networks.terms, mean, logvar, images, inputs)
-        }
-        if inputs.running_moments is not None:
-            result.latent_moments = _sum(result.latent_moments, moments(mean).sum(0))
-        result.add(values)
-    return result
-
-
 def _forward(networks: Networks, images: torch.Tensor, part: StepInputs) -> tuple[torch.Tensor, ...]:
     """Reconstruction, mean, log-variance and decoded views of a micro-batch."""
     x = network_input(images, networks)

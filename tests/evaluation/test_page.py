@@ -14,9 +14,10 @@ import pytest
 from PIL import Image
 
 from vae.evaluation.latents import TAUS
-from vae.evaluation.page import MAX_SIDE, write_report
+from vae.evaluation.page import MAX_SIDE, branches, write_report
 from vae.evaluation.results import LatentFacts, Protocol, Results, Sample, SizeResult, VaeResult
 from vae.evaluation.tables import number_column
+from vae.interop.run_files import OTHER_DATA
 
 EVIL = "<script>alert(1)</script>.png"
 QUOTES = '" onerror="alert(1)" \' onload=\'alert(1).png'
@@ -295,3 +296,12 @@ def test_measures_for_diffusion_are_explained_and_mark_no_best(results, tmp_path
     assert "★" not in " ".join(first + second)
     assert {"noise", "effective rank"} <= set(re.findall(r"<dt>(.*?)</dt>", latents))
     assert "the effective rank is 1.0 of 6 channels" in latents
+
+
+def test_the_report_names_branches_of_a_run():
+    runs = [
+        {"kind": "run", "step": 0, "resume": "new", "changed": ""},
+        {"kind": "run", "step": 5, "resume": OTHER_DATA, "changed": "transform crop random -> center"},
+    ]
+    assert branches(runs[:1]) is None
+    assert branches(runs) == "from step 5: transform crop random -> center"

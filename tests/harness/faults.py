@@ -61,7 +61,7 @@ FILE_POINTS = {
 SAVE_POINTS = tuple(point for point in FILE_POINTS if os.name != "nt" or point != "save.flush_folder")
 POINTS = (*FILE_POINTS, "step", "update", "train_pass", "eval_pass")
 ACTIONS = ("kill", "fail", "slow", "signal", "nan", "scale_weights", "full_disk", "free_disk")
-ACTIONS += ("stop_workers", "kill_workers", "clock")
+ACTIONS += ("stop_workers", "kill_workers")
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,7 @@ class Fault:
     `point`: one of POINTS, or EVENT:REGEX with an event of FILE_POINTS and a pattern of paths, for example
     "open:metrics.jsonl". "step" is before an optimizer step, and `nth` is then the number of that step.
     "update" is within the change of the weights.
-    `value`: seconds (slow, clock), number (signal), factor (scale_weights).
+    `value`: seconds (slow), number (signal), factor (scale_weights).
     """
 
     action: str
@@ -99,7 +99,6 @@ class _Injector:
         self.counts: dict[str, int] = {}
         self.poisoned_step = False
         self.has_hook = False
-        self.clock_shift = 0.0
         self.files: dict[str, list[tuple[str, re.Pattern[str]]]] = {}  # points by event
         for name in {fault.point for fault in faults}:
             event, pattern = FILE_POINTS.get(name) or (name.split(":", 1) if ":" in name else ("", ""))
@@ -145,8 +144,6 @@ class _Injector:
             number = signal.SIGSTOP if fault.action == "stop_workers" else KILL
             for pid in child_processes(os.getpid()):
                 os.kill(pid, number)
-        elif fault.action == "clock":
-            self.clock_shift += fault.value
 
     def _poison(self, state: Any) -> None:
         """Make a gradient of this step NaN on this rank, before the gradients are reduced."""
@@ -160,7 +157,6 @@ class _Injector:
 
 _active: list[_Injector] = []
 _audit_hook: list[Callable] = []
-_WRITES = os.O_WRONLY | os.O_RDWR
 
 
 def _on_audit_event(event: str, args: tuple[Any, ...]) -> None:
@@ -169,8 +165,6 @@ def _on_audit_event(event: str, args: tuple[Any, ...]) -> None:
         return
     for injector in _active:
         injector.file_event(event.removeprefix("os."), args[0])
-        if event == "open" and args[2] is not None and args[2] & _WRITES:
-            injector.file_event("open_to_write", args[0])
 
 
 @contextmanager
@@ -181,7 +175,7 @@ def injected(*faults: Fault) -> Iterator[None]:
         _audit_hook.append(_on_audit_event)
         sys.addaudithook(_on_audit_event)
     fsync, write, update_ema = os.fsync, checkpoint_file._HashedFile.write, TrainingState.update_ema
-    forward, wall_clock = AutoencoderKL.forward, time.time
+    forward = AutoencoderKL.forward
 
     def watched_fsync(handle: int) -> None:
         injector.file_event("fsync", path_of(handle))
@@ -210,7 +204,6 @@ def injected(*faults: Fault) -> Iterator[None]:
         stack.enter_context(before_steps(reach_step))
         stack.enter_context(patch.object(TrainingState, "update_ema", watched_update))
         stack.enter_context(patch.object(AutoencoderKL, "forward", watched_forward))
-        stack.enter_context(patch.object(time, "time", lambda: wall_clock() + injector.clock_shift))
         _active.append(injector)
         stack.callback(_active.remove, injector)
         stack.callback(limit_file_size, None)
@@ -329,30 +322,14 @@ def _free_port() -> str:
         return str(free.getsockname()[1])
 
 
-def faulty_command(given: dict[str, Any], processes: int = 1, max_restarts: int = 0) -> list[str]:
-    """The command of a training run with faults; `processes` > 1 runs it under torchrun."""
-    words = [sys.executable]
-    if processes > 1:
-        words += ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", str(processes)]
-        words += ["--max_restarts", str(max_restarts)]
-    return [*words, "-m", "tests.harness.faulty_train", *command_words(given)]
-
-
-def start_faulty(
-    given: dict[str, Any], *faults: Fault, processes: int = 1, max_restarts: int = 0, **popen: Any
-) -> subprocess.Popen[str]:
-    """Start a training run with these options and faults; its output is text in pipes."""
+def start_faulty(given: dict[str, Any], *faults: Fault) -> subprocess.Popen[str]:
+    """Start two processes with faults under torchrun, which restarts them twice; output is text in pipes."""
+    words = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
+    words += ["--max_restarts", "2", "-m", "tests.harness.faulty_train", *command_words(given)]
     environ = {**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": str(ROOT)}
     environ[VARIABLE] = json.dumps([asdict(fault) for fault in faults])
-    settings: dict[str, Any] = {
-        "stdout": subprocess.PIPE,
-        "stderr": subprocess.PIPE,
-        "text": True,
-        "cwd": ROOT,
-    }
-    return subprocess.Popen(
-        faulty_command(given, processes, max_restarts), env=environ, **{**settings, **popen}
-    )
+    pipe = subprocess.PIPE
+    return subprocess.Popen(words, env=environ, cwd=ROOT, stdout=pipe, stderr=pipe, text=True)
 
 
 faults_from = partial(json.loads, object_hook=lambda values: Fault(**values))

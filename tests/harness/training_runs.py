@@ -37,7 +37,7 @@ MACHINE_VALUES = ("images_per_second", "data_wait_share", "memory_peak_gib", "id
 
 def alive_of(run: PreparedRun) -> Liveness:
     """For parts of a prepared run that a test uses alone."""
-    return Liveness(Watchdog(0, run.output_dir, run.resume_command), StopSignals())
+    return Liveness(Watchdog(0, run.resume_command), StopSignals())
 
 
 def loop_of(run: PreparedRun) -> TrainingLoop:

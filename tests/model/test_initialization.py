@@ -11,7 +11,7 @@ from torch import nn
 from vae.config.options import ModelConfig
 from vae.model import layers
 from vae.model.autoencoder import AutoencoderKL
-from vae.model.initialization import distinct_latents, initialize, natural_images
+from vae.model.initialization import initialize, natural_images
 
 SMALL = {"channels": (32, 64, 64, 64), "layers_per_block": 1, "norm_groups": 8}
 ODD = [
@@ -126,7 +126,6 @@ def test_latents_have_unit_variance_and_little_noise():
 )
 def test_each_latent_has_its_own_component_if_the_widths_suffice(widths, z, distinct):
     config = ModelConfig(channels=widths, layers_per_block=1, norm_groups=8, z_channels=z)
-    assert distinct_latents(config) == distinct
     with torch.no_grad():
         mean = initialized(config, 0).encode(natural_images(8, 128)).mean
     assert torch.linalg.matrix_rank(torch.corrcoef(mean.transpose(0, 1).flatten(1)), atol=0.1) == distinct

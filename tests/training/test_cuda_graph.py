@@ -111,21 +111,6 @@ def test_other_work_ends_the_graph_and_a_new_one_is_captured(networks, recorder,
     assert (recorder.captures, recorder.replays) == (2, 2)
 
 
-def test_lasting_change_makes_a_new_graph(networks, recorder):
-    graph = StepGraph()
-    without = toy_inputs(factor=None)  # the discriminator has not started
-    networks.discriminator, discriminator = None, networks.discriminator
-    for _ in range(WARMUP_STEPS + 1):
-        step_of(graph.gradients, networks, without, SIZES)
-    assert graph.is_captured
-    networks.discriminator = discriminator
-    for step in range(WARMUP_STEPS + 2):
-        found = step_of(graph.gradients, networks, inputs_of(step), SIZES)
-        assert graph.is_captured == (step >= WARMUP_STEPS)  # the old graph uses no memory any more
-    assert (recorder.captures, recorder.replays) == (2, 3)
-    assert_equal(found, step_of(compute_gradients, networks, inputs_of(step), SIZES))
-
-
 def test_out_of_memory_beside_a_graph_only_ends_the_graph(networks, recorder, monkeypatch, capsys):
     dist = Distributed(rank=0, world_size=1, device=torch.device("cpu"))
     settings = StepSettings(2, "none", may_recompute_more=True, graph=StepGraph())

@@ -10,7 +10,6 @@ from tests.harness.faults import Fault, run_forked
 from tests.harness.runs import ROOT
 from tests.harness.toy_networks import relative_difference
 from tests.harness.training_runs import (
-    ONE_PROCESS,
     assert_weights_close,
     first_moments,
     records,
@@ -196,14 +195,3 @@ def test_mistake_under_torchrun_is_printed_without_a_traceback_of_ours(tiny):
     lines = [line for line in found.stderr.splitlines() if "/nowhere" in line]
     assert 1 <= len(lines) <= 2
     assert str(ROOT / "vae") not in found.stderr  # torchrun prints a traceback about its child processes
-
-
-def test_one_process_communicates_nothing():
-    assert ONE_PROCESS.is_main
-    assert ONE_PROCESS.all_reduce_scalars(1, 2.5) == [1, 2.5]
-    value = torch.ones(3)
-    assert ONE_PROCESS.all_reduce(value) is value
-    assert ONE_PROCESS.on_main(lambda: "a") == ONE_PROCESS.main_first(lambda: "a") == "a"
-    assert ONE_PROCESS.all_gather_set({"a"}) == {"a"}
-    ONE_PROCESS.barrier()
-    ONE_PROCESS.close()

@@ -8,11 +8,10 @@ import shlex
 import numpy as np
 import pytest
 
-from tests.harness.runs import run_here
 from tests.harness.training_runs import ONE_PROCESS, alive_of, assert_same
 from vae.config.flags import parse_flags
-from vae.training.command import Command
-from vae.training.find_lr import NAME, Curve, find_learning_rate, has_diverged, suggest
+from vae.training.command import Command, check_command
+from vae.training.find_lr import NAME, Curve, find_learning_rate, find_lr, losses_before_steps, suggest
 from vae.training.run import train
 from vae.training.setup import prepare_run
 from vae.training.state import snapshot
@@ -29,7 +28,7 @@ def options(tiny) -> dict:
 
 @pytest.mark.slow
 def test_search_writes_its_two_files_and_prints_the_command(options, tmp_path, capsys):
-    assert train(options) == 0
+    assert find_lr(check_command(options)) == 0
     folder = tmp_path / "run"
     assert sorted(path.name for path in folder.glob("[!.]*")) == [f"{NAME}.json", f"{NAME}.png"]
     content = json.loads((folder / f"{NAME}.json").read_text())
@@ -39,15 +38,6 @@ def test_search_writes_its_two_files_and_prints_the_command(options, tmp_path, c
     assert not any(name.startswith(NAME) for name in given)
     assert given.pop("learning_rate") == pytest.approx(content["steepest"], rel=0.06)
     assert given == parse_flags(words[2 : words.index("--learning_rate")])
-
-
-@pytest.mark.slow
-def test_unchanged_weights_have_the_same_statistics_of_latents(options, tmp_path):
-    """At the lowest rates, the losses are theirs: only the scale of the noise could differ."""
-    terms = {"variance_weight": 1.0}
-    assert train({**options, **terms}) == 0
-    curve = json.loads((tmp_path / "run" / f"{NAME}.json").read_text())
-    assert curve["losses"][:8] == pytest.approx(curve["unchanged"][:8], rel=1e-3)
 
 
 @pytest.mark.slow
@@ -69,13 +59,6 @@ def test_search_leaves_weights_moments_and_position_as_they_were(options, tiny, 
     after = {path.name: path.read_bytes() for path in (tmp_path / "run").iterdir() if path.is_file()}
     new = {name for name, content in after.items() if before.get(name) != content}
     assert new - {".lock"} == {f"{NAME}.json", f"{NAME}.png"}
-
-
-def test_too_few_steps_are_refused_in_one_line(options):
-    found = run_here("train_vae.py", "--find_lr", "--find_lr_steps", 10)
-    assert found.returncode
-    for token in ("--find_lr_steps", "10", "50"):
-        assert token in found.stderr
 
 
 def curve_of(ratio, scale: float = 1.0) -> Curve:
@@ -104,10 +87,16 @@ def test_differences_between_batches_cancel():
     assert suggest(curve_of(valley)) == pytest.approx(suggest(curve_of(valley, scale=100.0)))
 
 
-def test_a_loss_that_is_no_number_has_diverged():
-    assert has_diverged(math.nan, 1.0)
-    assert has_diverged(4.1, 1.0)
-    assert not has_diverged(3.9, 1.0)
+def test_the_losses_end_where_one_is_not_below_its_limit(options):
+    run = prepare_run(Command({**options, "variance_weight": 1.0}), ONE_PROCESS)
+    plan, alive = run.plan(run.state.stage), alive_of(run)
+    unchanged = losses_before_steps(run, plan, alive, [0.0] * 4)
+    assert len(unchanged) == 4
+    # the weights, and the statistics of the latents, are the same again
+    assert losses_before_steps(run, plan, alive, [1e-7] * 4) == pytest.approx(unchanged, rel=1e-3)
+    for limit in (0.0, math.nan):
+        limits = [math.inf, math.inf, limit, math.inf]
+        assert losses_before_steps(run, plan, alive, [0.0] * 4, limits) == unchanged[:2]
 
 
 def test_the_rate_of_the_minimum_is_never_suggested():

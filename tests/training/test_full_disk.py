@@ -8,7 +8,7 @@ import pytest
 
 from tests.harness.checkpoints import checkpoint
 from tests.harness.faults import Fault, injected, limit_file_size, run_forked
-from tests.harness.training_runs import assert_same, last_checkpoint, records, reproducible_records
+from tests.harness.training_runs import assert_same, last_checkpoint, reproducible_records
 from vae.config.options import build
 from vae.memory.plan import checkpoint_bytes
 from vae.system.errors import UserError
@@ -38,21 +38,6 @@ def test_what_a_full_disk_refuses_is_written_later(tmp_path, capsys):
     assert path.read_bytes() == b"one\ntwo\nmore\nlast\nthree\nmore\nlast\n"
     # Once for each time.
     assert capsys.readouterr().out.count(f"{path} cannot be written: File too large") == 2
-
-
-@limits
-def test_lines_that_wait_have_a_limit(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr("vae.training.logbook.MAX_WAITING_BYTES", 10)
-    file = Appender(tmp_path / "lines.txt")
-    limit_file_size(0)
-    try:
-        for line in (b"one\n", b"two\n", b"three\n"):
-            file.write(line)
-    finally:
-        limit_file_size(None)
-    file.close()
-    assert (tmp_path / "lines.txt").read_bytes() == b"one\ntwo\n"
-    assert "cannot be written" in capsys.readouterr().out  # in memory: pytest's own file is limited, too
 
 
 def test_warning_before_the_start_if_the_checkpoints_do_not_fit(tmp_path, monkeypatch):
@@ -114,15 +99,3 @@ def test_disk_that_is_full_from_the_start_stops_the_run_only_at_its_last_save(ti
     for name in ("config.json", "split.json", "run.json", "metrics.jsonl", "samples", "logs"):
         assert len(re.findall(rf"WARNING: \S+{name}\S* cannot be written", printed)) == 1, printed
     assert "step 6:" in printed
-
-
-@limits
-def test_full_disk_while_an_old_run_is_resumed(tiny, tmp_path, capsys):
-    """Its later records cannot be removed; the run goes on."""
-    folder = tmp_path / "run"
-    assert train({**tiny, "max_steps": 2, "log_freq": 1, "checkpoint_steps": 1}) == 0
-    with injected(Fault("fail", r"open:vae-scratch.*metrics\.jsonl")):
-        resumed = {**tiny, "log_freq": 1, "resume_from": str(folder / "checkpoint_step_1.pt")}
-        assert train({**resumed, "max_steps": 3}) == 0
-    assert "metrics.jsonl cannot be written" in capsys.readouterr().out
-    assert records(folder, "train")[-1]["step"] == 3

@@ -17,7 +17,7 @@ def test_run_continues_after_torchrun_has_started_it_again(tiny, tmp_path):
     """Rank 1 is killed, then the processes resume. One store of torchrun serves all starts."""
     given = {**tiny, "batch_size": 2, "checkpoint_steps": 1, "resume_from": "latest", "hang_minutes": 0.5}
     fault = Fault("kill", "train_pass", nth=8, rank=1)
-    process = start_faulty(given, fault, processes=2, max_restarts=2)
+    process = start_faulty(given, fault)
     _out, err = process.communicate(timeout=200)
     assert process.returncode == 0, err[-3000:]
     assert "cannot join" not in err
@@ -27,7 +27,7 @@ def test_run_continues_after_torchrun_has_started_it_again(tiny, tmp_path):
 def test_run_continues_after_a_process_ran_out_of_memory(tiny, tmp_path):
     """In the last step of rank 1; then fewer steps are left than would run out of memory again."""
     given = {**tiny, "batch_size": 2, "checkpoint_steps": 1, "resume_from": "latest", "hang_minutes": 0.5}
-    process = start_faulty(given, Fault("fail", "train_pass", nth=6, rank=1), processes=2, max_restarts=2)
+    process = start_faulty(given, Fault("fail", "train_pass", nth=6, rank=1))
     out, err = process.communicate(timeout=200)
     assert process.returncode == 0, err[-3000:]
     (line,) = [line for line in err.splitlines() if "out of memory" in line]

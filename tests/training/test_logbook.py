@@ -13,14 +13,13 @@ import pytest
 from PIL import Image
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from tests.harness.blocked_imports import without_pytorch
-from tests.harness.faults import start_forked
 from tests.harness.runs import ROOT
 from tests.harness.training_runs import SHORT, records, train_short
 from vae.config.flags import command_words
 from vae.interop.run_files import METRICS_NAME
-from vae.system.errors import EXIT_CONFIG, UserError
+from vae.system.errors import UserError
 from vae.training import logbook as logbook_module
+from vae.training.command import check_command
 from vae.training.logbook import ID_NAME, Logbook, start_wandb
 from vae.training.run import train
 
@@ -51,7 +50,7 @@ def test_record_is_one_line_and_its_numbers_are_scalars(tmp_path):
     assert board.Tags()["scalars"] == ["train/loss", "train/epoch", "baseline/mean_colour/psnr"]
 
 
-@pytest.mark.parametrize("first_step", [0, 1, 4, 6, 9])
+@pytest.mark.parametrize("first_step", [0, 4, 9])
 def test_records_after_the_resumed_step_are_removed(tmp_path, first_step):
     write(tmp_path, 0, 6)
     Logbook(tmp_path, first_step, active=True).close()
@@ -65,23 +64,13 @@ def test_tensorboard_shows_only_the_records_of_the_resumed_run(tmp_path):
     assert [event.step for event in board.Scalars("train/loss")] == [1, 2, 3, 4, 5]
 
 
-@pytest.mark.parametrize(
-    "incomplete", ['{"kind": "train", "st', "\0\0\0\0", "[]", "7", '{"kind": "train"}', "\ufffd"]
-)
+@pytest.mark.parametrize("incomplete", ['{"kind": "train", "st', "\0\0\0\0", '{"kind": "train"}'])
 def test_incomplete_line_of_a_crash_is_removed(tmp_path, incomplete):
     write(tmp_path, 0, 3)
     with (tmp_path / METRICS_NAME).open("a", encoding="utf-8") as file:
         file.write(incomplete)
     write(tmp_path, 3, 4)
     assert steps(tmp_path) == [1, 2, 3, 4]
-
-
-def test_inactive_logbook_writes_nothing(tmp_path):
-    logbook = Logbook(tmp_path, 0, active=False)
-    logbook.record("train", 1, {"loss": 1.0})
-    logbook.image("samples", 1, np.zeros((4, 4, 3), np.uint8))
-    logbook.close()
-    assert list(tmp_path.iterdir()) == []
 
 
 def test_image_is_saved_and_shown_in_tensorboard(tmp_path):
@@ -120,21 +109,15 @@ def test_names_of_rejected_images_in_memory_are_limited(tmp_path, capsys, monkey
     assert [path.name for path in tmp_path.iterdir()] == ["rejected_images_3.txt"]
 
 
-def start_and_close_output(given: dict, stderr: int) -> subprocess.Popen:
-    """Start a run, read one line of its output and close the pipe, as `| head -1` does."""
-    environ = {**os.environ, "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "train_vae.py", *command_words(given)]
-    run = subprocess.Popen(command, cwd=ROOT, env=environ, stdout=subprocess.PIPE, stderr=stderr, text=True)
-    assert run.stdout is not None
-    assert run.stdout.readline()
-    run.stdout.close()
-    return run
-
-
 @pytest.mark.slow
 def test_run_finishes_if_its_output_is_closed(tiny):
-    run = start_and_close_output(tiny, subprocess.PIPE)
-    assert run.stderr is not None
+    """After one line, as by `| head -1`."""
+    environ = {**os.environ, "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "train_vae.py", *command_words(tiny)]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    run = subprocess.Popen(command, cwd=ROOT, env=environ, **pipes)
+    assert run.stdout.readline()
+    run.stdout.close()
     printed = run.stderr.read()
     assert run.wait(timeout=300) == 0
     assert printed.count("training continues") == 1
@@ -237,12 +220,6 @@ def test_the_command_line_that_is_uploaded_has_no_credentials(tmp_path, calls, m
     assert sys.argv == given
 
 
-def test_nothing_is_logged_without_the_flag(tiny, tmp_path, calls):
-    train_short(tiny, tmp_path / "run")
-    assert calls() == []
-    assert not (tmp_path / "run" / ID_NAME).exists()
-
-
 def test_refused_start_is_one_line_and_the_command_can_be_repeated(tiny, tmp_path, calls, monkeypatch):
     given = {**tiny, **SHORT, "wandb": True, "output_dir": str(tmp_path / "run")}
     monkeypatch.setenv("FAKE_WANDB_REFUSES", "1")
@@ -254,27 +231,10 @@ def test_refused_start_is_one_line_and_the_command_can_be_repeated(tiny, tmp_pat
     assert train(given) == 0
 
 
-@pytest.mark.slow
-@pytest.mark.skipif(os.name == "nt", reason="Windows has no fork")
-def test_refused_start_ends_all_processes(tiny, tmp_path, calls, monkeypatch):
-    monkeypatch.setenv("FAKE_WANDB_REFUSES", "1")
-    log, given = tmp_path / "log", {**tiny, **SHORT, "batch_size": 2, "wandb": True}
-    processes = start_forked(given, processes=2, log=log)
-    for process in processes:
-        process.join(60)
-    assert [process.exitcode for process in processes] == [EXIT_CONFIG] * 2
-    assert log.read_text().count("WANDB_MODE=offline") == 1
-
-
 @pytest.mark.skipif(find_spec("wandb") is not None, reason="the package wandb is installed")
-def test_missing_package_is_one_line_with_the_command_that_installs_it(tiny, tmp_path):
-    found = without_pytorch("train_vae.py", *command_words({**tiny, "wandb": True}))
-    assert found.returncode == 78
-    assert "--wandb needs the package wandb" in found.stderr
-    assert "pip install wandb" in found.stderr
-    assert "--no-wandb" in found.stderr  # a resumed run inherits the flag
-    assert found.stderr.count("\n") == 1
-    assert not Path(tiny["output_dir"]).exists()
+def test_missing_package_is_one_line_with_the_command_that_installs_it(tiny):
+    with pytest.raises(UserError, match=r"--wandb needs .* pip install wandb, or use --no-wandb"):
+        check_command({**tiny, "wandb": True})
 
 
 def test_folder_with_files_of_earlier_runs_is_not_the_package(tmp_path, monkeypatch):

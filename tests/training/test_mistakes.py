@@ -1,7 +1,7 @@
 """Mistakes of public VAE trainers: the tests check that this trainer does not make them.
 
-test_resume.py checks that a resumed run equals an uninterrupted one, test_distributed.py checks training with
-several processes, and test_bad_images.py checks that a corrupt image is not replaced by a black one.
+Others are in test_resume.py (another run after a resume), test_distributed.py (gradients of processes),
+test_bad_images.py (black images) and tests/test_step.py (losses that have no gradient, or a wrong one).
 """
 
 import ast
@@ -16,7 +16,6 @@ from tests.harness.runs import ROOT
 from tests.harness.toy_networks import (
     ALL_LOSSES,
     MODEL,
-    NO_LPIPS,
     TERM_WEIGHTS,
     gradients,
     random_lpips,
@@ -25,14 +24,12 @@ from tests.harness.toy_networks import (
     toy_networks,
 )
 from tests.harness.training_runs import last_checkpoint, records
-from vae.config.options import Config, LossConfig, OptimConfig, all_options
+from vae.config.options import Config, all_options
 from vae.interop.checkpoint_file import load_checkpoint
-from vae.losses.perceptual import lpips_of
 from vae.model.autoencoder import AutoencoderKL
 from vae.model.discriminator import Discriminator
-from vae.step import autoencoder_gradients, compute_gradients, discriminator_gradients
+from vae.step import compute_gradients
 from vae.training.run import train
-from vae.update import UpdateState, apply_update
 
 ADVERSARIAL = {
     "adversarial_weight": 0.5,
@@ -44,57 +41,7 @@ ADVERSARIAL = {
 }
 
 
-# --- LPIPS computed under no_grad -----------------------------------------------------------------
-
-
-def test_lpips_alone_gives_the_decoder_a_gradient():
-    only = LossConfig(reconstruction_weight=0.0, kl_weight=0.0, perceptual_weight=1.0)
-    nets, inputs = toy_networks(torch.float32, loss=only), toy_inputs(2, factor=None)
-    compute_gradients(nets, inputs, [2])
-    found = gradients(nets.autoencoder)
-    # the bias of the keys cancels in the softmax, so its gradient is 0
-    zero = [n for n, g in found.items() if g.abs().max() == 0 and not n.endswith("to_k.bias")]
-    assert zero == []
-    assert len(found) == len(list(nets.autoencoder.parameters()))
-
-
-# --- reconstructions that are not detached in the discriminator's step -------------------------------
-
-
-def test_discriminator_loss_gives_the_autoencoder_no_gradient():
-    nets, inputs = toy_networks(), toy_inputs(2)
-    result, recons = autoencoder_gradients(nets, inputs, [1, 1])
-    assert not any(recon.requires_grad for recon in recons)
-    before = gradients(nets.autoencoder)
-    discriminator_gradients(nets, inputs, recons, [1, 1], result)
-    assert all(torch.equal(before[n], g) for n, g in gradients(nets.autoencoder).items())
-    assert len(gradients(nets.discriminator)) == len(list(nets.discriminator.parameters()))
-
-
-def test_autoencoder_losses_give_the_discriminator_no_gradient():
-    nets = toy_networks()
-    result, _ = autoencoder_gradients(nets, toy_inputs(2), [1, 1])
-    assert "adversarial" in result.losses
-    assert gradients(nets.discriminator) == {}
-    assert gradients(lpips_of(nets.terms)) == {}
-
-
 # --- weights cast to bf16 after the optimizer was built ---------------------------------------------
-
-
-def test_small_update_is_not_lost_with_bf16():
-    update = 4.5e-6
-    assert torch.tensor(0.5).bfloat16() - update == torch.tensor(0.5).bfloat16()  # a bf16 weight loses it
-    nets = toy_networks(torch.bfloat16, loss=NO_LPIPS, discriminator=False)
-    nn.init.constant_(nets.autoencoder.decoder.conv_out.weight, 0.5)
-    optimizer = torch.optim.AdamW(nets.autoencoder.parameters(), update, weight_decay=0.0, fused=True)
-    compute_gradients(nets, toy_inputs(2, factor=None), [2])
-    state = UpdateState.begin(torch.device("cpu"), fp16=False)
-    apply_update([optimizer], state, OptimConfig(), fp16=False, empty=False)
-    weight = nets.autoencoder.decoder.conv_out.weight
-    assert weight.dtype == torch.float32
-    # Adam's first step changes each weight by the learning rate; fp32 resolves 3e-8 at 0.5
-    torch.testing.assert_close((weight - 0.5).abs(), torch.full_like(weight, update), rtol=0.02, atol=0)
 
 
 def test_bf16_run_saves_fp32_weights_and_moments(tiny, tmp_path):
@@ -143,21 +90,6 @@ def test_schedules_and_disc_start_count_autoencoder_steps(tiny, tmp_path):
     assert counted == [8, 3]
 
 
-def test_disc_start_starts_the_discriminator_and_its_loss_term(tiny, tmp_path):
-    options = {**tiny, **ADVERSARIAL, "val_split": 0.0, "num_epochs": 1, "log_freq": 1}
-    options |= {"checkpoint_steps": 1, "keep_checkpoints": 100}
-    assert train(options) == 0
-    states = [load_checkpoint(tmp_path / "run" / f"checkpoint_step_{step}.pt") for step in (1, 2, 3)]
-    first, before, after = (state["discriminator"] for state in states)
-    assert all(torch.equal(first[name], before[name]) for name in first)
-    assert all(not torch.equal(before[name], after[name]) for name in first)
-    assert [state["optimizers"][1]["state"] == {} for state in states] == [True, True, False]
-    assert states[1]["running_sq_norms"].tolist() == [0, 0]
-    assert states[2]["running_sq_norms"].min() > 0
-    for record in records(tmp_path / "run", "train")[:2]:
-        assert not {"adversarial", "adversarial_factor", "discriminator"} & record.keys()
-
-
 def test_disc_warmup_trains_the_discriminator_alone(tiny, tmp_path):
     """The autoencoder is bitwise the same as without an adversarial loss, until the warm-up ends."""
     options = {**tiny, "val_split": 0.0, "num_epochs": 1, "log_freq": 1, "checkpoint_steps": 1, "seed": 3}
@@ -180,36 +112,6 @@ def test_disc_warmup_trains_the_discriminator_alone(tiny, tmp_path):
     used = logged[1]["adversarial_ratio"] * warmed["adversarial_weight"]
     assert factors[2] == pytest.approx(used, rel=1e-5)
     assert factors[2] > 0
-
-
-# --- KL that is a mean in one place and a sum in another --------------------------------------------
-
-
-def test_kl_is_averaged_over_images():
-    def gradient(batch):  # of the KL term alone; repeated images have the same mean
-        only = LossConfig(reconstruction_weight=0.0, perceptual_weight=0.0, kl_weight=1.0)
-        nets, inputs = toy_networks(loss=only), toy_inputs(2, factor=None)
-        inputs.images, inputs.noise = (
-            inputs.images.repeat(batch, 1, 1, 1),
-            inputs.noise.repeat(batch, 1, 1, 1),
-        )
-        inputs.image_share = 1 / (2 * batch)
-        compute_gradients(nets, inputs, [2 * batch])
-        return {name: g for name, g in gradients(nets.autoencoder).items() if name.startswith("encoder")}
-
-    assert relative_difference(gradient(3), gradient(1)) < 1e-12
-
-
-def test_recorded_kl_is_in_nats_per_pixel(tiny, tmp_path):
-    assert (
-        train({**tiny, "init": "default", "max_steps": 1, "log_freq": 1, "val_split": 0.0, "kl_weight": 0.5})
-        == 0
-    )
-    (record,) = records(tmp_path / "run", "train")
-    expected = record["reconstruction"] + 0.5 * record["kl"]
-    assert record["loss"] == pytest.approx(expected, rel=1e-5)
-    # about 2.5 at a log-variance of -6; 4 x 16 x 16 values and 32 x 32 px, so their sum would be above 2000
-    assert 2 < record["kl"] < 4
 
 
 # --- batch statistics with micro-batches or several processes -----------------------------------------

@@ -7,7 +7,7 @@ import torch
 
 from tests.harness.runs import TINY
 from tests.harness.toy_networks import NO_LPIPS, gradients, relative_difference, toy_networks
-from tests.harness.training_runs import SHORT, last_checkpoint, records, train_short
+from tests.harness.training_runs import last_checkpoint, records, train_short
 from vae import device
 from vae.config.options import RECOMPUTE, Config, ModelConfig, SpeedConfig
 from vae.config.resolve import resolve
@@ -20,8 +20,7 @@ from vae.ops import attention, norm
 from vae.ops.kernel_check import AttentionShape, FeatureShape, NormShape, RmsShape
 from vae.step import Networks, compute_gradients
 from vae.system.errors import UserError
-from vae.training.precision import compile_in_place, compute_dtype, kernel_shapes, search_plans
-from vae.training.run import train
+from vae.training.precision import compile_in_place, compute_dtype, kernel_shapes
 
 MODEL = ModelConfig(channels=(8, 16), layers_per_block=2, norm_groups=4, z_channels=4)
 CPU = torch.device("cpu")
@@ -58,26 +57,6 @@ def test_compute_dtype_on_gpus_with_and_without_bf16(monkeypatch):
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _device: (12, 0))
     assert compute_dtype(SpeedConfig(mixed_precision=True), gpu) == torch.float16
     assert compute_dtype(SpeedConfig(use_bf16=True), gpu) == torch.bfloat16
-
-
-@pytest.fixture
-def _native_bf16(monkeypatch):
-    """The CPU of this machine may have none; it computes bf16 all the same."""
-    monkeypatch.setattr(device, "cpu_has_native_bf16", lambda: True)
-
-
-@pytest.mark.usefixtures("_native_bf16")
-def test_mixed_precision_prints_bf16_on_the_cpu(tiny, capsys):
-    assert train({**tiny, **SHORT, "max_steps": 1, "mixed_precision": True}) == 0
-    (line,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("device ")]
-    assert "bf16" in line
-
-
-@pytest.mark.parametrize(("passes", "limit"), [(10_000, 0), (9_999, 10)])
-def test_cudnn_times_all_plans_in_long_stages(passes, limit):
-    assert search_plans(torch.device("cuda"), passes) == (limit == 0)
-    assert torch.backends.cudnn.benchmark_limit == limit
-    assert not search_plans(CPU, passes)
 
 
 # --- runs -----------------------------------------------------------------------------------------------
@@ -202,12 +181,3 @@ def test_shapes_are_those_of_a_real_step(more, monkeypatch):
     if config.model.family == "wan":  # the sum at the end of a block is tested at other sizes only
         found = {shape for shape in found if shape[0] is not NormShape}
     assert planned == found
-
-
-def test_norms_of_a_residual_block_and_of_the_attention():
-    config = resolve(OPTIONS, None, None, {})
-    shapes = kernel_shapes([spec_of(config)])
-    assert len(set(shapes)) == len(shapes)
-    assert NormShape(8, 16, 16, 4, silu=True, has_h_bias=False) in shapes  # the first norm of a wider block
-    assert NormShape(16, 16, 16, 4, silu=True, has_h_bias=True) in shapes
-    assert NormShape(24, 8, 8, 4, silu=False, has_h_bias=False) in shapes

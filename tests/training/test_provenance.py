@@ -7,7 +7,6 @@ import pytest
 from tests.harness.runs import TINY
 from tests.harness.training_runs import SHORT, last_checkpoint, records
 from vae.config.flags import parse_flags
-from vae.evaluation.page import branches
 from vae.interop.run_files import OTHER_DATA
 from vae.training.provenance import EXACT, TOPOLOGY, Resume, compare
 from vae.training.run import train
@@ -34,12 +33,10 @@ def changed(part, **values):
         (changed("training", path="elsewhere"), Resume(EXACT)),
         (changed("code", revision="other"), Resume(EXACT)),
         (changed("topology", processes=2), Resume(TOPOLOGY, "processes 4 -> 2")),
-        (changed("topology", streams=32), Resume(TOPOLOGY, "streams 64 -> 32")),
         (
             changed("transform", crop="center"),
             Resume(OTHER_DATA, "transform crop random -> center", comparable=False),
         ),
-        (changed("seed", seed=1), Resume(OTHER_DATA, "seed seed 0 -> 1")),
         (changed("validation", images=2), Resume(OTHER_DATA, "validation images 3 -> 2", comparable=False)),
         ({**SAMPLES, "validation": None}, Resume(OTHER_DATA, "validation set -> none", comparable=False)),
     ],
@@ -53,15 +50,6 @@ def test_another_dataset_and_topology_are_both_named():
     found = compare(SAMPLES, now)
     assert found.kind == OTHER_DATA
     assert found.changed == "training version 111111111111 -> 333333333333, batch_size 2 -> 4"
-
-
-def test_reports_name_branches():
-    runs = [
-        {"kind": "run", "step": 0, "resume": "new", "changed": ""},
-        {"kind": "run", "step": 5, "resume": OTHER_DATA, "changed": "transform crop random -> center"},
-    ]
-    assert branches(runs[:1]) is None
-    assert branches(runs) == "from step 5: transform crop random -> center"
 
 
 @pytest.mark.slow

@@ -5,34 +5,21 @@ import time
 from pathlib import Path
 
 import pytest
-import torch
 
-from tests.harness.training_runs import ONE_PROCESS, records, train_on_two_processes, train_short
-from vae.data.dataset import Batch
+from tests.harness.training_runs import records, train_on_two_processes, train_short
 from vae.system.host import MIB
-from vae.training.recorder import Health, ProcessNumbers, RunningMetrics, comparison, data_record
+from vae.training.recorder import COUNTS, RunningMetrics, comparison, data_record
 from vae.training.run import train
 
-NOTHING = torch.zeros(0)
 
-
-def batch(images: int, **counts: float) -> Batch:
-    return Batch(torch.zeros(images, 3, 1, 1), NOTHING, NOTHING, counts=counts)
-
-
-def numbers(*processes: Health, allreduces: tuple[float, ...]) -> list[ProcessNumbers]:
-    """As several processes would gather after 10 s."""
-    pairs = zip(processes, allreduces, strict=True)
-    return [process.gathered(ONE_PROCESS, 10.0, allreduce)[0] for process, allreduce in pairs]
+def counts(**values: float) -> dict[str, float]:
+    """What a process has counted in 10 s."""
+    return {**dict.fromkeys(COUNTS, 0.0), "seconds": 10.0, **values}
 
 
 def test_counts_of_all_processes_and_workers_are_added():
-    one, other = Health(), Health()
-    one.add(batch(3, load_seconds=0.4, decode_seconds=0.2, disk_bytes=MIB), 0.0)
-    one.add(batch(1, load_seconds=0.4, decode_seconds=0.2, disk_bytes=MIB), 0.0)
-    one.add(batch(2, disk_bytes=0, hits=1, misses=1), 0.0)
-    other.add(batch(2, remote_bytes=5 * MIB, hits=2), 0.0)
-    assert data_record(numbers(one, other, allreduces=(0.0, 0.0)), 10.0) == {
+    one = counts(images=6, load_seconds=0.8, decode_seconds=0.4, disk_bytes=2 * MIB, hits=1, misses=1)
+    assert data_record([one, counts(images=2, remote_bytes=5 * MIB, hits=2)]) == {
         "decode_ms": pytest.approx(1000 * 0.4 / 8),
         "load_ms": pytest.approx(1000 * 0.8 / 8),
         "disk_mib_per_second": 0.2,
@@ -40,24 +27,14 @@ def test_counts_of_all_processes_and_workers_are_added():
         "remote_mib_per_second": 0.5,
         "cache_hit_rate": 0.75,
     }
-
-
-def test_files_have_no_cache_and_no_shards():
-    health = Health()
-    health.add(batch(4, disk_bytes=100), 0.0)
-    found = numbers(health, allreduces=(0.0,))
-    assert data_record(found, 10.0).keys() == {"decode_ms", "load_ms", "disk_mib_per_second", "bad_share"}
-    assert comparison(found) == {}
+    assert "cache_hit_rate" not in data_record([counts(images=4, disk_bytes=100)])
 
 
 def test_the_slowest_rank_waits_least_for_the_others():
     """Steps of 2 s: two ranks compute for 1 s, the third one for 1.9 s."""
-    processes = []
-    for sync_seconds in (0.6, 0.6, 0.1):
-        processes.append(Health())
-        for _ in range(5):
-            processes[-1].add(batch(1), sync_seconds)
-    found = comparison(numbers(*processes, allreduces=(0.4, 0.4, 0.0)))
+    fast = counts(steps=5, images=5, sync_seconds=3.0, allreduce_seconds=2.0)
+    assert comparison([fast]) == {}
+    found = comparison([fast, fast, counts(steps=5, images=5, sync_seconds=0.5)])
     assert found.pop("images_per_second_by_rank") == [1.0, 1.0, 0.526]
     assert found == {
         "skew_share": pytest.approx((0.5 + 0.5 + 0.05) / 3 - 0.05),
@@ -129,7 +106,3 @@ def test_profile_contains_a_trace_and_a_table(tiny, tmp_path):
     folder = tmp_path / "run" / "profile" / "32px"
     assert json.loads((folder / "trace.json").read_text())["traceEvents"]
     assert "convolution" in (folder / "table.txt").read_text()
-
-
-def test_profile_longer_than_the_run_is_no_error(tiny, tmp_path):
-    train_short(tiny, tmp_path / "run", profile_steps=50, max_steps=2)

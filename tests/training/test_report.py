@@ -1,6 +1,5 @@
 """The lines that a run prints about its device, its start, its validations and its result."""
 
-import os
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -10,8 +9,7 @@ import pytest
 import torch
 
 from tests.harness.training_runs import records
-from vae.config.options import LossConfig, ModelConfig, SpeedConfig
-from vae.config.recipes import RECIPES
+from vae.config.options import LossConfig, SpeedConfig
 from vae.sampling.order import StreamOrder
 from vae.shards.shard_cache import SPARE_BYTES, ShardCache
 from vae.shards.shard_images import ShardImages
@@ -24,7 +22,6 @@ from vae.training.report import (
     device_line,
     late_discriminator_note,
     verdict_line,
-    warm_start_warning,
 )
 from vae.training.run import train
 
@@ -85,28 +82,11 @@ def test_run_without_validation_images_is_not_validated(tiny, capsys):
     assert not any("PSNR" in line for line in lines if not line.startswith("step "))
 
 
-def test_printed_tensorboard_command_quotes_a_folder_with_a_space(tiny, tmp_path, capsys):
-    folder = tmp_path / "first run"
-    lines = printed_lines({**tiny, "output_dir": str(folder), "val_split": 0.0, "max_steps": 1}, capsys)
-    quote = '"' if os.name == "nt" else "'"
-    assert f"output  {folder}   (tensorboard --logdir {quote}{folder / 'logs'}{quote})" in lines
-
-
-def test_good_result_is_one_sentence_without_a_remedy():
-    line = verdict_line(30.82, BICUBIC, 25.32, REMEDY)
-    assert line == (
-        "result  the VAE (30.82 dB) is better than 8x bicubic (22.26 dB) and than at the start of the stage "
-        "(25.32 dB)"
-    )
-
-
 @pytest.mark.parametrize(
     ("psnr", "start", "better", "not_better", "remedy"),
     [
         (24.00, 25.32, "8x bicubic", "at the start", REMEDY),
-        (21.00, 18.00, "at the start", "8x bicubic", "train for more epochs"),
         (21.00, None, None, "8x bicubic", "train for more epochs"),
-        (25.324, 25.32, "8x bicubic", "at the start", ": train for more epochs"),  # nothing has changed
         (float("nan"), 25.32, None, "8x bicubic (22.26 dB) or than at the start", REMEDY),
         (22.264, 22.0, "at the start", "8x bicubic", "train for more epochs"),  # printed as equal
     ],
@@ -132,17 +112,6 @@ def test_adversarial_loss_after_the_end_of_the_run_is_reported(start, warmup, is
     assert late_discriminator_note(replace(loss, adversarial_weight=0.0), 0, 60) is None
 
 
-@pytest.mark.slow
-def test_run_whose_adversarial_loss_never_begins(tiny, capsys):
-    lines = printed_lines(
-        {**tiny, "adversarial_weight": 0.5, "disc_start": 1000, "learning_rate": 0.0}, capsys
-    )
-    (note,) = [line for line in lines if line.startswith("note: this run ends at step")]
-    assert f"ends at step {validations(tiny)[-1]['step']}, " in note
-    (verdict,) = [line for line in lines if line.startswith("result  ")]
-    assert "adversarial" not in verdict
-
-
 def test_run_ends_with_the_verdict_and_labels_values_as_during_training(tiny, capsys):
     assert train({**tiny, "init": "default", "learning_rate": 1e-3}) == 0
     lines = capsys.readouterr().out.splitlines()
@@ -155,39 +124,6 @@ def test_run_ends_with_the_verdict_and_labels_values_as_during_training(tiny, ca
     assert any(line.startswith("2x bicubic ") for line in lines)
     assert any(line.startswith("epoch 2: VAE PSNR") for line in lines)
     assert any(line.startswith("epoch 2 (best) ") for line in lines)
-
-
-@pytest.mark.parametrize(
-    ("shape", "words"),
-    [
-        ({"channels": (32, 64, 64, 64), "norm_groups": 16}, "--norm_groups 16 leaves too few channels"),
-        ({"channels": (3, 6), "norm_groups": 3}, "wider --channels"),
-        ({"channels": (32, 64, 64, 64), "norm_groups": 8, "z_channels": 64}, "fills 48 latent channels"),
-    ],
-)
-def test_widths_too_narrow_for_the_warm_start_are_reported(shape, words):
-    assert words in warm_start_warning(ModelConfig(**shape))
-
-
-@pytest.mark.parametrize(
-    "model",
-    [
-        ModelConfig(),
-        *(ModelConfig(channels=(128, 256, 512, 512, 512, 512), z_channels=z) for z in (4, 64, 96, 128)),
-        ModelConfig(channels=(32, 64), norm_groups=8, z_channels=16),  # all 12 numbers of a 2x2 block
-        ModelConfig(channels=(32, 64, 64, 64), norm_groups=8),
-        ModelConfig(channels=(8, 16), norm_groups=4, init="default"),
-        ModelConfig(channels=(8, 16), norm_groups=4, init_from="vae"),
-    ],
-)
-def test_other_shapes_and_starts_are_not(model):
-    assert warm_start_warning(model) is None
-
-
-def test_profiles_start_well():
-    for recipe in RECIPES.values():
-        shape = {name: recipe.values[name] for name in ("channels", "norm_groups") if name in recipe.values}
-        assert warm_start_warning(ModelConfig(**shape)) is None
 
 
 @pytest.mark.parametrize(

@@ -12,9 +12,16 @@ from PIL import Image
 from tests.harness.faults import Fault, injected
 from tests.harness.runs import TINY
 from tests.harness.steps import before_steps
-from tests.harness.training_runs import assert_same, reproducible_records
+from tests.harness.training_runs import (
+    assert_same,
+    assert_same_result,
+    assert_weights_close,
+    reproducible_records,
+    train_short,
+)
 from vae.config.resolve import PER_COMMAND
 from vae.interop.checkpoint_file import load_checkpoint
+from vae.system.errors import UserError
 from vae.training.run import train
 
 # Two stages of 2 epochs of 10 steps; the discriminator starts at step 3.
@@ -131,6 +138,46 @@ def test_checkpoint_of_the_last_step_of_an_epoch_resumes_before_its_end(recipe, 
     assert train({**given, "resume_from": "latest"}) == 0
     found, expected = (final_checkpoint(folder)["model"] for folder in (tmp_path / "run", uninterrupted))
     assert_same(found, expected, "model")
+
+
+DISCRIMINATOR = {"adversarial_weight": 0.5, "disc_channels": 8, "disc_layers": 1, "disc_start": 1}
+FEATURES = {
+    "muon": {**DISCRIMINATOR, "optimizer": "muon", "channels_last": True},
+    "regularisers": {**DISCRIMINATOR, "variance_weight": 0.01, "equivariance_weight": 0.25},
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", FEATURES)
+def test_resumed_run_with_other_state_equals_the_uninterrupted_run(tiny, tmp_path, name):
+    given = {**FEATURES[name], "num_epochs": 2}
+    whole = train_short(tiny, tmp_path / "whole", **given)
+    train_short(tiny, tmp_path / "parts", **given, max_steps=3)
+    of_folder = {"output_dir": str(tmp_path / "parts"), "device": "cpu", "num_workers": "0"}
+    assert train({**of_folder, "resume_from": "latest", "max_steps": 5}) == 0  # the rest is in the file
+    train_short(tiny, tmp_path / "parts", **given, resume_from="latest")
+    assert_same_result(tmp_path / "parts", tmp_path / "whole")
+    if name == "muon":
+        assert any("momentum_buffer" in state for state in whole["optimizers"][0]["state"].values())
+    else:
+        assert whole["running_moments"].abs().min() > 0
+
+
+def test_resuming_with_another_optimizer_is_an_error(tiny, tmp_path):
+    train_short(tiny, tmp_path / "run", optimizer="muon", max_steps=1)
+    with pytest.raises(UserError, match=r"--optimizer adamw contradicts .* muon: .*--init_from"):
+        train_short(tiny, tmp_path / "run", optimizer="adamw", resume_from="latest")
+
+
+@pytest.mark.slow
+def test_layout_may_change_when_a_run_is_resumed(tiny, tmp_path):
+    given = {"optimizer": "muon", "num_epochs": 2}
+    contents = []
+    for layout in (True, False):
+        train_short(tiny, tmp_path / f"{layout}", **given, max_steps=2)
+        last = {"resume_from": "latest", "channels_last": layout}
+        contents.append(train_short(tiny, tmp_path / f"{layout}", **given, **last))
+    assert_weights_close(*contents)
 
 
 def test_resuming_after_max_steps_changes_no_file(recipe, tmp_path, capsys):

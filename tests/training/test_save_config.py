@@ -48,15 +48,6 @@ def test_saved_file_gives_the_options_of_the_command(words, tmp_path):
     assert list(tmp_path.iterdir()) == [path.parent]
 
 
-def test_flags_override_the_saved_file_and_it_includes_an_earlier_one(tmp_path):
-    first = tmp_path / "first.json"
-    first.write_text(json.dumps({"image_size": 96, "val_split": 0.2, "seed": 5}))
-    values = saved(["--config", str(first), "--seed", "7", "--device", "cpu"], tmp_path / "second.json")
-    assert (values["image_size"], values["val_split"], values["seed"]) == (96, 0.2, 7)
-    found = resolved(["--config", str(tmp_path / "second.json"), "--seed", "8"])
-    assert (found.data.image_size, found.data.val_split, found.run.seed) == (96, 0.2, 8)
-
-
 def test_architecture_of_init_from_is_in_the_file(tiny, tmp_path):
     train_short(tiny, tmp_path / "first")
     words = ["--init_from", str(tmp_path / "first" / "vae"), "--device", "cpu"]
@@ -99,18 +90,3 @@ def test_mistake_in_the_options_writes_nothing(words, tmp_path):
     with pytest.raises(UserError, match=words[1].split(":")[0]):
         saved([*words, "--device", "cpu"], tmp_path / "saved.json")
     assert list(tmp_path.iterdir()) == []
-
-
-def test_existing_file_is_not_replaced(tmp_path):
-    path = tmp_path / "mine.json"
-    path.write_text("{}")
-    with pytest.raises(UserError, match=r"--save_config .*mine\.json exists") as caught:
-        saved([], path)
-    assert path.read_text() == "{}"
-    assert "\n" not in str(caught.value)
-
-
-def test_file_that_cannot_be_written_is_a_one_line_error(tmp_path):
-    (tmp_path / "file").touch()
-    with pytest.raises(UserError, match=r"--save_config .* cannot be written"):
-        saved(["--device", "cpu"], tmp_path / "file" / "saved.json")

@@ -16,9 +16,7 @@ from vae.training.schedule import (
     StageSchedule,
     discriminator_steps,
     ema_decay,
-    halved,
     learning_rate_factor,
-    lowered,
     peak_learning_rate,
     warmup_steps,
 )
@@ -101,16 +99,6 @@ def test_ema_of_a_later_stage_remembers_its_start():
     assert constant.ema_decay(Position(epoch=22, images_in_epoch=2, step=100)) == 0.98
 
 
-def test_learning_rate_after_a_divergence_is_halved_until_the_schedule_is_lower():
-    """Diverged at 0.8 of the peak: half down to 0.8, then 0.4, and then the schedule itself."""
-    caps = [0.4]
-    assert [lowered(factor, caps) for factor in (1.0, 0.9, 0.8, 0.6, 0.4, 0.3)] == [
-        *(0.5, 0.45, 0.4, 0.4, 0.4, 0.3)
-    ]
-    assert lowered(0.7, []) == 0.7
-    assert lowered(1.0, [0.5, 0.25]) == 0.25
-
-
 def test_steps_of_the_discriminator_begin_at_its_start_or_with_the_stage():
     """The steps of the stage: 0 to 99, which are steps 200 to 299 of the run."""
     late = [discriminator_steps(250, 200 + done, done, 100) for done in (0, 49, 50, 51, 99)]
@@ -118,20 +106,6 @@ def test_steps_of_the_discriminator_begin_at_its_start_or_with_the_stage():
     assert [discriminator_steps(150, 200 + done, done, 100) for done in (0, 99)] == [(0, 100), (99, 100)]
     assert discriminator_steps(200, 200, 0, 100) == (0, 100)
     assert discriminator_steps(900, 299, 99, 100) == (0, 1)  # it begins in a later stage
-
-
-def test_late_discriminator_has_a_whole_cosine_of_its_own():
-    def share(done: int) -> float:
-        own, total = discriminator_steps(800, done, done, 1000)
-        return learning_rate_factor("cosine", own, total, warmup_steps(50, 1, total))
-
-    assert [share(800), share(839), share(840)] == [1 / 40, 1, 1]  # a fifth of 200 steps
-    assert share(920) == pytest.approx(0.5, abs=1e-15)
-    assert 0 < share(999) < 1e-3
-
-
-def test_divergences_halve_the_rate_of_the_discriminator():
-    assert [halved(0.8, divergences) for divergences in range(3)] == [0.8, 0.4, 0.2]
 
 
 def test_peak_is_inverse_to_the_width_and_follows_the_length_of_the_stage():
@@ -143,6 +117,12 @@ def test_peak_is_inverse_to_the_width_and_follows_the_length_of_the_stage():
     assert peak_learning_rate(8, WARM, 400) == MAX_PEAK
     assert peak_learning_rate(512, RANDOM, 10) == pytest.approx(1e-4)  # there is nothing to lose
     assert peak_learning_rate(64, RANDOM, 10) == MAX_RANDOM_PEAK
+
+
+def test_each_divergence_of_the_stage_halves_both_rates():
+    schedule = StageSchedule(StageSteps(0, 2, 3, 4, 4), WARM, 64, OptimConfig(warmup_epochs=0), LossConfig())
+    rates = [schedule.learning_rates(Position(images_in_epoch=8, step=2), count) for count in range(3)]
+    assert rates[1:] == [tuple(rate / 2**count for rate in rates[0]) for count in (1, 2)]
 
 
 def test_a_lower_rate_is_a_remedy_only_above_the_rule():
@@ -175,11 +155,3 @@ def test_stages_begin_with_the_rate_of_their_length_and_start(tiny, tmp_path):
     whole = first_rates(tiny, tmp_path / "c", num_epochs=2, init_from=str(source))
     resumed = [record["learning_rate"] for record in records(tmp_path / "b", "train")]
     assert resumed == pytest.approx(whole)
-
-
-@pytest.mark.slow
-def test_a_given_rate_is_kept_and_reported_if_it_may_hurt(tiny, tmp_path, capsys):
-    for rate, is_noted in ((1e-5, False), (1e-2, True)):
-        rates = first_rates(tiny, tmp_path / str(rate), num_epochs=1, init="warm", learning_rate=rate)
-        assert rates[0] == pytest.approx(rate)
-        assert (f"--learning_rate {rate:g} is kept" in capsys.readouterr().out) == is_noted

@@ -57,8 +57,7 @@ def test_threshold_of_a_falling_curve_is_not_raised_by_its_fall():
 # ---- divergence ------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("spread", [0.02, 0.3, 0.7])
-@pytest.mark.parametrize("steps", [1, 10])
+@pytest.mark.parametrize(("spread", "steps"), [(0.02, 1), (0.7, 1), (0.7, 10)])
 def test_ordinary_curves_never_diverge(spread, steps):
     """A falling loss with log-normal noise, and one batch in 20 that is ten times as hard."""
     random = np.random.default_rng(0)
@@ -69,10 +68,9 @@ def test_ordinary_curves_never_diverge(spread, steps):
     fed(losses.reshape(-1, steps).mean(1), steps)
 
 
-@pytest.mark.parametrize("rise", [1.5, 2.0])
-def test_slow_rise_is_no_spike(rise):
+def test_slow_rise_is_no_spike():
     """The loss may rise when the adversarial term starts: here in 100 records."""
-    fed([0.1 * rise ** (i / 100) for i in range(100)], 10, fed([0.1] * WINDOW))
+    fed([0.1 * 2.0 ** (i / 100) for i in range(100)], 10, fed([0.1] * WINDOW))
 
 
 @pytest.mark.parametrize(("steps", "records"), [(1, SPIKE_STEPS), (7, 3), (10, 2), (100, 2)])
@@ -95,7 +93,7 @@ def test_jump_that_ends_is_forgotten_and_does_not_raise_the_threshold():
     assert stability.spike_records == 0
 
 
-@pytest.mark.parametrize("mse", [MAX_MSE * 1.01, 1e30, math.inf])
+@pytest.mark.parametrize("mse", [MAX_MSE * 1.01, math.inf])
 def test_outputs_out_of_range_are_divergence_from_the_first_record_on(mse):
     stability = Stability()
     stability.add_record(10, 0.5, mse)
@@ -132,11 +130,11 @@ def test_record_that_is_not_finite_changes_no_judgement(loss):
 
 def test_checkpoint_is_good_after_a_whole_ordinary_record():
     stability = Stability()
-    stability.written.append((4, Path("four")))  # within the first record: it may have been damaged since
+    stability.unconfirmed.append((4, Path("four")))  # within the first record: it may have been damaged since
     assert not stability.add_record(10, 0.1, ORDINARY_MSE)
     assert stability.good is None
-    stability.written.append((10, Path("ten")))
-    stability.written.append((15, Path("fifteen")))
+    stability.unconfirmed.append((10, Path("ten")))
+    stability.unconfirmed.append((15, Path("fifteen")))
     assert stability.add_record(20, 0.1, ORDINARY_MSE)
     assert stability.good == Path("ten")
     assert stability.add_record(30, 0.1, ORDINARY_MSE)
@@ -146,7 +144,7 @@ def test_checkpoint_is_good_after_a_whole_ordinary_record():
 
 def test_checkpoint_is_not_good_after_a_spike_or_skipped_steps():
     stability = fed([0.1] * 20)
-    stability.written.append((20, Path("a")))
+    stability.unconfirmed.append((20, Path("a")))
     assert not stability.add_record(30, 0.9, ORDINARY_MSE)
     assert not stability.add_record(31, math.nan, math.nan)
     assert stability.good is None
@@ -164,7 +162,7 @@ def test_pruning_keeps_the_good_checkpoint_and_the_one_that_the_next_record_judg
             if stability.good:
                 assert stability.good.name in before
                 judged.append(int(stability.good.name))
-        stability.written.append((step, Path(str(step))))
+        stability.unconfirmed.append((step, Path(str(step))))
     assert judged == list(range(10, 100, 10))
     assert stability.needed() == {"90", "100"}
 

@@ -12,23 +12,17 @@ from tests.harness.training_runs import SHORT, assert_weights_close, records, tr
 from vae.config.options import RECOMPUTE
 from vae.config.resolve import resolve
 from vae.device import precision_support
-from vae.interop.checkpoint_file import Stage
 from vae.memory.plan import StepMemory
 from vae.memory.plan_table import Target, plan_profile
 from vae.model.autoencoder import AutoencoderKL, set_recompute
-from vae.ops import library
-from vae.ops.library import KERNEL_KEYS
 from vae.system.errors import UserError
 from vae.system.host import GIB
 from vae.training import stage_memory
-from vae.training.distributed import Distributed
 from vae.training.run import train
 from vae.training.stage_memory import (
     StagePlan,
     low_memory_warning,
     memory_limit,
-    plan_line,
-    plan_stage,
 )
 
 
@@ -77,29 +71,6 @@ def test_the_prediction_is_what_pytorch_reserves_within_what_may_be_used():
     assert predictions == [25, 22, 20]  # the last does not fit
     on_cpu = StepMemory("none", 1, resident=5, working=14, reserve=1, flops=0)
     assert StagePlan(on_cpu, 30).predicted == 20
-
-
-@pytest.mark.parametrize(
-    ("device", "triton", "channels_last", "replaced", "expected"),
-    [
-        ("cuda", True, True, set(), False),
-        ("cuda", True, False, set(), True),
-        ("cuda", False, True, set(), True),
-        ("cuda", True, True, set(KERNEL_KEYS), True),
-        ("cpu", True, False, set(KERNEL_KEYS), False),
-    ],
-)
-def test_the_plan_says_that_norms_need_many_launches(
-    monkeypatch, device, triton, channels_last, replaced, expected
-):
-    monkeypatch.setattr(library, "triton_is_installed", lambda: triton)
-    monkeypatch.setattr(stage_memory, "REPLACED", replaced)
-    monkeypatch.setattr(stage_memory, "available_bytes", lambda _: 2 * GIB)
-    given = {"channels": [8], "layers_per_block": 1, "norm_groups": 4, "perceptual_weight": 0.0}
-    config = resolve({**given, "channels_last": channels_last, "background_save": False})
-    dist = Distributed(0, 1, torch.device(device))
-    plan = plan_stage(config, Stage(0, 1, image_size=64, batch_size=2), torch.bfloat16, dist)
-    assert ("launches" in plan_line(plan, 64, 2, "1")) == expected
 
 
 @pytest.mark.parametrize(("predicted", "limit"), [(20, 30), (40, 40)])

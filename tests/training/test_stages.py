@@ -255,17 +255,6 @@ def test_resuming_a_finished_run_changes_no_file(in_folder, tmp_path, capsys):
 
 
 @pytest.mark.slow
-def test_folder_of_another_run_is_not_changed(in_folder, tmp_path):
-    assert train({**in_folder("one"), "max_steps": 1}) == 0
-    assert train({**in_folder("two"), "max_steps": 1}) == 0
-    source = str(tmp_path / "one" / "checkpoint_step_1.pt")
-    with pytest.raises(UserError, match=r"--output_dir .*two contains another run"):
-        train({**in_folder("two"), "resume_from": source})
-    assert train({**in_folder("three"), "resume_from": source, "max_steps": 2}) == 0
-    assert (tmp_path / "three" / "checkpoint_step_2.pt").exists()
-
-
-@pytest.mark.slow
 def test_early_stopping_ends_the_stage_and_the_next_one_starts(in_folder, tmp_path):
     """With a learning rate of 0, no validation is better than that of the start."""
     given = {**in_folder("run"), "learning_rate": 0.0, "early_stopping": 2, "progressive": "32:9:4,16:9:4"}

@@ -1,18 +1,23 @@
 """Validations of one image size are compared, the best one is named; slices by label."""
 
 import math
+import re
 from pathlib import Path
 
 import pytest
 import torch
 from PIL import Image
 
+from tests.harness.images import centre_crops
 from tests.harness.preparing import write_manifest
 from tests.harness.shards import pack
 from tests.harness.training_runs import ONE_PROCESS, records, train_on_two_processes
+from vae.images import pixels
+from vae.interop.vae_files import load_vae
+from vae.ops.noise import keyed_normal
 from vae.system.files import sha256_of_file
 from vae.training.run import train
-from vae.training.validation import MAX_SLICES, History, Slices, slice_record, slice_text
+from vae.training.validation import MAX_SLICES, History, Slices, slice_means, slice_record, slice_text
 
 
 def metrics(psnr: float, image_size: int = 32) -> dict[str, float]:
@@ -44,14 +49,6 @@ def test_another_image_size_replaces_the_best_validation_and_checkpoint():
     assert (history.best_checkpoint, history.best_checkpoint_psnr) == ("checkpoint_epoch_2.pt", 20.0)
 
 
-@pytest.mark.parametrize("psnr", [0.0, -3.0])
-def test_psnr_up_to_zero_is_a_value(psnr):
-    history = History()
-    history.add_checkpoint("checkpoint_epoch_1.pt", metrics(psnr))
-    history.add_checkpoint("checkpoint_epoch_2.pt", metrics(psnr - 1))
-    assert history.best_checkpoint == "checkpoint_epoch_1.pt"
-
-
 @pytest.mark.parametrize("unmeasured", [{"epoch": 1, "image_size": 32}, metrics(math.nan)])
 def test_validation_without_psnr_is_never_the_best(unmeasured):
     """All validation images were unusable, or the reconstructions were not finite."""
@@ -70,13 +67,6 @@ def test_validation_without_psnr_is_never_the_best(unmeasured):
     assert history.best == metrics(20.0)
 
 
-def test_stage_starts_without_count_and_without_start_psnr():
-    history = History(best=metrics(20.0), without_gain=3, start_psnr=19.0)
-    history.begin_stage()
-    assert (history.without_gain, history.start_psnr) == (0, None)
-    assert history.best == metrics(20.0)
-
-
 def test_start_of_a_stage_is_a_candidate_for_best_and_counts_for_early_stopping():
     history = History()
     history.add_epoch(metrics(30.0, image_size=16))
@@ -90,13 +80,6 @@ def test_start_of_a_stage_is_a_candidate_for_best_and_counts_for_early_stopping(
     assert history.without_gain == 3
     history.add_epoch(metrics(26.0))
     assert (history.best_is_start, history.without_gain) == (False, 0)
-
-
-def test_start_without_a_checkpoint_in_the_folder_is_no_best_checkpoint():
-    history = History()
-    history.add_start(metrics(25.0), None)
-    history.add_checkpoint("checkpoint_epoch_1.pt", metrics(20.0))
-    assert (history.best_checkpoint, history.best_checkpoint_psnr) == ("checkpoint_epoch_1.pt", 20.0)
 
 
 def test_start_at_the_same_size_does_not_replace_a_better_epoch():
@@ -122,17 +105,6 @@ def test_decrease_is_reported_once_with_its_remedy():
 # ---- real runs ----------------------------------------------------------------------------------------
 
 
-def psnr_warnings(given: dict, capsys) -> list[str]:
-    """The warnings about PSNR that a run prints."""
-    capsys.readouterr()
-    assert train(given) == 0
-    return [
-        line
-        for line in capsys.readouterr().out.splitlines()
-        if line.startswith("WARNING: PSNR ") and "is below" in line
-    ]
-
-
 @pytest.mark.slow
 def test_run_with_falling_psnr_warns_once(tiny, tmp_path, capsys):
     given = {
@@ -143,14 +115,46 @@ def test_run_with_falling_psnr_warns_once(tiny, tmp_path, capsys):
         "num_epochs": 3,
         "max_steps": 8,
     }
-    (warning,) = psnr_warnings(given, capsys)
+    assert train(given) == 0
+    (warning,) = re.findall("WARNING: PSNR .* is below .*", capsys.readouterr().out)
     found = records(tmp_path / "run", "validation")
     worse = next(record for record in found if record["psnr"] < found[0]["psnr"])
     assert len(found) == 4  # all but the first are worse
     assert f"PSNR {worse['psnr']:.2f} dB is below the {found[0]['psnr']:.2f} dB" in warning
     assert "--learning_rate (now 0.01)" in warning
     # The stage has warned already.
-    assert psnr_warnings({**given, "resume_from": "latest", "max_steps": None}, capsys) == []
+    assert train({**given, "resume_from": "latest", "max_steps": None}) == 0
+    assert "WARNING: PSNR" not in capsys.readouterr().out
+
+
+def test_validations_record_noise_and_spread_of_the_latents_and_how_decoding_bears_noise(
+    tiny, tmp_path, image_folder, other_images
+):
+    given = {**tiny, "data_path": str(other_images), "val_path": str(image_folder), "num_epochs": 1}
+    assert train(given) == 0
+    record = records(tmp_path / "run", "validation")[-1]
+    model = load_vae(tmp_path / "run" / "checkpoint_epoch_1.pt").autoencoder
+    images = torch.cat([crop / 127.5 - 1 for crop in centre_crops(image_folder)])
+    with torch.no_grad():
+        posterior = model.encode(images)
+        std = posterior.mean.std((0, 2, 3), correction=0)
+        ratios = (0.5 * posterior.logvar.mean((0, 2, 3))).exp() / std
+        # of 4 channels the lower median
+        assert record["sigma_over_std"] == pytest.approx(float(ratios.sort().values[1]), rel=1e-3)
+        assert record["latent_std"] == pytest.approx(float(std.square().mean().sqrt()), rel=1e-3)
+        chosen = [0, 4, 8, 12]
+        noise = torch.stack([keyed_normal(posterior.mean.shape[1:], 0, index) for index in chosen])
+        for tau in (0.1, 0.2, 0.4):
+            latents = posterior.mean[chosen] + tau * noise * std[:, None, None]
+            expected = pixels.psnr(model.decode(latents), images[chosen]).mean()
+            assert record[f"psnr_noise_{tau:g}"] == pytest.approx(expected.item(), abs=1e-3)
+
+
+@pytest.mark.slow
+def test_noise_that_hides_the_latents_is_reported_once(tiny, capsys):
+    given = {**tiny, "num_epochs": 30, "val_freq": 10, "checkpoint_freq": 30, "learning_rate": 1e-2}
+    assert train({**given, "kl_weight": 10.0}) == 0
+    assert "".join(capsys.readouterr()).count("lower --kl_weight (now 10)") == 1
 
 
 # ---- Slices ----------------------------------------------------------------------------------------------
@@ -160,17 +164,13 @@ def test_mean_of_each_label():
     slices = Slices.of({0: "a", 1: "b", 2: None, 5: "a", 7: ""}, ONE_PROCESS)
     assert slices.labels == ["a", "b"]
     sums = slices.sums([0, 2, 5, 7], [20.0, 99.0, 30.0, 99.0])  # image 1 was unusable
-    means = slices.means(sums, ONE_PROCESS)
-    assert means == {"a": 25.0}
+    assert slice_means(sums) == {"a": 25.0}
 
 
 @pytest.mark.parametrize("labels", [[], ["one"] * 5, [str(n) for n in range(MAX_SLICES + 1)]])
 def test_no_labels_one_label_and_names_of_images_are_no_slices(labels):
     slices = Slices.of(dict(enumerate(labels)), ONE_PROCESS)
-    sums = slices.sums(range(len(labels)), [1.0] * len(labels))
-    assert slices.means(sums, ONE_PROCESS) == {}
-    assert slice_record({}) == {}
-    assert slice_text({}) == ""
+    assert slices.sums(range(len(labels)), [1.0] * len(labels)) == {}
 
 
 def test_worst_label_is_named():

@@ -16,7 +16,9 @@ from tests.harness.training_runs import (
     reproducible_records,
     train_short,
 )
+from vae.config.options import build
 from vae.images.pixels import psnr, to_float
+from vae.interop.checkpoint_file import Stage
 from vae.model.autoencoder import AutoencoderKL
 from vae.system.errors import DataError
 from vae.training import validator as module
@@ -51,7 +53,7 @@ def tile(grid: np.ndarray, row: int, column: int, side: int) -> np.ndarray:
     return grid[top : top + side, left : left + side]
 
 
-@pytest.mark.parametrize(("size", "scale"), [(32, 5), (96, 2), (160, 1), (192, 1)])
+@pytest.mark.parametrize(("size", "scale"), [(32, 5), (192, 1)])
 def test_tiles_contain_the_images_pixel_by_pixel(size, scale):
     images = random_images(2, size)
     grid = grid_of(images)
@@ -112,7 +114,9 @@ def own_images(tmp_path) -> Path:
 
 
 def test_own_images_are_scaled_and_cropped_to_every_size(own_images):
-    found = load_sample_images(str(own_images), {32, 64}, background="white", max_pixels=10**6)
+    found = load_sample_images(
+        build({"sample_images": str(own_images)}), [Stage(0, 1, 32, 1), Stage(1, 1, 64, 1)]
+    )
     assert {size: tuple(images.shape) for size, images in found.items()} == {
         32: (3, 3, 32, 32),
         64: (3, 3, 64, 64),
@@ -124,7 +128,7 @@ def test_own_images_are_scaled_and_cropped_to_every_size(own_images):
 def test_at_most_eight_own_images_are_shown(tmp_path, capsys):
     for index in range(MAX_SAMPLE_IMAGES + 2):
         Image.new("RGB", (40, 40), (index * 20, 0, 0)).save(tmp_path / f"{index:02d}.png")
-    found = load_sample_images(str(tmp_path), {40}, background="white", max_pixels=10**6)[40]
+    found = load_sample_images(build({"sample_images": str(tmp_path)}), [Stage(0, 1, 40, 1)])[40]
     assert found[:, 0, 0, 0].tolist() == [index * 20 for index in range(MAX_SAMPLE_IMAGES)]
     assert "first 8 of 10" in capsys.readouterr().out
 

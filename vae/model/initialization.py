@@ -26,13 +26,11 @@ Shapes: N images, K signals, T targets, f downsampling, Z latent channels.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 
 import torch
 import torch.nn.functional as F
 from torch import nn
 
-from vae.config.options import ModelConfig
 from vae.model.autoencoder import IMAGE_CHANNELS, AutoencoderKL, Decoder, downsampling
 from vae.model.layers import Attention, Conv2d, NormSiLU, ResnetBlock, RMSNormSiLU, weight_and_bias
 
@@ -234,15 +232,6 @@ def signal_channels(width: int, groups: int) -> list[int]:
     """Channels that may carry signals: all except the last ones of each group, reserved for carriers."""
     size, carriers = width // groups, carriers_per_group(width, groups)
     return [channel for channel in range(width) if channel % size < size - carriers]
-
-
-def distinct_latents(config: ModelConfig) -> int:
-    """Latent channels that the encoder's path fills; the warm start repeats them in the others."""
-    count = IMAGE_CHANNELS
-    for pair in pairwise(config.channels):
-        available = (len(signal_channels(width, config.norm_groups)) for width in pair)
-        count = min(4 * min(count, MAX_SIGNALS), *available)
-    return min(count, config.z_channels)
 
 
 def carriers_per_group(width: int, groups: int) -> int:

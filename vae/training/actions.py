@@ -14,8 +14,8 @@ from vae.system import console
 from vae.system.errors import UserError
 from vae.system.files import write_json
 from vae.training.command import Command
+from vae.training.datasets import check_stage
 from vae.training.resolved_options import machine_of, resolve_options, run_stages
-from vae.training.setup import check_stage
 from vae.training.stages import first_stages
 
 

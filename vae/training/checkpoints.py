@@ -67,13 +67,6 @@ def load_on_all(find: Callable[[], Loaded | None], dist: Distributed) -> Loaded 
     return loaded[0] if loaded else None
 
 
-def refuse_foreign(folder: Path, run_id: str) -> None:
-    """UserError if the folder of a run has a checkpoint of another one, which this one could replace."""
-    for path in list_checkpoints(folder):
-        if saved_step(path) >= 0 and read_torch_file(path)["run"]["id"] != run_id:
-            raise UserError(f"--output_dir {folder}: {path.name} is not of this run: move it away")
-
-
 def abandon_newer(folder: Path, step: int) -> None:
     """Move the checkpoints after `step`, from which training continues, out of the way of the new ones."""
     newer = [path for path in list_checkpoints(folder) if saved_step(path) > step]

@@ -12,19 +12,22 @@ from typing import Any
 
 import numpy as np
 
-from vae.config.options import Config, DataConfig
+from vae.config.options import MIN_IMAGE_SIZE, Config, DataConfig
+from vae.config.resolve import check_discriminator, check_image_size, check_views
 from vae.data.dataset import CropDataset, FolderImages, Images
 from vae.data.exclude_list import Excluded, ExcludeList, read_exclude_list, refuse_unmatched
 from vae.data.image_sets import (
+    SAMPLE,
     NotComparedError,
     find_excluded,
     find_shared_images,
     image_sizes,
+    probe,
 )
 from vae.data.manifest import MANIFEST_NAME, image_root, is_manifest, read_rows, train_and_val
 from vae.images.folder import list_images, split_names
 from vae.images.formats import BadImageError
-from vae.interop.checkpoint_file import Position
+from vae.interop.checkpoint_file import Position, Stage
 from vae.model.autoencoder import downsampling
 from vae.sampling.buckets import BucketOrder, Shape, aspects, bucket_shapes
 from vae.sampling.order import (
@@ -375,3 +378,60 @@ def _excluded(
 def _check_rest(count: int, excluded: Excluded, data: DataConfig, name: str) -> None:
     if count and len(excluded.indices) == count:
         raise DataError(f"--exclude {data.exclude} has all {count} {name} images: leave some of them out")
+
+
+# ---- What the stages need of the images ------------------------------------------------------------------
+
+
+def check_stages(
+    config: Config, stages: list[Stage], position: Position, training_set: TrainingSet, dist: Distributed
+) -> None:
+    """Raise UserError if one of these stages, which are not finished, cannot make a single step."""
+    count = training_set.num_images
+    streams = training_set.order.num_streams
+    data_path = public_text(config.data.data_path)
+    if not count:
+        raise DataError(
+            f"--val_split {config.data.val_split} leaves no training image of {data_path}: lower it"
+        )
+    if streams and streams % dist.world_size:
+        times = streams_of_process(streams, dist.world_size) * dist.world_size // streams
+        console.info(
+            f"note: {dist.world_size} processes do not divide the {console.counted(streams, 'stream')} of "
+            f"{data_path}: the samples are the same, but {times} processes read each shard"
+        )
+    check_cache(training_set, dist)
+    for stage in stages:
+        check_stage(config, stage)
+    if stages:  # an image that is usable at the largest size is usable in every stage
+        sample = None
+        if len(cached_shards(training_set.images)):  # others would have to be fetched for this
+            sample = training_set.sample(SAMPLE, position, dist.rank, dist.world_size)
+        largest = max(stage.image_size for stage in stages)
+        probe(training_set.crops(config, largest), config.data.max_bad_fraction, sample)
+    # after the images are checked: files that are no images would need another remedy
+    images_of_steps = [s.batch_size * config.run.accumulation_steps * dist.world_size for s in stages]
+    for stage, images in zip(stages, images_of_steps, strict=True):
+        if count < images:
+            flag = "--global_batch_size" if config.run.global_batch_size else "--batch_size"
+            raise DataError(
+                f"--batch_size {stage.batch_size} (x {config.run.accumulation_steps} accumulation x "
+                f"{dist.world_size} processes) is more than the {count} training images: lower {flag} or add "
+                "images"
+            )
+
+
+def check_stage(config: Config, stage: Stage) -> None:
+    """Raise UserError if the crops of a stage do not suit the network, the loss or the validation."""
+    size = stage.image_size
+    count = config.data.buckets
+    check_image_size(size, config.model)
+    shapes = bucket_shapes(size, downsampling(config.model), count) if count else [(size, size)]
+    shortest = min(map(min, shapes)) if shapes else 0
+    if shortest < MIN_IMAGE_SIZE:
+        raise UserError(
+            f"--buckets {count} gives crops with a side of {shortest} px at --image_size {size}: the minimum "
+            f"is {MIN_IMAGE_SIZE}: raise --image_size or use --buckets 1"
+        )
+    check_discriminator(shortest, config.loss)
+    check_views(shortest, config.model, config.loss)

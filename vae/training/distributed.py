@@ -139,16 +139,6 @@ class Distributed:
                 "system's log if it was killed, says why"
             ) from error
 
-    def synchronize(self) -> None:
-        """Wait until the device has done all of this process's work, so that a clock measures it."""
-        if self.device.type == "cuda":
-            torch.cuda.synchronize(self.device)
-
-    def barrier(self) -> None:
-        """Wait until every process has reached this call."""
-        if self.world_size > 1:
-            dist.barrier()
-
     def close(self) -> None:
         """Leave the process group."""
         if self.world_size > 1 and dist.is_initialized():

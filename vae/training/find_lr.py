@@ -1,4 +1,4 @@
-"""--find_lr: a learning rate range test (Smith 2017) with real steps, which are undone.
+"""train_vae.py --find_lr: a learning rate range test (Smith 2017) with real steps, which are undone.
 
 The rate rises geometrically, and the loss of each batch is measured before its step. Batches differ more than
 the loss falls, so each loss is divided by that of the unchanged weights for the same images, crops and noise.
@@ -6,69 +6,27 @@ Two rates are common choices: where this ratio falls fastest, and a tenth of the
 """
 
 import math
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from itertools import count
+from collections.abc import Sequence
+from itertools import chain, count
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-from torch import Tensor
 
 from vae.charts import BLUE, Line, draw_lines, mark_x, new_figure, png
 from vae.config.flags import command_words
-from vae.data.dataset import Batch
-from vae.data.loading import TrainLoader
+from vae.memory.available import limit_memory
 from vae.model.autoencoder import set_recompute
 from vae.system import console
 from vae.system.files import replace_bytes, write_json
-from vae.training.liveness import MEASURING, Liveness
+from vae.training.command import Command
+from vae.training.liveness import Liveness
 from vae.training.recorder import RunningMetrics, loss_record
+from vae.training.run import claim_run_folder, prepared_run
 from vae.training.saver import host_copy
-from vae.training.schedule import StageSchedule
 from vae.training.setup import PreparedRun
-from vae.training.stage_memory import OomRetry, StagePlan
+from vae.training.stage_memory import StagePlan, memory_limit
 from vae.training.state import restore, snapshot
-
-
-class Trial:
-    """Steps of the stage that trains, with the weights of the run."""
-
-    def __init__(self, run: PreparedRun, schedule: StageSchedule, retry: OomRetry, alive: Liveness) -> None:
-        self.stepper = run.stepper(schedule, retry)
-        self.terms = run.networks.terms
-        self.alive = alive
-        self.dist = run.dist
-        self._run = run
-        self._schedule = schedule
-
-    @contextmanager
-    def batches(self) -> Iterator[Iterator[tuple[Batch, int]]]:
-        """Yield the batches of the stage without end, each with its number of images on all processes.
-
-        The state is restored at the end of the block. A signal to stop raises KeyboardInterrupt in the
-        iterator.
-        """
-        state, signals = self.stepper.state, self.alive.signals
-        state.is_changing = True
-        before = host_copy(snapshot(state))  # the device may have no room for another
-        set_recompute(state.autoencoder, self.stepper.retry.settings.recompute)
-        with signals.answering(MEASURING), self._run.loader(self._schedule, self.alive) as loader:
-            yield self._batches(loader)
-        self.stepper.retry.settings.graph = None  # its memory is for the run
-        restore(state, before)
-        state.is_changing = False
-
-    def _batches(self, loader: TrainLoader) -> Iterator[tuple[Batch, int]]:
-        for epoch in count(self.stepper.state.stage.first_epoch):
-            for batch in loader.batches(epoch):
-                size = len(batch.images)
-                stop = self.alive.signals.stop
-                images, stopping = self.dist.all_reduce_scalars(size, stop)
-                if stopping:
-                    raise KeyboardInterrupt  # nothing has been written
-                yield batch, int(images)
-
 
 NAME = "find_lr"
 WIDTH, HEIGHT = 1280, 800  # px, of the chart
@@ -101,11 +59,6 @@ class Suggestion(NamedTuple):
     tenth: float  # of the rate at which the smoothed loss is lowest
 
 
-def has_diverged(loss: float, unchanged: float) -> bool:
-    """Whether the loss of a batch shows that the test is over; true for NaN."""
-    return not loss < DIVERGED * unchanged
-
-
 def suggest(curve: Curve) -> Suggestion:
     """The rates that a curve suggests."""
     smoothed = curve.smoothed()
@@ -116,45 +69,57 @@ def suggest(curve: Curve) -> Suggestion:
     return Suggestion(float(rates[slopes[:safe].argmin()]), float(rates[lowest] / 10))
 
 
+def find_lr(command: Command) -> int:
+    """Find a learning rate for the first stage of a command that was checked; returns the exit code."""
+    with prepared_run(command) as (run, alive, lock):
+        plan = run.plan(run.state.stage)
+        limit_memory(run.dist.device, memory_limit([plan]))
+        run.dist.on_main(lambda: claim_run_folder(run, lock))
+        find_learning_rate(run, plan, alive)
+    return 0
+
+
 def find_learning_rate(run: PreparedRun, plan: StagePlan, alive: Liveness) -> None:
     """Measure the curve, draw and print it; nothing else changes."""
-    schedule = run.schedule(run.state.stage)
-    trial = Trial(run, schedule, run.retry(plan), alive)
     rates = np.geomspace(LOWEST, HIGHEST, run.config.run.find_lr_steps).tolist()
-    unchanged = _unchanged_losses(trial, len(rates))
-    losses = _losses(trial, rates, unchanged)
+    unchanged = losses_before_steps(run, plan, alive, [0.0] * len(rates))
+    losses = losses_before_steps(run, plan, alive, rates, [DIVERGED * loss for loss in unchanged])
     if run.dist.is_main:
         curve = Curve(rates[: len(losses)], losses, unchanged[: len(losses)])
         _report(run.output_dir, run.command.given, curve)
 
 
-def _unchanged_losses(trial: Trial, steps: int) -> list[float]:
-    """The losses of the first batches with the present weights."""
-    with trial.batches() as batches:
-        return [
-            _loss(trial, trial.stepper.losses(batch, images), images)
-            for _, (batch, images) in zip(range(steps), batches, strict=False)
-        ]
+def losses_before_steps(
+    run: PreparedRun, plan: StagePlan, alive: Liveness, rates: Sequence[float], limits: Sequence[float] = ()
+) -> list[float]:
+    """The losses of the first batches before the steps with these learning rates, which are then undone.
 
-
-def _losses(trial: Trial, rates: Sequence[float], unchanged: Sequence[float]) -> list[float]:
-    """The losses of the same batches before the steps with these learning rates, up to where they diverge."""
+    They end where a loss is not below its limit. A signal to stop raises KeyboardInterrupt.
+    """
+    schedule, state = run.schedule(run.state.stage), run.state
+    stepper = run.stepper(schedule, run.retry(plan))
+    settings = stepper.retry.settings
     losses: list[float] = []
-    with trial.batches() as batches:
-        for rate, before, (batch, images) in zip(rates, unchanged, batches, strict=False):
-            loss = _loss(trial, trial.stepper.step(batch, images, learning_rate=rate).losses, images)
-            if has_diverged(loss, before):
+    state.is_changing = True
+    before = host_copy(snapshot(state))  # the device may have no room for another
+    set_recompute(state.autoencoder, settings.recompute)
+    with run.loader(schedule, alive) as loader:
+        batches = chain.from_iterable(loader.batches(epoch) for epoch in count(state.stage.first_epoch))
+        for rate, batch in zip(rates, batches, strict=False):
+            images, stopping = run.dist.all_reduce_scalars(len(batch.images), alive.signals.stop)
+            if stopping:
+                raise KeyboardInterrupt  # nothing has been written
+            metrics = RunningMetrics()
+            metrics.add(stepper.step(batch, int(images), learning_rate=rate).losses, images, [])
+            loss = loss_record(metrics.all_reduced_means(run.dist), run.networks.terms)["loss"]
+            alive.beat()
+            if limits and not loss < limits[len(losses)]:  # also if it is NaN
                 break
             losses.append(loss)
+    settings.graph = None  # its memory is for the run
+    restore(state, before)
+    state.is_changing = False
     return losses
-
-
-def _loss(trial: Trial, sums: dict[str, Tensor], images: int) -> float:
-    """The loss of a batch from sums over its images."""
-    metrics = RunningMetrics()
-    metrics.add(sums, images, [])
-    trial.alive.beat()
-    return loss_record(metrics.all_reduced_means(trial.dist), trial.terms)["loss"]
 
 
 def _report(folder: Path, options: dict[str, Any], curve: Curve) -> None:

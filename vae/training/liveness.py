@@ -3,32 +3,22 @@
 `Liveness` is what every long part of a run owes to the outside: signs of life, and an answer to signals.
 """
 
-import errno
 import faulthandler
 import multiprocessing
 import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import Path
 from types import FrameType
 from typing import Any
 
 from vae.system import console
 from vae.system.errors import EXIT_FAILED, EXIT_INTERRUPTED
-from vae.system.files import read_marker
 
-# What a stop signal prints, for each part of a run.
-LOADING = "finishing loading and the first step, then saving"
-MEASURING = "stopping after this step: training has not started"
-STEP = "finishing this step, then saving"
-VALIDATION = "finishing this validation and one more step, then saving"
-LAST_VALIDATION = "finishing this validation and the export"
-EXPORT = "finishing the export"
-
+ANSWER = "stopping: the step, validation or export under way is finished first, then saved"
 # A scheduler may send SIGTERM to every process, and torchrun forwards its own copy: that is one request.
 _DUPLICATE_SECONDS = 0.5
 # A wait for images ends this long after a stop signal. Containers are killed 10 s after it, jobs after 30 s.
@@ -55,7 +45,7 @@ class StopSignals:
     def __init__(self, is_main_process: bool = True) -> None:
         self.stop = False
         self.save = False
-        self.answer = LOADING  # what a stop signal prints
+        self.exports = False  # an export is finished in any case
         self._is_main_process = is_main_process
         self._stopped_at = 0.0
         self._previous_handlers: dict[int, Any] = {}
@@ -72,21 +62,9 @@ class StopSignals:
         for number, handler in self._previous_handlers.items():
             signal.signal(number, handler)
 
-    @contextmanager
-    def answering(self, answer: str) -> Iterator[None]:
-        """Within this context, `answer` describes how a stop signal is handled."""
-        before, self.answer = self.answer, answer
-        try:
-            yield
-        finally:
-            self.answer = before
-
     def check_loading(self) -> None:
-        """Raise LoadingStoppedError if a stop signal came LOADING_SECONDS ago; for a wait.
-
-        An export is finished in any case.
-        """
-        if self.stop and self.answer != EXPORT and time.monotonic() - self._stopped_at >= LOADING_SECONDS:
+        """Raise LoadingStoppedError if a stop signal came LOADING_SECONDS ago; for a wait."""
+        if self.stop and not self.exports and time.monotonic() - self._stopped_at >= LOADING_SECONDS:
             raise LoadingStoppedError
 
     def _install(self, number: int, handler: _Handler) -> None:
@@ -101,7 +79,7 @@ class StopSignals:
         self._stopped_at = time.monotonic()
         self.stop = True
         if self._is_main_process:
-            console.error_from_signal_handler(f"{self.answer}; press Ctrl-C again to exit now")
+            console.error_from_signal_handler(f"{ANSWER}; press Ctrl-C again to exit now")
 
     def _on_save(self, _number: int, _frame: FrameType | None) -> None:
         self.save = True
@@ -117,10 +95,9 @@ class Watchdog:
     After a hang, `save_alone` saves on the main process, and the process exits without its main thread.
     """
 
-    def __init__(self, minutes: float, folder: Path, resume_command: str, rank: int = 0) -> None:
+    def __init__(self, minutes: float, resume_command: str, rank: int = 0) -> None:
         self.save_alone: Callable[[], str | None] = lambda: None  # saves; returns the name of the checkpoint
         self._minutes = minutes
-        self._folder = folder
         self._resume_command = resume_command
         self._rank = rank
         self._beats = 0
@@ -150,37 +127,24 @@ class Watchdog:
             # Not by a clock: a process that was paused, for example by Ctrl-Z, does not hang.
             silent += CHECK_SECONDS
             if silent >= 60 * self._minutes:
-                line = self._report()
+                with suppress(OSError):  # stderr is closed
+                    faulthandler.dump_traceback(2)
                 if self._rank:  # the main process saves first
                     time.sleep(SAVE_SECONDS)
-                self._exit(line)
+                self._exit()
 
-    def _report(self) -> str:
-        """Write the stacks; returns the line about the hang."""
-        path = self._folder / f"hang_stacks_{self._rank}.txt"
-        try:
-            if read_marker(self._folder) is None:
-                raise FileNotFoundError(errno.ENOENT, "the run has not begun")
-            with open(path, "ab", buffering=0) as file:
-                file.write(f"{time.ctime()}: no progress for {self._minutes:g} minutes\n".encode())
-                faulthandler.dump_traceback(file)
-            where = str(path)
-        except OSError as error:
-            faulthandler.dump_traceback()
-            where = f"the output of this process ({path}: {error.strerror})"
-        return (
-            f"no progress for {self._minutes:g} minutes (--hang_minutes {self._minutes:g}): the stacks of "
-            f"all threads are in {where}; check the disk or share of --data_path"
-        )
-
-    def _exit(self, line: str) -> None:
+    def _exit(self) -> None:
         """End the process without its main thread, which does not react."""
         saved: list[str | None] = []
         saving = threading.Thread(target=lambda: saved.append(self.save_alone()), daemon=True)
         saving.start()
         saving.join(SAVE_SECONDS)
-        text = f"{line}; {f'{saved[0]} is saved' if saved and saved[0] else 'nothing new is saved'}"
-        console.error_from_signal_handler(f"train_vae.py: {text}; resume with: {self._resume_command}")
+        result = f"{saved[0]} is saved" if saved and saved[0] else "nothing new is saved"
+        console.error_from_signal_handler(
+            f"train_vae.py: no progress for {self._minutes:g} minutes (--hang_minutes {self._minutes:g}), "
+            "the stacks of all threads are above: check the disk or share of --data_path; "
+            f"{result}; resume with: {self._resume_command}"
+        )
         for child in multiprocessing.active_children():
             child.kill()
         os._exit(EXIT_FAILED)

@@ -23,8 +23,6 @@ from vae.system.files import read_text, replace_text
 from vae.training.command import check_wandb_installed
 from vae.training.results_image import RESULTS_NAME, write_results
 
-MAX_WAITING_BYTES = 16 * 2**20  # what is kept in memory until the disk accepts it
-
 
 def try_to_write(path: Path, write: Callable[[], object], quiet: bool = False) -> bool:
     """Write a file that training does not need; a failure is printed, unless `quiet`, and gives False."""
@@ -52,11 +50,10 @@ class Appender:
         self._is_written = True
 
     def write(self, chunk: bytes) -> None:
-        """Append `chunk` after everything that waits; if the disk stays full for long, it is dropped."""
+        """Append `chunk` after everything that waits."""
         if not chunk and not self._waiting:
             return
-        if len(self._waiting) + len(chunk) <= MAX_WAITING_BYTES:
-            self._waiting += chunk
+        self._waiting += chunk
         self._is_written = try_to_write(self.path, self._write_waiting, quiet=not self._is_written)
 
     def _write_waiting(self) -> None:

@@ -15,9 +15,9 @@ from vae.data.image_sets import accepted_bad_images
 from vae.data.loading import TrainLoader
 from vae.system import console
 from vae.system.errors import DataError, UserError
-from vae.training.liveness import STEP, Liveness, LoadingStoppedError
+from vae.training.liveness import Liveness, LoadingStoppedError
 from vae.training.logbook import REJECTED_NAME, Logbook
-from vae.training.recorder import Means, Recorder
+from vae.training.recorder import Recorder
 from vae.training.run_folder import epoch_name, step_name
 from vae.training.saver import Saver
 from vae.training.stability import NOT_FINITE, Stability, raise_if_diverged
@@ -64,11 +64,6 @@ class TrainingLoop:
     alive: Liveness
     profiler: AbstractContextManager[Callable[[], None]]  # what it yields is called after every step
 
-    @property
-    def baselines(self) -> dict[str, Metrics]:
-        """The metrics of the validation's baselines, by name."""
-        return self.validator.baselines if self.validator else {}
-
     def begin(self) -> None:
         """Measure the baselines, and the weights that the stage begins with."""
         state, position = self.state, self.state.position
@@ -89,7 +84,6 @@ class TrainingLoop:
     def train(self, loader: TrainLoader) -> StageEnd:
         """Train the rest of the stage."""
         state, steps, end = self.state, self.stepper.schedule.steps, None
-        self.alive.signals.answer = STEP
         with self.recorder, self.profiler as profile_step:
             while end is None and state.position.epoch < state.stage.end_epoch:
                 first_step = state.position.images_in_epoch // steps.images
@@ -174,7 +168,7 @@ class TrainingLoop:
         elif options.checkpoint_steps and step % options.checkpoint_steps == 0:
             self.saver.save(step_name(step))
 
-    def _judge(self, means: Means) -> None:
+    def _judge(self, means: tuple[float, float]) -> None:
         """Judge a record: raise NonFiniteError if training has diverged, or note a good checkpoint."""
         state, streak = self.state, int(self.state.update.nonfinite_streak)
         is_good = self.stability.add_record(state.position.step, *means, streak)
@@ -192,11 +186,11 @@ class TrainingLoop:
         """
         state, options, history = self.state, self.options, self.state.history
         epochs = state.position.epoch + 1
-        is_last, last_of_run = epochs == state.stage.end_epoch, state.stages[-1].end_epoch
+        is_last = epochs == state.stage.end_epoch
         save_is_due = self.saver.is_due(epochs) or is_last
         metrics: Metrics = {}
         if self.validator and self._validation_is_due(epochs):
-            metrics = self.validator.validate(f"epoch {epochs}", epochs, ends_run=epochs == last_of_run)
+            metrics = self.validator.validate(f"epoch {epochs}", epochs)
             history.add_epoch(metrics)
             save_is_due |= options.checkpoint_freq is None and history.without_gain == 0
         state.position.epoch, state.position.images_in_epoch, state.rejected = epochs, 0, 0
@@ -220,7 +214,7 @@ class TrainingLoop:
         """Validate the weights that will be exported, if --max_steps ended the run between validations."""
         state = self.state
         if self.validator and state.validated_step != state.position.step:
-            self.validator.validate(f"step {state.position.step}", state.position.epoch, ends_run=True)
+            self.validator.validate(f"step {state.position.step}", state.position.epoch)
 
     # ---- the other processes -----------------------------------------------------------------------------
 

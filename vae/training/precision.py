@@ -46,22 +46,8 @@ def activations_of(model: AutoencoderKL, crops: Iterable[torch.Tensor]) -> Large
     return largest_activation(model, (part.to(memory_format=torch.channels_last) for part in parts))
 
 
-# Plans that cuDNN's search times for each convolution: PyTorch's default, and all, about 43 on an RTX 5090.
-# If each of the other 33 takes three times as long as the chosen one, their search takes about as long as a
-# hundred passes, and a gain of 1 % pays for it after 10,000. Not measured on a card yet.
-DEFAULT_PLANS, ALL_PLANS = 10, 0
-LONG_PASSES = 10_000
-
 # Images in which the largest activation is measured; of four warm starts it was the same for 3 to 12 images.
 MEASURED_CROPS, MEASURED_SIDE = 4, 512
-
-
-def search_plans(device: torch.device, passes: int) -> bool:
-    """Let cuDNN's search time all plans if `passes` of the same shape follow; whether it does."""
-    thorough = device.type == "cuda" and passes >= LONG_PASSES
-    if device.type == "cuda":
-        torch.backends.cudnn.benchmark_limit = ALL_PLANS if thorough else DEFAULT_PLANS
-    return thorough
 
 
 def set_backends(speed: SpeedConfig) -> None:

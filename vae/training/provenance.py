@@ -45,20 +45,18 @@ def write_run(folder: Path, identity: Identity, good: Path | None) -> None:
 
 def note_exported(folder: Path, digest: str) -> None:
     """Store that the run in the folder has exported its weights, from a checkpoint with this SHA-256."""
-    try:
-        plain = read_json(folder / RUN_NAME)
-    except (OSError, ValueError):
-        plain = {}
-    try_to_write_json(folder / RUN_NAME, {**plain, EXPORTED: digest}, indent=2)
+    try_to_write_json(folder / RUN_NAME, {**_read_run(folder), EXPORTED: digest}, indent=2)
 
 
 def read_good_checkpoint(folder: Path) -> Path | None:
     """The checkpoint of the run in the folder that is known to be good; None if there is none."""
-    try:
-        name = read_json(folder / RUN_NAME)["good_checkpoint"]
-    except (OSError, ValueError, KeyError, TypeError):
-        return None
-    return folder / name if isinstance(name, str) and Path(name).name == name else None
+    name = _read_run(folder).get("good_checkpoint")
+    return folder / name if name else None
+
+
+def _read_run(folder: Path) -> dict[str, Any]:
+    path = folder / RUN_NAME
+    return read_json(path) if path.exists() else {}
 
 
 # ---- what decides its samples --------------------------------------------------------------------------

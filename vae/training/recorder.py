@@ -3,12 +3,10 @@
 import math
 import statistics
 import time
-from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NamedTuple
 
 import torch
 from tqdm import tqdm
@@ -27,63 +25,29 @@ from vae.training.stage_memory import OomRetry, low_memory_warning, memory_peaks
 from vae.training.state import TrainingState
 from vae.training.stepper import Update
 
-
-class ProcessNumbers(NamedTuple):
-    """What one process has measured since the last record."""
-
-    sync_share: float  # of the time: waiting for the other processes on the host
-    allreduce_share: float  # of the time: waiting for the sums of the gradients
-    own_seconds: float  # of a step, without these waits
-    out_of_memory: float  # how often memory ran out
-    # Counts, whose sums over all processes make the data record.
-    images: float = 0.0
-    rejected: float = 0.0
-    decode_seconds: float = 0.0
-    load_seconds: float = 0.0
-    disk_bytes: float = 0.0
-    remote_bytes: float = 0.0
-    hits: float = 0.0
-    misses: float = 0.0
-    steps: float = 0.0
-
-
-_COUNTS = tuple(ProcessNumbers._field_defaults)
+# What each process counts since the last record; an all-gather of them makes two records.
+COUNTS = (
+    "seconds",
+    "sync_seconds",  # of them: waiting for the other processes on the host
+    "allreduce_seconds",  # waiting for the sums of the gradients
+    "out_of_memory",  # how often memory ran out, since the stage began
+    "steps",
+    "images",
+    "rejected",
+    "decode_seconds",
+    "load_seconds",
+    "disk_bytes",
+    "remote_bytes",
+    "hits",
+    "misses",
+)
+Counts = Mapping[str, float]
 
 
-@dataclass
-class Health:
-    """What this process has counted since the last record."""
-
-    counts: Counter[str] = field(default_factory=Counter)
-    sync_seconds: float = 0.0  # in these steps, waiting for the other processes on the host
-
-    def add(self, batch: Batch, sync_seconds: float) -> None:
-        """Add a step and its batch."""
-        self.counts.update(batch.counts)
-        self.counts.update(images=len(batch.images), rejected=len(batch.rejected), steps=1)
-        self.sync_seconds += sync_seconds
-
-    def gathered(
-        self, dist: Distributed, seconds: float, allreduce: float, out_of_memory: int = 0
-    ) -> list[ProcessNumbers]:
-        """The numbers of all processes by rank, with one exchange.
-
-        `seconds`: of the steps. `allreduce`: seconds of a step. `out_of_memory`: how often memory ran out.
-        """
-        steps = self.counts["steps"]
-        numbers = ProcessNumbers(
-            sync_share=self.sync_seconds / seconds,
-            allreduce_share=allreduce * steps / seconds,
-            own_seconds=max(0.0, seconds / steps - self.sync_seconds / steps - allreduce),
-            out_of_memory=out_of_memory,
-            **{name: float(self.counts[name]) for name in _COUNTS},
-        )
-        return [ProcessNumbers(*row) for row in dist.all_gather_scalars(*numbers)]
-
-
-def data_record(processes: Sequence[ProcessNumbers], seconds: float) -> dict[str, float]:
-    """The record `data`: what reading and decoding the images of all processes cost in these seconds."""
-    total = {name: sum(getattr(process, name) for process in processes) for name in _COUNTS}
+def data_record(processes: Sequence[Counts]) -> dict[str, float]:
+    """The record `data`: what reading and decoding the images of all processes cost."""
+    total = {name: sum(process[name] for process in processes) for name in COUNTS}
+    seconds = processes[0]["seconds"]
     decoded = max(1.0, total["images"] + total["rejected"])
     values = {
         "decode_ms": 1000 * total["decode_seconds"] / decoded,
@@ -97,26 +61,26 @@ def data_record(processes: Sequence[ProcessNumbers], seconds: float) -> dict[str
     return values
 
 
-def comparison(processes: Sequence[ProcessNumbers]) -> dict[str, float | list[float]]:
+def comparison(processes: Sequence[Counts]) -> dict[str, float | list[float]]:
     """How several processes keep step; nothing for one.
 
     All wait for the slowest one. What even the process with the shortest waits waits for is the network.
     """
     if len(processes) == 1:
         return {}
-    waits = [min(1.0, process.sync_share + process.allreduce_share) for process in processes]
-    own = [process.own_seconds for process in processes]
-    rates = [
-        # 0: not known, see `gathered`
-        process.images / (process.steps * process.own_seconds) if process.own_seconds else 0.0
-        for process in processes
+    waited = [process["sync_seconds"] + process["allreduce_seconds"] for process in processes]
+    own = [max(0.0, process["seconds"] - wait) for process, wait in zip(processes, waited, strict=True)]
+    shares = [min(1.0, wait / process["seconds"]) for process, wait in zip(processes, waited, strict=True)]
+    rates = [  # 0: not known
+        process["images"] / seconds if seconds else 0.0
+        for process, seconds in zip(processes, own, strict=True)
     ]
     return {
         "images_per_second_by_rank": [round(rate, 3) for rate in rates],
-        "skew_share": statistics.fmean(waits) - min(waits),
+        "skew_share": statistics.fmean(shares) - min(shares),
         "slowest_rank": own.index(max(own)),
         "slowest_to_median": max(own) / max(1e-9, statistics.median(own)),
-        "network_share": min(waits),
+        "network_share": min(shares),
     }
 
 
@@ -134,7 +98,7 @@ class RunningMetrics:
     images: float = 0.0  # of all processes
     sums: dict[str, torch.Tensor] = field(default_factory=dict)  # over the images of this process
     norms: list[torch.Tensor] = field(default_factory=list)  # gradient norms of the last step
-    health: Health = field(default_factory=Health)
+    counts: dict[str, float] = field(default_factory=lambda: dict.fromkeys(COUNTS, 0.0))  # of this process
 
     def add(self, sums: dict[str, torch.Tensor], images: float, norms: list[torch.Tensor]) -> None:
         """Add one step's sums over images."""
@@ -174,13 +138,6 @@ def loss_record(means: dict[str, float], terms: LossTerms) -> dict[str, float]:
     return {"loss": terms.weighted_sum(means), **shown, "psnr": psnr}
 
 
-class Means(NamedTuple):
-    """Means over the steps of a record."""
-
-    loss: float
-    mse: float
-
-
 @dataclass
 class Recorder:
     """Collects what the steps of a stage measure. A context, within which the progress bar is shown."""
@@ -195,6 +152,7 @@ class Recorder:
     gradient_waits: GradientWaits
     planned_bytes: int = 0  # GPU memory that the stage needs
     _metrics: RunningMetrics = field(default_factory=RunningMetrics)
+    _low_memory_reported: bool = False
 
     def __enter__(self) -> "Recorder":
         self._metrics = RunningMetrics()
@@ -218,7 +176,9 @@ class Recorder:
     def add(self, batch: Batch, update: Update, total_images: int, sync_seconds: float) -> None:
         """Add a step. `sync_seconds`: of it, waiting for the other processes."""
         self._metrics.add(update.losses, total_images, update.norms)
-        self._metrics.health.add(batch, sync_seconds)
+        own = {"images": len(batch.images), "rejected": len(batch.rejected), "sync_seconds": sync_seconds}
+        for name, value in {**batch.counts, **own, "steps": 1}.items():
+            self._metrics.counts[name] += value
         self._bar.update()
 
     def is_due(self) -> bool:
@@ -234,8 +194,11 @@ class Recorder:
         limit = self.options.max_steps
         return left if limit is None else min(left, limit - self.state.position.step)
 
-    def write(self) -> Means:
-        """Write the records of the steps since the last one. Only this synchronizes the device in a step."""
+    def write(self) -> tuple[float, float]:
+        """Write the records of the steps since the last one; returns their loss and mean squared error.
+
+        Only this synchronizes the device in a step.
+        """
         state = self.state
         metrics = self._metrics
         dist = self.dist
@@ -261,29 +224,30 @@ class Recorder:
         self._show(record)
         self._warn_of_low_memory()
         self._metrics = RunningMetrics()
-        return Means(record["loss"], means["mse"])
+        return record["loss"], means["mse"]
 
     def _write_health(self) -> None:
         """Write the records of the data and of the trainer: one exchange between the processes."""
         step = self.state.position.step
-        seconds = self._metrics.seconds()
-        processes = self._metrics.health.gathered(
-            self.dist, seconds, self.gradient_waits.seconds(), self.retry.settings.out_of_memory
-        )
-        self.logbook.record("data", step, data_record(processes, seconds))
+        counts = self._metrics.counts
+        counts["seconds"] = self._metrics.seconds()
+        counts["allreduce_seconds"] = self.gradient_waits.seconds() * counts["steps"]
+        counts["out_of_memory"] = self.retry.settings.out_of_memory
+        rows = self.dist.all_gather_scalars(*(counts[name] for name in COUNTS))
+        processes = [dict(zip(COUNTS, row, strict=True)) for row in rows]
+        self.logbook.record("data", step, data_record(processes))
         trainer = {
             "restarts": self.state.identity.restarts,
-            "out_of_memory": int(sum(process.out_of_memory for process in processes)),
+            "out_of_memory": int(sum(process["out_of_memory"] for process in processes)),
         }
         self.logbook.record("trainer", step, {**trainer, **comparison(processes)})
 
     def _warn_of_low_memory(self) -> None:
         """Warn once if other programs take the memory of the plan, while its settings are used."""
-        state = self.state
-        if state.low_memory_reported or self.retry.settings.out_of_memory:
+        if self._low_memory_reported or self.retry.settings.out_of_memory:
             return
         if warning := low_memory_warning(self.dist.device, self.planned_bytes):
-            state.low_memory_reported = True
+            self._low_memory_reported = True
             console.warning(warning)
 
     def _show(self, record: dict[str, float]) -> None:

@@ -12,8 +12,7 @@ from vae.interop.latent_statistics import LatentConstants
 from vae.losses.perceptual import RANDOM_NOTE
 from vae.losses.terms import LossTerms
 from vae.memory.plan import checkpoint_bytes
-from vae.model.autoencoder import IMAGE_CHANNELS, AutoencoderKL, downsampling
-from vae.model.initialization import carriers_per_group, distinct_latents
+from vae.model.autoencoder import AutoencoderKL
 from vae.sampling.buckets import Shape
 from vae.shards.dataset_json import dataset_paths, is_dataset
 from vae.shards.shard_cache import default_folder, has_remote_shards
@@ -28,7 +27,7 @@ from vae.training.distributed import Distributed
 from vae.training.logbook import REJECTED_NAME
 from vae.training.results_image import RESULTS_NAME
 from vae.training.run_folder import checkpoint_paths
-from vae.training.schedule import HARMFUL_FACTOR, StageSchedule, warmup_steps
+from vae.training.schedule import StageSchedule, warmup_steps
 from vae.training.setup import PreparedRun
 from vae.training.stage_memory import StagePlan, plan_line
 from vae.training.stages import StageSteps, current_stage
@@ -51,8 +50,6 @@ def print_remarks(run: PreparedRun) -> None:
             "note: this is a new VAE: no existing SDXL or FLUX model can read its latents, it is made for a "
             "diffusion model of its own. --profile decoder improves the VAE of an existing one (docs/jobs.md)"
         )
-    if not run.provenance.resumed_from and (warning := warm_start_warning(run.config.model)):
-        console.warning(warning)
 
 
 def print_stage(run: PreparedRun, schedule: StageSchedule, plan: StagePlan) -> None:
@@ -81,7 +78,6 @@ def print_stage(run: PreparedRun, schedule: StageSchedule, plan: StagePlan) -> N
         f"steps   {steps_line(steps, config.optim, schedule.peak)}",
         f"output  {run.output_dir}   "
         f"({console.command_line('tensorboard', '--logdir', run.output_dir / 'logs')})",
-        _rate_note(schedule),
         late_discriminator_note(schedule.loss, state.position.step, _last_step(run, steps)),
     ]
     console.info("\n".join(filter(None, lines)))
@@ -150,27 +146,6 @@ def device_line(dist: Distributed, speed: SpeedConfig, dtype: torch.dtype, compi
     return f"{device.type} ({name}){world}, " + ", ".join([DTYPE_NAMES[dtype], *extras])
 
 
-def warm_start_warning(model: ModelConfig) -> str | None:
-    """A warning if the widths or norm groups are too narrow for the linear codec of --init warm."""
-    if model.init != "warm" or model.init_from:
-        return None
-    ends = (model.up_channels[0], model.channels[-1])  # before the last convolutions
-    if not all(carriers_per_group(width, model.norm_groups) for width in ends):
-        return (
-            f"--norm_groups {model.norm_groups} leaves too few channels per group at width {min(ends)} for "
-            "the warm start, which begins several dB below the bicubic baseline: use fewer groups, or wider "
-            "--channels"
-        )
-    distinct = distinct_latents(model)
-    if distinct >= min(model.z_channels, IMAGE_CHANNELS * downsampling(model) ** 2):
-        return None
-    return (
-        f"--z_channels {model.z_channels}: with --channels {' '.join(map(str, model.channels))} and "
-        f"--norm_groups {model.norm_groups}, the warm start fills {distinct} latent channels and repeats "
-        f"them in the others: use wider --channels, fewer groups or --z_channels {distinct}"
-    )
-
-
 def cache_line(data: DataConfig) -> str | None:
     """Where shards are kept, or that they are read in place; None for a folder of images."""
     paths = [path for path in (*dataset_paths(data.data_path), data.val_path) if path and is_dataset(path)]
@@ -200,17 +175,6 @@ def _last_step(run: PreparedRun, steps: StageSteps) -> int:
     left = steps.total - steps.done(state.position) + sum(run.steps(stage).total for stage in later)
     last = state.position.step + left
     return last if limit is None else min(last, limit)
-
-
-def _rate_note(schedule: StageSchedule) -> str | None:
-    """A note if a given --learning_rate is likely to end the stage below its start."""
-    if schedule.peak <= HARMFUL_FACTOR * schedule.ruled_peak:
-        return None
-    steps = console.counted(schedule.steps.total, "step")
-    return (
-        f"note: --learning_rate {schedule.peak:g} is kept, but {steps} at this rate may end below their "
-        f"start ({schedule.start}): the default is {schedule.ruled_peak:.2g} here"
-    )
 
 
 def space_warning(folder: Path, config: Config, stages: int) -> str | None:

@@ -1,7 +1,7 @@
 """A whole run, from top to bottom: prepare, train stage after stage, export, report the result."""
 
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -20,15 +20,14 @@ from vae.model.autoencoder import set_recompute
 from vae.system import console
 from vae.system.errors import EXIT_SAVED_RESUMABLE, LostProcessError, NonFiniteError, UserError
 from vae.system.files import claim_folder
-from vae.training.checkpoints import abandon_newer, position_name, refuse_foreign
+from vae.training.checkpoints import abandon_newer, position_name
 from vae.training.command import Command, check_command
 from vae.training.distributed import Distributed
 from vae.training.export import LATENT_IMAGES, is_exported, latent_constants, write_export
-from vae.training.find_lr import find_learning_rate
-from vae.training.liveness import EXPORT, Liveness, LoadingStoppedError, StopSignals, Watchdog
+from vae.training.liveness import Liveness, LoadingStoppedError, StopSignals, Watchdog
 from vae.training.logbook import Logbook, start_wandb, try_to_write_json
 from vae.training.loop import StageEnd, TrainingLoop
-from vae.training.precision import activations_of, search_plans
+from vae.training.precision import activations_of
 from vae.training.report import next_command, print_remarks, print_stage, progress_line, result_lines
 from vae.training.run_folder import FolderLock, contains_run, resume_command
 from vae.training.saver import CheckpointWriter, Saver, copy_fits, end_diverged
@@ -47,6 +46,13 @@ def train(given: dict[str, Any]) -> int:
 
 def train_checked(command: Command) -> int:
     """The same for a command that was checked before PyTorch was imported."""
+    with prepared_run(command) as (prepared, alive, lock):
+        return _Run(prepared, alive, lock).train()
+
+
+@contextmanager
+def prepared_run(command: Command) -> Iterator[tuple[PreparedRun, Liveness, FolderLock]]:
+    """The run of a checked command, within a context that joins its processes and answers signals."""
     dist = Distributed.start(command.value("device"), command.value("hang_minutes"))
     console.configure(
         is_main_process=dist.is_main,
@@ -58,9 +64,8 @@ def train_checked(command: Command) -> int:
             dist.on_main(lambda: lock.acquire(folder) if contains_run(folder) else None)
             prepared = prepare_run(command, dist)
             minutes = prepared.config.run.hang_minutes
-            resume = prepared.resume_command
-            with Watchdog(minutes, prepared.output_dir, resume, dist.rank) as watchdog:
-                return _Run(prepared, Liveness(watchdog, signals), lock).train()
+            with Watchdog(minutes, prepared.resume_command, dist.rank) as watchdog:
+                yield prepared, Liveness(watchdog, signals), lock
     except (RuntimeError, MemoryError) as error:
         if not is_out_of_memory(error):
             raise
@@ -68,6 +73,14 @@ def train_checked(command: Command) -> int:
     finally:
         console.configure()
         dist.close()
+
+
+def claim_run_folder(run: PreparedRun, lock: FolderLock) -> None:
+    """Mark and lock the folder. The run has the id of its marker."""
+    state = run.state
+    marker = claim_folder(run.output_dir, RUN_COMMAND, folder_id=state.identity.id)
+    state.identity = replace(state.identity, id=marker.id)
+    lock.acquire(run.output_dir)
 
 
 def _out_of_memory_line(error: Exception, command: Command) -> str:
@@ -104,21 +117,18 @@ class _Run:
         stages = self.state.stages
         plans = {later: self.prepared.plan(later) for later in stages[stages.index(stage) :]}
         limit_memory(self.dist.device, memory_limit(plans.values()))
-        if self.config.run.find_lr:
-            self.dist.on_main(self._claim_folder)
-            find_learning_rate(self.prepared, plans[stage], self.alive)
-            return 0
         self._create_folder()
         print_remarks(self.prepared)
-        with self._logbook() as logbook, self._saver() as saver:
+        with self._logbook() as logbook, closing(self._saver()) as saver:
             try:
                 end, loop = self._train_stages(stage, plans, saver, logbook)
                 if end is not StageEnd.SIGNALLED:
-                    self.alive.signals.answer = EXPORT
                     loop.validate_final()
+                    self.alive.signals.exports = True
                     checkpoint = self.folder / position_name(self.state.position)
                     stepper = loop.stepper
-                    self._finish(stepper.schedule, stepper.retry, logbook, loop.baselines, checkpoint)
+                    baselines = loop.validator.baselines if loop.validator else {}
+                    self._finish(stepper.schedule, stepper.retry, logbook, baselines, checkpoint)
                     return 0
             except LoadingStoppedError:  # in the last validation: the last step is saved
                 pass
@@ -149,11 +159,6 @@ class _Run:
         self.alive.beat()
         set_recompute(self.state.autoencoder, settings.recompute)
         print_stage(self.prepared, schedule, plan)
-        shapes = max(1, self.config.data.buckets)
-        steps = schedule.steps
-        passes = steps.total * -(-steps.local_images // settings.micro_batch)
-        if search_plans(self.dist.device, passes // shapes):
-            console.info("the first step can take minutes: cuDNN times all its algorithms for a long stage")
         reset_memory_peaks(self.dist.device)
         try:
             with self.dist.lost_processes_named():
@@ -229,8 +234,8 @@ class _Run:
 
     def _report_stopped(self, logbook: Logbook) -> int:
         logbook.draw_results()
-        command = self.prepared.resume_command
-        console.info(f"stopped and saved at step {self.state.position.step}; resume with: {command}")
+        step = self.state.position.step
+        console.info(f"stopped and saved at step {step}; resume with: {self.prepared.resume_command}")
         return EXIT_SAVED_RESUMABLE
 
     def _report_complete(self, stage: Stage | None) -> int:
@@ -248,7 +253,7 @@ class _Run:
         console.info(f"{self.folder}: {reason}; {'nothing to do' if is_done else 'writing its vae folder'}")
         if not is_done:
             self._create_folder()
-            self.alive.signals.answer = EXPORT
+            self.alive.signals.exports = True
             with self._logbook() as logbook:
                 self._finish(run.schedule(self.state.stage), run.retry(), logbook, {}, checkpoint)
         return 0
@@ -258,24 +263,17 @@ class _Run:
     def _create_folder(self) -> None:
         """Create and lock the output folder, with the configuration and the split of the images."""
         run = self.prepared
-        self.dist.on_main(self._claim_folder)
-        if self.dist.is_main:
+
+        def create() -> None:
+            claim_run_folder(run, self.lock)
             abandon_newer(self.folder, self.state.position.step)
-            split = {"train": run.training_set.record(), "validation": []}
-            if run.validation_set:
-                split["validation"] = run.validation_set.record()
+            validation = run.validation_set.record() if run.validation_set else []
+            split = {"train": run.training_set.record(), "validation": validation}
             config = {**flatten(run.config), PROVENANCE: run.provenance.samples}
             try_to_write_json(self.folder / "config.json", config, indent=2)
             try_to_write_json(self.folder / "split.json", split, indent=1)
-        self.dist.barrier()
 
-    def _claim_folder(self) -> None:
-        """Mark and lock the folder. The run has the id of its marker."""
-        state = self.state
-        marker = claim_folder(self.folder, RUN_COMMAND, folder_id=state.identity.id)
-        state.identity = replace(state.identity, id=marker.id)
-        self.lock.acquire(self.folder)
-        refuse_foreign(self.folder, marker.id)
+        self.dist.on_main(create)
 
     @contextmanager
     def _logbook(self) -> Iterator[Logbook]:
@@ -294,13 +292,8 @@ class _Run:
                 with suppress(Exception):  # whatever it is, a logger must not end a run
                     run.finish()
 
-    @contextmanager
-    def _saver(self) -> Iterator[Saver]:
+    def _saver(self) -> Saver:
         run = self.prepared
         background = run.config.run.background_save and copy_fits(run.config, self.dist.device)
         writer = CheckpointWriter(background)
-        saver = Saver(run.config, self.state, run.provenance, begin_stability(run), writer, self.dist)
-        try:
-            yield saver
-        finally:
-            saver.close()
+        return Saver(run.config, self.state, run.provenance, begin_stability(run), writer, self.dist)

@@ -12,7 +12,6 @@ import torch
 from torch.utils._pytree import tree_map
 
 from vae.config.options import CHECKPOINT_MINUTES, Config, flatten
-from vae.device import is_out_of_memory
 from vae.interop.checkpoint_file import Position, save_checkpoint
 from vae.interop.run_files import read_promoted
 from vae.memory.available import available_bytes
@@ -82,12 +81,12 @@ class CheckpointWriter:
     def save(self, path: Path, content: dict[str, Any], prune: Callable[[], object]) -> None:
         """Save a checkpoint, then `prune`; waits for the previous one. A failure is printed."""
         self.finish()
-        if self._background and (copy := self._copied(content)) is not None:
-            thread = threading.Thread(target=self._write_in_thread, args=(path, copy, prune), daemon=True)
-            thread.start()
-            self._thread = thread
+        if not self._background:
+            self._write(path, content, prune)
             return
-        self._write(path, content, prune)
+        arguments = path, host_copy(content), prune
+        self._thread = threading.Thread(target=self._write_in_thread, args=arguments, daemon=True)
+        self._thread.start()
 
     def finish(self) -> str | None:
         """Wait for the file under way; returns why the last checkpoint is not on disk."""
@@ -97,17 +96,6 @@ class CheckpointWriter:
         if self._bug is not None:
             raise self._bug
         return self._failure
-
-    def _copied(self, content: dict[str, Any]) -> Any:
-        """The content in host memory; None, reported once, if there is too little of it."""
-        try:
-            return host_copy(content)
-        except (MemoryError, RuntimeError) as error:
-            if not isinstance(error, MemoryError) and not is_out_of_memory(error):
-                raise
-        console.info("--background_save: no memory for a copy of the weights: saves make training wait")
-        self._background = False
-        return None
 
     def _write_in_thread(self, *arguments: Any) -> None:
         try:
@@ -235,7 +223,7 @@ class Saver:
         Neither the best checkpoint, a promoted one, the last one of a stage, nor the last good one is
         removed. This may run in the writer's thread, when training is further.
         """
-        self.stability.written.append((at.step, path))
+        self.stability.unconfirmed.append((at.step, path))
         if not prunes:
             return
         best = {self.state.history.best_checkpoint, read_promoted(self.folder).get("checkpoint")}
@@ -285,8 +273,7 @@ class Divergences:
     """What the divergences of a run change, in the file DIVERGED_NAME of its folder."""
 
     learning_rate: float | None  # --learning_rate of the run; another one is a new attempt
-    # By the first epoch of a stage: for each divergence, a limit of the learning rate (schedule.lowered)
-    caps: dict[int, list[float]] = field(default_factory=dict)
+    by_stage: dict[int, int] = field(default_factory=dict)  # how many, by the first epoch of a stage
     overflows_fp16: bool = False
 
 
@@ -298,8 +285,8 @@ def read_divergences(folder: Path, learning_rate: float | None) -> Divergences:
         return Divergences(learning_rate)
     if content["learning_rate"] != learning_rate:
         return Divergences(learning_rate)
-    caps = {int(first_epoch): limits for first_epoch, limits in content["caps"].items()}
-    return Divergences(learning_rate, caps, content["overflows_fp16"])
+    by_stage = {int(first_epoch): count for first_epoch, count in content["by_stage"].items()}
+    return Divergences(learning_rate, by_stage, content["overflows_fp16"])
 
 
 def end_diverged(saver: Saver, logbook: Logbook, reason: str, peak: float) -> NoReturn:
@@ -322,11 +309,12 @@ def end_diverged(saver: Saver, logbook: Logbook, reason: str, peak: float) -> No
     if newest is None:
         raise NonFiniteError(f"{divergence}; no checkpoint is good: {remedy}, and use a new --output_dir")
     overflows = state.fp16 and saver.stability.nonfinite_streak > 0
-    caps = state.caps_by_stage
     if not overflows:
-        caps.setdefault(state.stage.first_epoch, []).append(0.5 * learning_rate / peak if peak else 0.5)
+        state.divergences_by_stage[state.stage.first_epoch] = state.divergences + 1
     state.overflows_fp16 |= overflows
-    divergences = Divergences(saver.config.optim.learning_rate, caps, state.overflows_fp16)
+    divergences = Divergences(
+        saver.config.optim.learning_rate, state.divergences_by_stage, state.overflows_fp16
+    )
     write_json(saver.folder / DIVERGED_NAME, asdict(divergences))
     change = "without fp16" if overflows else "with half the learning rate"
     raise NonFiniteError(

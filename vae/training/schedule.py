@@ -1,7 +1,6 @@
 """Learning-rate and EMA schedules: pure functions of the position in the run."""
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from vae.config.options import LossConfig, OptimConfig
@@ -17,7 +16,6 @@ MAX_RANDOM_PEAK = 3e-4  # from random weights: 1e-3 ended 0.6 dB lower (benchmar
 # benchmarks/short_runs.py (benchmarks/LOG.md). In a shorter stage, larger rates end below its start.
 FULL_RATE_STEPS = 400
 TRAINED_SHARE = 0.5
-HARMFUL_FACTOR = 3.0  # times the rule: rates that ended below the start in the same measurement
 
 # Of the EMA weights from a warm start: benchmarks/LOG.md.
 START_STEPS, WINDOWS = 100, 4
@@ -65,17 +63,6 @@ def learning_rate_factor(schedule: str, step: int, total_steps: int, warmup_step
     return last + (1 - last) * 0.5 * (1 + math.cos(math.pi * progress))
 
 
-def lowered(factor: float, caps: Sequence[float]) -> float:
-    """The share of the peak learning rate after divergences, from that of the schedule.
-
-    Each cap is half the share at which the stage diverged. The share is halved, and kept at the cap until the
-    schedule falls below it.
-    """
-    for cap in caps:
-        factor = min(factor, max(0.5 * factor, cap))
-    return factor
-
-
 def discriminator_steps(disc_start: int, step: int, done: int, total_steps: int) -> tuple[int, int]:
     """Steps of the discriminator within a stage: how many are done, and how many there are.
 
@@ -84,11 +71,6 @@ def discriminator_steps(disc_start: int, step: int, done: int, total_steps: int)
     """
     own = max(0, min(done, step - disc_start))
     return own, total_steps - done + own
-
-
-def halved(factor: float, divergences: int) -> float:
-    """The discriminator's share of its peak learning rate: half for each divergence of the stage."""
-    return factor * 0.5**divergences
 
 
 def ema_decay(decay: float, step: int, begun_from: str = RANDOM, remaining: int | None = None) -> float:
@@ -146,14 +128,17 @@ class StageSchedule:
         """The share of the learning rate for the last norm and convolution of encoder and decoder."""
         return WARM_ENDS_SHARE if self.begun_from == WARM else 1.0
 
-    def learning_rates(self, position: Position, caps: Sequence[float]) -> tuple[float, float]:
-        """Those of the autoencoder and of the discriminator in the next step; `caps`: see `lowered`."""
+    def learning_rates(self, position: Position, divergences: int) -> tuple[float, float]:
+        """Those of the autoencoder and of the discriminator in the next step.
+
+        Each of the `divergences` of the stage halves both.
+        """
         done = self.steps.done(position)
         total = self.steps.total
         own = discriminator_steps(self.loss.disc_start, position.step, done, total)
-        factor = lowered(self._factor(done, total), caps)
-        disc_factor = halved(self._factor(*own), len(caps))
-        return self.peak * factor, self.loss.disc_learning_rate * disc_factor
+        share = 0.5**divergences
+        peak, disc_peak = self.peak * share, self.loss.disc_learning_rate * share
+        return peak * self._factor(done, total), disc_peak * self._factor(*own)
 
     def _factor(self, done: int, total: int) -> float:
         """The share of the peak learning rate after `done` of `total` steps, warm-up included."""

@@ -12,14 +12,8 @@ from typing import Any
 
 import torch
 
-from vae.config.options import MIN_IMAGE_SIZE, Config
-from vae.config.resolve import (
-    check_discriminator,
-    check_image_size,
-    check_views,
-    with_local_batch,
-)
-from vae.data.image_sets import SAMPLE, probe
+from vae.config.options import Config
+from vae.config.resolve import with_local_batch
 from vae.data.loading import TrainLoader
 from vae.data.workers import resolve_num_workers
 from vae.device import is_out_of_memory
@@ -28,20 +22,15 @@ from vae.interop.checkpoint_file import Identity, Position, Stage
 from vae.losses.terms import LossTerms, build_terms
 from vae.memory.plan import stage_spec
 from vae.model.activation_scale import LargestActivation, scale_activations, scale_for
-from vae.model.autoencoder import downsampling
 from vae.ops.kernel_check import DTYPE_NAMES, Shape, choose_kernels
-from vae.sampling.buckets import bucket_shapes
-from vae.sampling.order import streams_of_process
 from vae.step import Networks
 from vae.system import console
-from vae.system.addresses import public_text
-from vae.system.errors import DataError, UserError
+from vae.system.errors import UserError
 from vae.training.checkpoints import saved_step
 from vae.training.command import Command
 from vae.training.datasets import (
     TrainingSet,
-    cached_shards,
-    check_cache,
+    check_stages,
     find_images,
     with_aspects,
     without_excluded,
@@ -244,7 +233,7 @@ def prepare_run(command: Command, dist: Distributed) -> PreparedRun:
     sets = find_images(config, num_workers, val_split_given="val_split" in command.given)
     training_set, validation_set = without_excluded(*sets, config.data, dist)
     training_set = with_aspects(training_set, config, dist)
-    _check_stages(config, stages, position, training_set, dist)
+    check_stages(config, [s for s in stages if s.end_epoch > position.epoch], position, training_set, dist)
     set_backends(config.speed)
     shapes = partial(_kernel_shapes, config, stages, position, dtype)
     choose_kernels(config.speed.kernels, dist.device, [dtype], dist.all_gather_set, shapes)
@@ -266,7 +255,7 @@ def prepare_run(command: Command, dist: Distributed) -> PreparedRun:
         state=state,
         training_set=training_set,
         validation_set=validation_set,
-        sample_images=_sample_images(config, stages, dist),
+        sample_images=load_sample_images(config, stages) if dist.is_main else {},
         num_workers=num_workers,
         compiled=compiled,
         provenance=_provenance(options, config, state, training_set, validation_set, dist.world_size),
@@ -356,7 +345,7 @@ def _continue(state: TrainingState, options: ResolvedOptions, config: Config, po
     """Begin a run, after a checkpoint if there is one."""
     content = options.content
     divergences = read_divergences(Path(config.run.output_dir), config.optim.learning_rate)
-    state.caps_by_stage = divergences.caps
+    state.divergences_by_stage = divergences.by_stage
     state.overflows_fp16 = divergences.overflows_fp16
     if content is None:
         state.identity = replace(state.identity, start=hash_of_weights(state.autoencoder.state_dict()))
@@ -391,81 +380,6 @@ def begin_stability(run: PreparedRun) -> Stability:
         if good is not None and 0 <= saved_step(good) <= step:
             stability.good = good
     return stability
-
-
-def _sample_images(config: Config, stages: list[Stage], dist: Distributed) -> dict[int, torch.Tensor]:
-    """The images of --sample_images at the size of every stage, on the main process."""
-    if config.run.sample_images is None or not dist.is_main:
-        return {}
-    sizes = {stage.image_size for stage in stages}
-    data = config.data
-    return load_sample_images(
-        config.run.sample_images, sizes, background=data.background, max_pixels=data.max_pixels
-    )
-
-
-def _check_stages(
-    config: Config, stages: list[Stage], position: Position, training_set: TrainingSet, dist: Distributed
-) -> None:
-    """Raise UserError if a stage that is not finished cannot make a single step."""
-    count = training_set.num_images
-    streams = training_set.order.num_streams
-    data_path = public_text(config.data.data_path)
-    if not count:
-        raise DataError(
-            f"--val_split {config.data.val_split} leaves no training image of {data_path}: lower it"
-        )
-    if streams and streams % dist.world_size:
-        times = streams_of_process(streams, dist.world_size) * dist.world_size // streams
-        console.info(
-            f"note: {dist.world_size} processes do not divide the {console.counted(streams, 'stream')} of "
-            f"{data_path}: the samples are the same, but {times} processes read each shard"
-        )
-    check_cache(training_set, dist)
-    largest = 0
-    too_few = None
-    for stage in stages:
-        if stage.end_epoch <= position.epoch:
-            continue
-        check_stage(config, stage)
-        images = stage.batch_size * config.run.accumulation_steps * dist.world_size
-        if count < images and not too_few:
-            factors = f"{config.run.accumulation_steps} accumulation x {dist.world_size} processes"
-            flag = "--global_batch_size" if config.run.global_batch_size else "--batch_size"
-            too_few = (
-                f"--batch_size {stage.batch_size} (x {factors}) is more than the {count} training images: "
-                f"lower {flag} or add images"
-            )
-        largest = max(largest, stage.image_size)
-    if largest:  # an image that is usable at this size is usable in every stage
-        sample = None
-        if len(cached_shards(training_set.images)):  # others would have to be fetched for this
-            sample = training_set.sample(SAMPLE, position, dist.rank, dist.world_size)
-        probe(training_set.crops(config, largest), config.data.max_bad_fraction, sample)
-    if too_few:  # after the images are checked: files that are no images would need another remedy
-        raise DataError(too_few)
-
-
-def check_stage(config: Config, stage: Stage) -> None:
-    """Raise UserError if the crops of a stage do not suit the network or the loss."""
-    check_image_size(stage.image_size, config.model)
-    shortest = _shortest_side(config, stage)
-    check_discriminator(shortest, config.loss)
-    check_views(shortest, config.model, config.loss)
-
-
-def _shortest_side(config: Config, stage: Stage) -> int:
-    """The shortest side of the crops of a stage, in px; UserError if validation could not measure it."""
-    size = stage.image_size
-    count = config.data.buckets
-    shapes = bucket_shapes(size, downsampling(config.model), count) if count else [(size, size)]
-    shortest = min(map(min, shapes)) if shapes else 0
-    if shortest < MIN_IMAGE_SIZE:
-        raise UserError(
-            f"--buckets {count} gives crops with a side of {shortest} px at --image_size {size}: the minimum "
-            f"is {MIN_IMAGE_SIZE}: raise --image_size or use --buckets 1"
-        )
-    return shortest
 
 
 def _terms(config: Config, dist: Distributed, dtype: torch.dtype) -> LossTerms:

@@ -62,8 +62,8 @@ class Stability:
     out_of_range: bool = False  # whether its mean squared error was above MAX_MSE
     nonfinite_streak: int = 0  # steps in a row without a finite gradient, at the last record
     good: Path | None = None  # the newest checkpoint after which a whole ordinary record followed
-    unconfirmed: list[tuple[int, Path]] = field(default_factory=list)  # steps and paths of newer ones
-    written: list[tuple[int, Path]] = field(default_factory=list)  # since the last record, in any thread
+    # Steps and paths of newer ones; a thread that has written one appends it.
+    unconfirmed: list[tuple[int, Path]] = field(default_factory=list)
 
     def begin_stage(self) -> None:
         """Forget the losses: those of another image size cannot be compared."""
@@ -74,8 +74,7 @@ class Stability:
 
     def needed(self) -> set[str]:
         """Checkpoints that pruning keeps: the good one, and the one that the next record judges."""
-        newer = [*self.unconfirmed, *self.written]
-        candidates = [path for saved, path in newer if saved <= self.last_record]
+        candidates = [path for saved, path in list(self.unconfirmed) if saved <= self.last_record]
         return {path.name for path in (self.good, *candidates[-1:]) if path is not None}
 
     def add_record(self, step: int, loss: float, mse: float, nonfinite_streak: int = 0) -> bool:
@@ -87,8 +86,6 @@ class Stability:
         first_step = self.last_record
         self.last_record = step
         self.nonfinite_streak = nonfinite_streak
-        while self.written:
-            self.unconfirmed.append(self.written.pop(0))
         if nonfinite_streak or not math.isfinite(loss):
             return False
         if loss > spike_threshold(self.losses) or mse > MAX_MSE:
@@ -103,9 +100,10 @@ class Stability:
             return False
         self.losses = [*self.losses, loss][-WINDOW:]
         self.spike_records = self.spike_steps = 0
-        confirmed = [path for saved, path in self.unconfirmed if saved <= first_step]
-        self.unconfirmed = [(saved, path) for saved, path in self.unconfirmed if saved > first_step]
-        self.good = confirmed[-1] if confirmed else self.good
+        confirmed = [entry for entry in list(self.unconfirmed) if entry[0] <= first_step]
+        for entry in confirmed:
+            self.unconfirmed.remove(entry)
+            self.good = entry[1]
         return bool(confirmed)
 
     def divergence(self) -> str | None:
@@ -139,4 +137,4 @@ class Stability:
         """Begin at a step, with the weights of a checkpoint that the first record judges."""
         self.first_step = self.last_record = step
         self.spike_records = self.spike_steps = self.nonfinite_streak = 0
-        self.unconfirmed, self.written = [(step, checkpoint)] if checkpoint else [], []
+        self.unconfirmed = [(step, checkpoint)] if checkpoint else []

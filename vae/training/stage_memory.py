@@ -4,7 +4,7 @@ import sys
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any
 
 import torch
 
@@ -15,14 +15,12 @@ from vae.memory.available import CUDA_RESERVE, available_bytes
 from vae.memory.plan import StepMemory, choose_step, reserve_bytes, stage_spec, step_memory
 from vae.memory.plan_table import describe_step, features_note
 from vae.model.autoencoder import AutoencoderKL, set_recompute
-from vae.ops.library import REPLACED, KernelKey, runs_kernels
 from vae.step import (
     Networks,
     StepInputs,
     StepResult,
     clear_gradients,
     compute_gradients,
-    forward_losses,
     micro_batch_sizes,
     unwrapped,
 )
@@ -74,18 +72,12 @@ class OomRetry:
 
     def gradients(self, inputs: StepInputs) -> StepResult:
         """Compute the gradients of a step."""
-        return self._repeated(inputs, backward=True)
-
-    def losses(self, inputs: StepInputs) -> StepResult:
-        """Compute the losses, without adversarial ones, and nothing else."""
-        return self._repeated(inputs, backward=False)
-
-    def _repeated(self, inputs: StepInputs, backward: bool) -> StepResult:
         settings = self.settings
         while True:
             sizes = micro_batch_sizes(len(inputs.images), settings.micro_batch)
             try:
-                return self._computed(inputs, sizes, backward)
+                compute = settings.graph.gradients if settings.graph else compute_gradients
+                return compute(self.networks, inputs, sizes)
             except RuntimeError as error:
                 if not is_out_of_memory(error):
                     raise
@@ -101,13 +93,6 @@ class OomRetry:
             if self.dist.world_size > 1:
                 raise self._start_again(message)
             console.info(f"out of memory: {change}")
-
-    def _computed(self, inputs: StepInputs, sizes: list[int], backward: bool) -> StepResult:
-        if not backward:
-            return forward_losses(self.networks, inputs, sizes)
-        if self.settings.graph:
-            return self.settings.graph.gradients(self.networks, inputs, sizes)
-        return compute_gradients(self.networks, inputs, sizes)
 
     def end_graph(self) -> None:
         """Free the memory of the CUDA graph for other work between two steps; later steps capture another."""
@@ -154,7 +139,8 @@ class OomRetry:
         flags = f"--micro_batch_size {settings.micro_batch} --recompute {settings.recompute}"
         if read_marker(self._folder) is None:  # the run has not begun
             return UserError(f"{line}: start them with {flags}")
-        Lowered(self._image_size, settings.micro_batch, settings.recompute).write(self._folder)
+        lowered = {"micro_batch": settings.micro_batch, "recompute": settings.recompute}
+        write_json(self._folder / LOWERED_NAME, {"image_size": self._image_size, **lowered})
         return UserError(
             f"{line}, and use {flags} when they start again, by torchrun --max_restarts or with: "
             f"{resume_command(self._folder)}"
@@ -180,37 +166,17 @@ def _library_message(error: RuntimeError) -> str:
 LOWERED_NAME = "lowered_memory.json"
 
 
-class Lowered(NamedTuple):
-    """The settings of a step that needs less memory, in the stage with this image size."""
-
-    image_size: int
-    micro_batch: int
-    recompute: str
-
-    def write(self, folder: Path) -> None:
-        """Write them into the folder of a run; OSError if that fails."""
-        write_json(folder / LOWERED_NAME, self._asdict())
-
-    def limit(self, micro_batch: int, recompute: str) -> tuple[int, str]:
-        """The smaller micro-batch, and the recompute level that needs less memory."""
-        return min(micro_batch, self.micro_batch), max(recompute, self.recompute, key=RECOMPUTE.index)
-
-
-def read_lowered(folder: Path, image_size: int) -> Lowered | None:
+def read_lowered(folder: Path, image_size: int) -> dict[str, Any] | None:
     """The settings in the folder of a run for this image size, if memory ran out with it."""
-    try:
-        lowered = Lowered(**read_json(folder / LOWERED_NAME))
-    except FileNotFoundError:
-        return None
-    return lowered if lowered.image_size == image_size else None
+    path = folder / LOWERED_NAME
+    lowered = read_json(path) if path.exists() else {}
+    return lowered if lowered.get("image_size") == image_size else None
 
 
 # From here on, the kernels of a pass take longer than the host needs to start them: for one image an H100
 # needs 165 ms, and the host 28 (docs/cluster.md); at 512 px it needs 38.
 GRAPH_BELOW_PX = 1024
 FULL_CARD = 64 * 2**20  # free bytes; --vram_margin leaves more on every card
-# Counted on the null GPU (tests.null_gpu.steps), one image without recomputation
-MANY_LAUNCHES = "norms without Triton kernels (5 times as many launches at 256 px, 8 at 1024, 19 at 2048)"
 
 
 @dataclass(frozen=True)
@@ -220,7 +186,6 @@ class StagePlan:
     memory: StepMemory
     available: int
     cuda_graph: bool = False
-    torch_norms: bool = False  # on a card, norms run as many PyTorch operations instead of Triton kernels
 
     @property
     def predicted(self) -> int:
@@ -243,23 +208,22 @@ def plan_stage(
     """Choose how the steps of a stage run; UserError if not even one image fits."""
     device = dist.device
     speed = config.speed
-    is_gpu = device.type == "cuda"
-    reserve = reserve_bytes(config, is_gpu=is_gpu)
+    reserve = reserve_bytes(config, is_gpu=device.type == "cuda")
     spec = stage_spec(config, stage.image_size, stage.batch_size, dtype, reserve, dist.world_size)
     spec = replace(spec, activation_scale=activation_scale)
     available = int(available_bytes(device) * speed.vram_margin)
     memory = choose_step(spec, available, speed.micro_batch_size, speed.recompute)
     folder = Path(config.run.output_dir)
     if lowered := read_lowered(folder, stage.image_size):
-        micro_batch, level = lowered.limit(memory.micro_batch, memory.recompute)
+        micro_batch = min(memory.micro_batch, lowered["micro_batch"])
+        level = max(memory.recompute, lowered["recompute"], key=RECOMPUTE.index)
         memory = step_memory(replace(spec, recompute=level), micro_batch)
         console.info(
             f"note: memory ran out at {stage.image_size} px before, so {folder / LOWERED_NAME} limits the "
             f"plan to --micro_batch_size {micro_batch} --recompute {level}; remove it to plan anew"
         )
     graph = uses_cuda_graph(config.speed, stage.image_size, dist, config.data.buckets)
-    kernels = speed.channels_last and runs_kernels(device) and KernelKey("norm", dtype) not in REPLACED
-    return StagePlan(memory, available, graph, torch_norms=is_gpu and not kernels)
+    return StagePlan(memory, available, graph)
 
 
 def uses_cuda_graph(speed: SpeedConfig, image_size: int, dist: Distributed, buckets: int = 0) -> bool:
@@ -294,7 +258,6 @@ def memory_limit(plans: Iterable[StagePlan]) -> int:
 def plan_line(plan: StagePlan, image_size: int, local_images: int, micro_batch_size: str) -> str:
     """The plan as `check_compatibility.py --plan` prints it; with a warning line if it may not fit."""
     passes = describe_step(plan.memory, local_images) + ", CUDA graph" * plan.cuda_graph
-    passes += f", {MANY_LAUNCHES}" * plan.torch_norms
     line = (
         f"{image_size} px, batch {local_images} as {passes}: predicted peak "
         f"{plan.predicted / GIB:.2f} GiB of {plan.available / GIB:.1f} GiB that may be used"
@@ -350,20 +313,6 @@ def memory_peaks(device: torch.device) -> dict[str, float]:
     return {"memory_peak_gib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / GIB}
 
 
-def _memory_line(predicted_gib: float, peaks: dict[str, float], settings_changed: bool = False) -> str:
-    """The predicted and the measured peak. The size of a CPU process does not measure the step."""
-    line = f"memory  predicted peak {predicted_gib:.2f} GiB"
-    if settings_changed:
-        line += " (before memory ran out and the settings were lowered)"
-    if "memory_reserved_gib" in peaks:
-        reserved = peaks["memory_reserved_gib"]
-        difference = reserved / predicted_gib - 1
-        return f"{line}, measured {reserved:.2f} GiB reserved on the GPU ({difference:+.1%})"
-    if "memory_peak_gib" in peaks:
-        line += f"; the process used at most {peaks['memory_peak_gib']:.2f} GiB, including libraries and data"
-    return f"{line} (only a GPU measures the step alone)"
-
-
 def record_memory(logbook: Logbook, state: TrainingState, plan: StagePlan, settings: StepSettings) -> None:
     """Record and print the stage's measured memory peaks beside the predicted one."""
     planned = plan.memory
@@ -378,5 +327,11 @@ def record_memory(logbook: Logbook, state: TrainingState, plan: StagePlan, setti
         **peaks,
     }
     logbook.record("memory", state.position.step, record)
-    changed = (settings.recompute, settings.micro_batch) != (planned.recompute, planned.micro_batch)
-    console.info(_memory_line(predicted, peaks, changed))
+    line = f"memory  predicted peak {predicted:.2f} GiB"
+    if (settings.recompute, settings.micro_batch) != (planned.recompute, planned.micro_batch):
+        line += " (before memory ran out and the settings were lowered)"
+    if reserved := peaks.get("memory_reserved_gib"):
+        line += f", measured {reserved:.2f} GiB reserved on the GPU ({reserved / predicted - 1:+.1%})"
+    elif size := peaks.get("memory_peak_gib"):
+        line += f"; the process used at most {size:.2f} GiB, including libraries and data"
+    console.info(line)

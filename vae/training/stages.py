@@ -69,11 +69,8 @@ def current_stage(stages: list[Stage], epoch: int) -> Stage | None:
 
 def shorten_stage(stages: list[Stage], stage: Stage, end_epoch: int) -> tuple[list[Stage], Stage]:
     """End `stage` at `end_epoch`; later stages start earlier. Returns all stages and the shortened one."""
-    index = stages.index(stage)
     short = replace(stage, num_epochs=end_epoch - stage.first_epoch)
-    removed = stage.end_epoch - end_epoch
-    later = [replace(s, first_epoch=s.first_epoch - removed) for s in stages[index + 1 :]]
-    return [*stages[:index], short, *later], short
+    return replace_stage(stages, stage, short), short
 
 
 def replace_stage(stages: list[Stage], stage: Stage, changed: Stage) -> list[Stage]:

@@ -40,15 +40,14 @@ class TrainingState:
     history: History = field(default_factory=History)
     latent_constants: LatentConstants | None = None  # of a frozen encoder from its file, or given ones
     identity: Identity = field(default_factory=Identity.new)
-    # Not in checkpoints: limits of the learning rate (saver.py), and what this command has done.
-    caps_by_stage: dict[int, list[float]] = field(default_factory=dict)
+    # Not in checkpoints: divergences by the first epoch of a stage, and what this command has done.
+    divergences_by_stage: dict[int, int] = field(default_factory=dict)
     begun_at: Position = field(default_factory=Position)
     is_changing: bool = False  # within a step's update or a restoration: weights and position do not agree
     saved_step: int = -1  # optimizer step of the last checkpoint
     validated_step: int = -1  # optimizer step of the last validation
     last_validation: dict[str, float] = field(default_factory=dict)  # metrics
     noise_reported: bool = False  # that the noise of the posterior hides the latents
-    low_memory_reported: bool = False
     rejected: int = 0  # unusable training images of the epoch; each comes once in it
     most_rejected: int = 0  # of one epoch
 
@@ -58,9 +57,9 @@ class TrainingState:
         return self.ema if self.ema is not None else self.autoencoder
 
     @property
-    def caps(self) -> list[float]:
-        """The limits of the learning rate from the divergences of the stage."""
-        return self.caps_by_stage.get(self.stage.first_epoch, [])
+    def divergences(self) -> int:
+        """How often the stage has diverged; each time halves its learning rates."""
+        return self.divergences_by_stage.get(self.stage.first_epoch, 0)
 
     def apply_given_scaling(self, config: Config) -> None:
         """Replace the scaling of the latents by that of --scaling_factor, if it is given."""

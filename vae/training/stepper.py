@@ -71,30 +71,17 @@ class Stepper:
             measured = self.dist.all_reduce(result.gradient_sq_norms) * scale**2
             state.running_sq_norms = update_running(state.running_sq_norms, measured)
             losses = {**losses, "adversarial_factor": factor * len(batch.images)}
-        self._update_moments(result.latent_moments, total_images)
+        moments = result.latent_moments
+        measured_moments = None if moments is None else self.dist.all_reduce(moments) / max(1, total_images)
         if total_images:
+            if measured_moments is not None:
+                state.running_moments = update_running(state.running_moments, measured_moments)
             state.update_ema(schedule.ema_decay(state.position))
         return Update(losses, norms)
-
-    def _update_moments(self, moments: torch.Tensor | None, total_images: int) -> None:
-        """Update the running values of the latents, if terms read them; all processes together."""
-        if moments is not None:
-            measured = self.dist.all_reduce(moments) / max(1, total_images)
-            if total_images:
-                self.state.running_moments = update_running(self.state.running_moments, measured)
 
     def _expected_images(self, batch: Batch) -> int:
         """The images of all processes in this step, before they have exchanged their numbers."""
         return len(batch.images) if self.dist.world_size == 1 else self.schedule.steps.images
-
-    def losses(self, batch: Batch, total_images: int) -> dict[str, torch.Tensor]:
-        """Sums of the losses over the images of a batch, without adversarial ones.
-
-        The statistics of the latents change as in a step, and nothing else.
-        """
-        result = self._measured(batch, self.retry.losses(self.inputs(batch, total_images)))
-        self._update_moments(result.latent_moments, total_images)
-        return result.losses
 
     def inputs(self, batch: Batch, total_images: int) -> StepInputs:
         """The batch on the device with its noise; a process without images gets a placeholder of weight 0."""
@@ -129,7 +116,7 @@ class Stepper:
         return result if len(batch.images) else result.mapped(torch.zeros_like)
 
     def _set_learning_rates(self, learning_rate: float | None) -> None:
-        rates = self.schedule.learning_rates(self.state.position, self.state.caps)
+        rates = self.schedule.learning_rates(self.state.position, self.state.divergences)
         rates = rates if learning_rate is None else (learning_rate, rates[1])
         shares = (self.schedule.ends_share, 1.0)
         for optimizer, rate, share in zip(self.state.optimizers, rates, shares, strict=False):

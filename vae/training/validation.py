@@ -126,20 +126,18 @@ class Slices:
 
     def sums(self, indices: Sequence[int], psnr: Sequence[float]) -> dict[str, Sums]:
         """The PSNR of the images at these indices, summed by label."""
-        if not self.labels:
-            return {}
-        psnr_of: dict[str, list[float]] = {}
+        totals = dict.fromkeys(self.labels, (0.0, 0))
         for index, value in zip(indices, psnr, strict=True):
-            if index in self.of_image:
-                psnr_of.setdefault(self.of_image[index], []).append(value)
-        return {label: {"psnr": (sum(values), len(values))} for label, values in psnr_of.items()}
+            if label := self.of_image.get(index):
+                total, count = totals[label]
+                totals[label] = total + value, count + 1
+        return {label: {"psnr": total} for label, total in totals.items()}
 
-    def means(self, sums: dict[str, Sums], dist: Distributed) -> dict[str, float]:
-        """The mean PSNR of each label over the images of all processes."""
-        parts = [sums.get(label, {}).get("psnr", (0.0, 0)) for label in self.labels]
-        totals = dist.all_reduce_scalars(*[number for part in parts for number in part]) if parts else []
-        pairs = zip(self.labels, totals[::2], totals[1::2], strict=True)
-        return {label: total / count for label, total, count in pairs if count}
+
+def slice_means(sums: dict[str, Sums]) -> dict[str, float]:
+    """The mean PSNR of each label, from the sums of all processes."""
+    parts = {label: values["psnr"] for label, values in sums.items()}
+    return {label: total / count for label, (total, count) in parts.items() if count}
 
 
 def slice_record(psnr: dict[str, float]) -> dict[str, float | str]:
@@ -164,92 +162,74 @@ def slice_text(record: dict[str, float | str]) -> str:
     return f" | worst of {record['slices']} labels: {worst}, {psnr:.2f} dB"
 
 
-@dataclass
-class ReconstructionMeter:
-    """Measures reconstructions: PSNR, SSIM and, if LPIPS is part of the loss, LPIPS; also the noise."""
-
-    model: AutoencoderKL
-    networks: Networks
-    slices: Slices
-    channel_std: torch.Tensor | None = None  # (C,) of the latents, once there are metrics of images
-
-    def sums(self, batches: Iterable[Batch]) -> dict[str, Sums]:
-        """Sums over the images of `batches`, on their device; those of each slice by its label."""
-        each_psnr: list[float] = []
-        indices: list[int] = []
-        noise = NoiseMeter(self.model.config.z_channels)
-
-        def images() -> Iterator[torch.Tensor]:
-            for batch in batches:
-                indices.extend(batch.indices.tolist())
-                yield to_float(batch.images)
-
-        reconstruct = mode_reconstruction(self.model, self.networks, noise)
-        sums = reconstruction_sums(reconstruct, images(), lpips_of(self.networks.terms), each_psnr)
-        return {"": sums | noise.sums(), **self.slices.sums(indices, each_psnr)}
-
-    def metrics(self, sums: dict[str, Sums], dist: Distributed) -> tuple[Metrics, dict[str, float]]:
-        """The means over the images of all processes, and the mean PSNR of each slice."""
-        reduced = _all_reduce(sums[""], dist)
-        noise = {name: reduced.pop(name) for name in list(reduced) if name.startswith(LATENTS)}
-        facts = noise_facts(noise)
-        self.channel_std = channel_facts(noise)[0] if facts else None
-        return means(reduced) | facts, self.slices.means(sums, dist)
+# ---- Sums over the images of batches, by name; all processes add theirs ------------------------------
 
 
-@dataclass(frozen=True)
-class NoiseCurveMeter:
-    """Measures reconstructions from latents with noise, as the errors of a diffusion model leave it."""
+OF_ALL = ""  # the name of the sums over all images; others are labels
 
-    model: AutoencoderKL
-    dtype: torch.dtype
-    channel_std: torch.Tensor  # (C,) of the latents
 
-    def sums(self, batches: Iterable[Batch]) -> dict[str, Sums]:
-        """Sums of PSNR by tau over the images of `batches`; each image has the same noise every time."""
-        totals = {f"psnr_noise_{tau:g}": (0.0, 0) for tau in NOISES}
+def sums_of_reconstructions(
+    model: AutoencoderKL, networks: Networks, slices: Slices, batches: Iterable[Batch]
+) -> dict[str, Sums]:
+    """PSNR, SSIM, the noise of the latents and, if LPIPS is part of the loss, LPIPS; PSNR by label."""
+    each_psnr: list[float] = []
+    indices: list[int] = []
+    noise = NoiseMeter(model.config.z_channels)
+
+    def images() -> Iterator[torch.Tensor]:
         for batch in batches:
-            images = to_float(batch.images)
-            latents = encode_images(self.model, images, dtype=self.dtype).mode().float()
-            draws = [
-                keyed_normal(latents.shape[1:], NOISE_SEED, index, device=latents.device)
-                for index in batch.indices.tolist()
-            ]
-            noise = torch.stack(draws) * self.channel_std[:, None, None].to(latents)
-            decode = partial(decode_latents, self.model, size=images.shape[2:], dtype=self.dtype)
-            curve = noise_curve(decode, latents, noise, images, NOISES).clamp(max=OFF_BY_ONE_DB)
-            for name, value in zip(totals, curve.sum(1).tolist(), strict=True):
-                totals[name] = totals[name][0] + value, totals[name][1] + len(images)
-        return {"": totals}
+            indices.extend(batch.indices.tolist())
+            yield to_float(batch.images)
 
-    def metrics(self, sums: dict[str, Sums], dist: Distributed) -> Metrics:
-        """The means over the images of all processes."""
-        reduced = means(_all_reduce(sums[""], dist))
-        del reduced["images"]
-        return reduced
+    reconstruct = mode_reconstruction(model, networks, noise)
+    sums = reconstruction_sums(reconstruct, images(), lpips_of(networks.terms), each_psnr)
+    return {OF_ALL: sums | noise.sums(), **slices.sums(indices, each_psnr)}
 
 
-@dataclass(frozen=True)
-class BaselineMeter:
-    """Measures two baselines: the mean colour, and area reduction by `factor` with bicubic enlargement."""
-
-    networks: Networks
-    factor: int
-
-    def sums(self, batches: Iterable[Batch]) -> dict[str, Sums]:
-        """Sums over the images of `batches`, on their device, by baseline."""
-        images = (to_float(batch.images) for batch in batches)
-        return baseline_sums(images, lpips_of(self.networks.terms), self.factor)
-
-    def metrics(self, sums: dict[str, Sums], dist: Distributed) -> dict[str, Metrics]:
-        """The means over the images of all processes, by baseline."""
-        return {name: means(_all_reduce(sums[name], dist)) for name in sorted(sums)}
+def reconstruction_metrics(sums: Sums) -> tuple[Metrics, torch.Tensor | None]:
+    """The means over the images, and the standard deviation of each latent channel (C,), if it is known."""
+    noise = {name: value for name, value in sums.items() if name.startswith(LATENTS)}
+    facts = noise_facts(noise)
+    measured = means({name: value for name, value in sums.items() if name not in noise})
+    return measured | facts, channel_facts(noise)[0] if facts else None
 
 
-def _all_reduce(sums: Sums, dist: Distributed) -> Sums:
-    names = sorted(sums)
-    totals = dist.all_reduce_scalars(*[number for name in names for number in sums[name]])
-    return {name: (totals[2 * i], int(totals[2 * i + 1])) for i, name in enumerate(names)}
+def sums_with_noise(
+    model: AutoencoderKL, dtype: torch.dtype, channel_std: torch.Tensor, batches: Iterable[Batch]
+) -> dict[str, Sums]:
+    """PSNR of images decoded from latents with noise, as the errors of a diffusion model leave it.
+
+    `channel_std`: (C,) of the latents. Each image has the same noise every time.
+    """
+    totals = {f"psnr_noise_{tau:g}": (0.0, 0) for tau in NOISES}
+    for batch in batches:
+        images = to_float(batch.images)
+        latents = encode_images(model, images, dtype=dtype).mode().float()
+        draws = [
+            keyed_normal(latents.shape[1:], NOISE_SEED, index, device=latents.device)
+            for index in batch.indices.tolist()
+        ]
+        noise = torch.stack(draws) * channel_std[:, None, None].to(latents)
+        decode = partial(decode_latents, model, size=images.shape[2:], dtype=dtype)
+        curve = noise_curve(decode, latents, noise, images, NOISES).clamp(max=OFF_BY_ONE_DB)
+        for name, value in zip(totals, curve.sum(1).tolist(), strict=True):
+            totals[name] = totals[name][0] + value, totals[name][1] + len(images)
+    return {OF_ALL: totals}
+
+
+def sums_of_baselines(networks: Networks, factor: int, batches: Iterable[Batch]) -> dict[str, Sums]:
+    """Of two baselines: the mean colour, and area reduction by `factor` with bicubic enlargement."""
+    return baseline_sums((to_float(batch.images) for batch in batches), lpips_of(networks.terms), factor)
+
+
+def all_reduce_sums(sums: dict[str, Sums], dist: Distributed) -> dict[str, Sums]:
+    """The sums of all processes, which have the same names."""
+    keys = [(part, name) for part in sorted(sums) for name in sorted(sums[part])]
+    totals = dist.all_reduce_scalars(*(number for part, name in keys for number in sums[part][name]))
+    reduced: dict[str, Sums] = {part: {} for part in sorted(sums)}
+    for (part, name), total, count in zip(keys, totals[::2], totals[1::2], strict=True):
+        reduced[part][name] = total, int(count)
+    return reduced
 
 
 def validation_line(when: str, metrics: Metrics, precision: str, baseline: Metrics, factor: int) -> str:

@@ -10,22 +10,23 @@ import numpy as np
 import torch
 from PIL import Image, ImageDraw, ImageFont
 
-from vae.config.options import RunConfig
+from vae.config.options import Config, RunConfig
 from vae.data.dataset import Batch
 from vae.device import is_out_of_memory
 from vae.evaluation.image_set import square
-from vae.evaluation.metrics import Sums, bicubic_baseline
+from vae.evaluation.metrics import Sums, bicubic_baseline, means
 from vae.images.decoding import decode_image
 from vae.images.folder import list_images
 from vae.images.formats import BadImageError
 from vae.images.pixels import psnr, to_float, to_uint8
+from vae.interop.checkpoint_file import Stage
 from vae.model.autoencoder import AutoencoderKL
 from vae.ops.kernel_check import DTYPE_NAMES
 from vae.step import Networks
 from vae.system import console
 from vae.system.errors import DataError, UserError
 from vae.training.distributed import Distributed
-from vae.training.liveness import LAST_VALIDATION, VALIDATION, Liveness, LoadingStoppedError
+from vae.training.liveness import Liveness, LoadingStoppedError
 from vae.training.logbook import Logbook
 from vae.training.run_folder import resume_command
 from vae.training.schedule import StageSchedule
@@ -33,15 +34,19 @@ from vae.training.stage_memory import OomRetry
 from vae.training.state import TrainingState
 from vae.training.validation import (
     NOISE_IMAGES,
-    BaselineMeter,
+    OF_ALL,
     Metrics,
-    NoiseCurveMeter,
-    ReconstructionMeter,
     Slices,
     ValidationSet,
+    all_reduce_sums,
     mode_reconstruction,
+    reconstruction_metrics,
+    slice_means,
     slice_record,
     slice_text,
+    sums_of_baselines,
+    sums_of_reconstructions,
+    sums_with_noise,
     validation_line,
 )
 
@@ -66,14 +71,14 @@ class Validator:
     baselines: dict[str, Metrics] = field(default_factory=dict)  # by name
     _batch_size: int | None = None  # if memory ran out with the micro-batch
     _slices: Slices | None = None  # from the first validation on
-    # One image each, on the CPU: this process's share of so many.
-    _crops: dict[int, list[Batch]] = field(default_factory=dict)
+    # On the CPU, by their number and the batch size.
+    _few: dict[tuple[int, int], list[Batch]] = field(default_factory=dict)
 
     def measure_baselines(self) -> None:
         """Measure both baselines on all validation images, and write their records."""
-        meter = BaselineMeter(self.networks, self.state.autoencoder.downsampling)
-        with self.alive.signals.answering(VALIDATION):
-            self.baselines = meter.metrics(self._sums(meter, self._batches), self.dist)
+        compute = partial(sums_of_baselines, self.networks, self.state.autoencoder.downsampling)
+        sums = self._sums(compute, self._batches)
+        self.baselines = {name: means(of_codec) for name, of_codec in sums.items()}
         val_path = self.images.data.val_path
         if val_path and not any(metrics["images"] for metrics in self.baselines.values()):
             raise DataError(f"--val_path {val_path}: none of its images can be used, see above: give others")
@@ -81,31 +86,31 @@ class Validator:
         for name, metrics in self.baselines.items():
             self.logbook.record("baseline", self.state.position.step, {"codec": name, **values, **metrics})
 
-    def validate(self, when: str, epoch: int, ends_run: bool = False) -> Metrics:
+    def validate(self, when: str, epoch: int) -> Metrics:
         """Validate the weights, write a record and print a line; warn if training has made them worse."""
         state = self.state
         started = time.perf_counter()
-        with self.alive.signals.answering(LAST_VALIDATION if ends_run else VALIDATION):
-            meter = ReconstructionMeter(state.eval_model, self.networks, self._all_slices())
-            measured, by_label = meter.metrics(self._sums(meter, self._batches), self.dist)
-            speed = _speed(measured, started)
-            of_slices = slice_record(by_label)
-            if meter.channel_std is not None:
-                curve = NoiseCurveMeter(state.eval_model, self.networks.eval_dtype, meter.channel_std)
-                measured |= curve.metrics(
-                    self._sums(curve, partial(self._few_batches, NOISE_IMAGES)), self.dist
-                )
-            metrics = {"epoch": epoch, "image_size": state.stage.image_size, **measured}
-            state.last_validation = metrics
-            state.validated_step = state.position.step
-            precision = DTYPE_NAMES[self.networks.eval_dtype]
-            values = {**metrics, "precision": precision, **speed, **of_slices}
-            self.logbook.record("validation", state.position.step, values)
-            self.logbook.draw_results()
-            baseline = self.baselines.get("bicubic", {})
-            line = validation_line(when, metrics, precision, baseline, state.autoencoder.downsampling)
-            console.info(line + slice_text(of_slices))
-            self._warn(metrics)
+        model, dtype = state.eval_model, self.networks.eval_dtype
+        compute = partial(sums_of_reconstructions, model, self.networks, self._all_slices())
+        sums = self._sums(compute, self._batches)
+        measured, channel_std = reconstruction_metrics(sums.pop(OF_ALL))
+        speed = _speed(measured, started)
+        of_slices = slice_record(slice_means(sums))
+        if channel_std is not None:
+            few = partial(self._few_batches, NOISE_IMAGES)
+            with_noise = means(self._sums(partial(sums_with_noise, model, dtype, channel_std), few)[OF_ALL])
+            measured |= {name: with_noise[name] for name in with_noise if name != "images"}
+        metrics = {"epoch": epoch, "image_size": state.stage.image_size, **measured}
+        state.last_validation = metrics
+        state.validated_step = state.position.step
+        precision = DTYPE_NAMES[dtype]
+        values = {**metrics, "precision": precision, **speed, **of_slices}
+        self.logbook.record("validation", state.position.step, values)
+        self.logbook.draw_results()
+        baseline = self.baselines.get("bicubic", {})
+        line = validation_line(when, metrics, precision, baseline, state.autoencoder.downsampling)
+        console.info(line + slice_text(of_slices))
+        self._warn(metrics)
         return metrics
 
     def _warn(self, metrics: Metrics) -> None:
@@ -135,10 +140,9 @@ class Validator:
         """
         state = self.state
         started = time.perf_counter()
-        meter = ReconstructionMeter(state.eval_model, self.networks, Slices())
-        with self.alive.signals.answering(VALIDATION):
-            few = partial(self._few_batches, self.options.quick_val_images)
-            measured, _ = meter.metrics(self._sums(meter, few), self.dist)
+        compute = partial(sums_of_reconstructions, state.eval_model, self.networks, Slices())
+        sums = self._sums(compute, partial(self._few_batches, self.options.quick_val_images))
+        measured, _ = reconstruction_metrics(sums[OF_ALL])
         metrics = {"image_size": state.stage.image_size, **measured}
         values = {**metrics, **_speed(measured, started)}
         self.logbook.record("quick_validation", state.position.step, values)
@@ -155,39 +159,29 @@ class Validator:
         return self._slices
 
     def _batches(self) -> Iterator[Batch]:
-        size = self.state.stage.image_size
-        check = self.alive.check
-        for batch in self.images.batches(size, self._size(), self.dist, check):
-            self.alive.beat()
-            yield self._on_device(batch)
+        return map(self._on_device, self._loaded(self.images))
 
     def _few_batches(self, count: int) -> Iterator[Batch]:
-        if count not in self._crops:
-            crops = []
-            size = self.state.stage.image_size
-            check = self.alive.check
-            for crop in self.images.spread(count).batches(size, 1, self.dist, check):
-                self.alive.beat()
-                crops.append(crop)
-            self._crops[count] = crops
-        for first in range(0, len(self._crops[count]), self._size()):
-            crops = self._crops[count][first : first + self._size()]
-            images, epochs, indices = (
-                torch.cat([getattr(crop, name) for crop in crops]) for name in ("images", "epochs", "indices")
-            )
+        key = count, self._size()
+        if key not in self._few:
+            self._few[key] = list(self._loaded(self.images.spread(count)))
+        return map(self._on_device, self._few[key])
+
+    def _loaded(self, images: ValidationSet) -> Iterator[Batch]:
+        size = self.state.stage.image_size
+        for batch in images.batches(size, self._size(), self.dist, self.alive.check):
             self.alive.beat()
-            yield self._on_device(Batch(images, epochs, indices))
+            yield batch
 
     def _on_device(self, batch: Batch) -> Batch:
+        self.alive.beat()
         return replace(batch, images=batch.images.to(self.dist.device, non_blocking=True))
 
     def _size(self) -> int:
         return self._batch_size or self.retry.settings.micro_batch
 
-    def _sums(
-        self, meter: ReconstructionMeter | BaselineMeter | NoiseCurveMeter, source: Source
-    ) -> dict[str, Sums]:
-        """The sums over this process's validation batches, smaller ones if memory runs out.
+    def _sums(self, compute: Callable[[Iterable[Batch]], dict[str, Sums]], source: Source) -> dict[str, Sums]:
+        """What `compute` sums over the batches of all processes, smaller ones if memory runs out.
 
         If that fails on one process, all of them raise an error.
         """
@@ -196,7 +190,7 @@ class Validator:
         while sums is None and failure is None:
             try:
                 self.retry.end_graph()
-                sums = meter.sums(source())
+                sums = compute(source())
                 continue
             except (UserError, LoadingStoppedError) as error:
                 failure = error
@@ -208,7 +202,7 @@ class Validator:
             failure = self._reduce_memory()
         if self.dist.all_reduce_scalars(failure is not None)[0] or sums is None:
             raise failure or UserError("validation failed on another process, which reports the reason")
-        return sums
+        return all_reduce_sums(sums, self.dist)
 
     def _reduce_memory(self) -> UserError | None:
         """Halve the batch after memory ran out; the error if it has one image."""
@@ -332,23 +326,25 @@ def draw_grid(titles: list[str], rows: list[np.ndarray], captions: list[list[str
     return np.asarray(grid)
 
 
-def load_sample_images(
-    folder: str, image_sizes: Iterable[int], *, background: str, max_pixels: int
-) -> dict[int, torch.Tensor]:
-    """The first images of `folder` by name, for each image size S: uint8 (N, 3, S, S).
+def load_sample_images(config: Config, stages: Iterable[Stage]) -> dict[int, torch.Tensor]:
+    """The first images of --sample_images by name, for each image size S: uint8 (N, 3, S, S).
 
     Each image is scaled by its shorter side, and its centre is cropped. Raises DataError if the folder
     contains no images or one of them cannot be read.
     """
+    folder = config.run.sample_images
+    if folder is None:
+        return {}
     names = list_images(folder, flag="--sample_images")
     if len(names) > MAX_SAMPLE_IMAGES:
         console.info(
             f"--sample_images {folder}: the grids show the first {MAX_SAMPLE_IMAGES} of {len(names)} images"
         )
-    crops: dict[int, list[torch.Tensor]] = {size: [] for size in image_sizes}
+    crops: dict[int, list[torch.Tensor]] = {stage.image_size: [] for stage in stages}
+    data = config.data
     for name in names[:MAX_SAMPLE_IMAGES]:
         try:
-            pixels = decode_image(Path(folder) / name, max_pixels=max_pixels, background=background)
+            pixels = decode_image(Path(folder) / name, max_pixels=data.max_pixels, background=data.background)
         except BadImageError as error:
             raise DataError(
                 f"--sample_images {folder}: {console.printable(name)}: {error}: remove or replace this file"
