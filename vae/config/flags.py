@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import sys
 from collections.abc import Collection
 from dataclasses import MISSING, Field, fields
 from pathlib import Path
@@ -26,6 +27,10 @@ class OneLineParser(argparse.ArgumentParser):
                 listed = "--help_all" if "--help_all" in known else "--help"
                 raise UsageError(f"unknown flag {flag}{nearest(flag, known)} ({listed} lists every flag)")
         return self.parse_args(argv)
+
+    def _print_message(self, message: str, file: Any = None) -> None:
+        """Print. argparse itself ignores a closed pipe or a full disk when a help text fills the buffer."""
+        (file or sys.stderr).write(message)
 
     def error(self, message: str) -> NoReturn:
         raise UsageError(message)
