@@ -2,6 +2,8 @@
 
 import os
 
+import pytest
+
 from vae.system.host import (
     container_memory,
     container_quota,
@@ -20,7 +22,7 @@ def test_usable_cores_respect_affinity_and_quota(tmp_path):
     assert usable_cores(tmp_path) == 1  # half a core rounds up to one
 
 
-def test_container_quota(tmp_path):
+def test_container_quota_of_cgroup_v2(tmp_path):
     assert container_quota(tmp_path) is None
     (tmp_path / "cpu.max").write_text("150000 100000\n")
     assert container_quota(tmp_path) == 1.5
@@ -28,20 +30,51 @@ def test_container_quota(tmp_path):
     assert container_quota(tmp_path) is None
 
 
-def test_container_memory(tmp_path):
+def test_container_quota_of_cgroup_v1(tmp_path):
+    (tmp_path / "cpu").mkdir()
+    (tmp_path / "cpu/cpu.cfs_period_us").write_text("100000\n")
+    (tmp_path / "cpu/cpu.cfs_quota_us").write_text("250000\n")
+    assert container_quota(tmp_path) == 2.5
+    (tmp_path / "cpu/cpu.cfs_quota_us").write_text("-1\n")
+    assert container_quota(tmp_path) is None
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "limit"),
+    [
+        ("memory.max", "8589934592\n", 8 * 2**30),
+        ("memory.max", "max\n", None),
+        ("memory/memory.limit_in_bytes", "4294967296\n", 4 * 2**30),
+        ("memory/memory.limit_in_bytes", "9223372036854771712\n", None),  # means "no limit"
+    ],
+)
+def test_container_memory(tmp_path, name, text, limit):
     assert container_memory(tmp_path) is None
-    for text, limit in (("8589934592\n", 8 * 2**30), ("max\n", None)):
-        (tmp_path / "memory.max").write_text(text)
-        assert container_memory(tmp_path) == limit
+    (tmp_path / name).parent.mkdir(exist_ok=True)
+    (tmp_path / name).write_text(text)
+    assert container_memory(tmp_path) == limit
 
 
-def test_free_memory_is_what_the_container_has_left(tmp_path, monkeypatch):
+def test_free_memory_is_at_most_the_limit_of_the_container(tmp_path, monkeypatch):
     monkeypatch.setattr("vae.system.host.main_memory", lambda: (64 * 2**30, 40 * 2**30))
     assert free_memory(tmp_path) == 40 * 2**30
     (tmp_path / "memory.max").write_text("8589934592\n")
     assert free_memory(tmp_path) == 8 * 2**30
-    (tmp_path / "memory.current").write_text(f"{6 * 2**30}\n")
-    (tmp_path / "memory.stat").write_text(f"anon 1\ninactive_file {2**30}\nfile 7\n")
+
+
+@pytest.mark.parametrize(
+    ("folder", "limit", "usage", "cached"),
+    [
+        ("", "memory.max", "memory.current", "inactive_file"),
+        ("memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
+    ],
+)
+def test_free_memory_is_less_by_what_the_container_uses(tmp_path, monkeypatch, folder, limit, usage, cached):
+    monkeypatch.setattr("vae.system.host.main_memory", lambda: (64 * 2**30, 40 * 2**30))
+    (tmp_path / folder).mkdir(exist_ok=True)
+    texts = {limit: 8 * 2**30, usage: 6 * 2**30, "memory.stat": f"anon 1\n{cached} {2**30}\nfile 7"}
+    for name, text in texts.items():
+        (tmp_path / folder / name).write_text(f"{text}\n")
     assert free_memory(tmp_path) == 3 * 2**30
 
 

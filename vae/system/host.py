@@ -30,20 +30,29 @@ def decoding_processes(cores: int, windows: bool) -> int:
 
 
 def container_quota(cgroup: Path = CGROUP) -> float | None:
-    """CPU quota of the container in cores (cpu.max of cgroup v2); None without a limit."""
+    """CPU quota of the container in cores (cgroup v2 cpu.max, or v1); None without a limit."""
     try:
-        quota, period = read_text(cgroup / "cpu.max").split()
-        return None if quota == "max" else int(quota) / int(period)
+        text, period_text = read_text(cgroup / "cpu.max").split()
+        return None if text == "max" else int(text) / int(period_text)
+    except (OSError, ValueError):
+        pass
+    try:
+        quota = int(read_text(cgroup / "cpu/cpu.cfs_quota_us"))
+        period = int(read_text(cgroup / "cpu/cpu.cfs_period_us"))
+        return quota / period if quota > 0 else None
     except (OSError, ValueError):
         return None
 
 
 def container_memory(cgroup: Path = CGROUP) -> int | None:
-    """Bytes of memory that the container may use (memory.max of cgroup v2); None without a limit."""
-    try:
-        return int(read_text(cgroup / "memory.max"))
-    except (OSError, ValueError):  # no such file; "max"
-        return None
+    """Bytes of memory that the container may use (cgroup v2 memory.max, or v1); None without a limit."""
+    for name in ("memory.max", "memory/memory.limit_in_bytes"):
+        try:
+            limit = int(read_text(cgroup / name))
+        except (OSError, ValueError):  # no such file; "max"
+            continue
+        return limit if limit < 2**60 else None  # v1 writes "no limit" as a number near 2**63
+    return None
 
 
 def container_free_memory(cgroup: Path = CGROUP) -> int | None:
@@ -54,13 +63,18 @@ def container_free_memory(cgroup: Path = CGROUP) -> int | None:
     limit = container_memory(cgroup)
     if limit is None:
         return None
-    try:
-        used = int(read_text(cgroup / "memory.current"))
-        lines = read_text(cgroup / "memory.stat").splitlines()
-    except (OSError, ValueError):
-        return limit
-    cached = sum(int(line.split()[1]) for line in lines if line.split()[:1] == ["inactive_file"])
-    return max(0, limit - max(0, used - cached))
+    for folder, usage, unused in (
+        ("", "current", "inactive_file"),
+        ("memory", "usage_in_bytes", "total_inactive_file"),
+    ):
+        try:
+            used = int(read_text(cgroup / folder / f"memory.{usage}"))
+            lines = read_text(cgroup / folder / "memory.stat").splitlines()
+        except (OSError, ValueError):
+            continue
+        cached = sum(int(line.split()[1]) for line in lines if line.split()[:1] == [unused])
+        return max(0, limit - max(0, used - cached))
+    return limit
 
 
 def main_memory() -> tuple[int, int]:
