@@ -85,6 +85,20 @@ def test_failed_save_is_reported_and_the_next_one_tries_again(tmp_path, capsys, 
     assert "the next save tries again" in line
 
 
+def test_too_little_memory_for_the_copy_makes_training_wait(path, monkeypatch, capsys):
+    def no_memory(*_arguments):
+        raise RuntimeError(
+            "[enforce fail] DefaultCPUAllocator: not enough memory: you tried to allocate 9 bytes"
+        )
+
+    monkeypatch.setattr(saver, "host_copy", no_memory)
+    writer = CheckpointWriter(background=True)
+    for step in (1, 2):
+        writer.save(path, checkpoint(step), list)
+        assert load_checkpoint(path)["position"]["step"] == step  # without finish
+    assert capsys.readouterr().out.count("--background_save") == 1
+
+
 def test_error_in_the_thread_ends_the_run(path):
     writer = CheckpointWriter(background=True)
     writer.save(path, checkpoint(), lambda: 1 / 0)

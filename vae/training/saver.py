@@ -12,6 +12,7 @@ import torch
 from torch.utils._pytree import tree_map
 
 from vae.config.options import CHECKPOINT_MINUTES, Config, flatten
+from vae.device import is_out_of_memory
 from vae.interop.checkpoint_file import Position, save_checkpoint
 from vae.interop.run_files import read_promoted
 from vae.memory.available import available_bytes
@@ -81,12 +82,23 @@ class CheckpointWriter:
     def save(self, path: Path, content: dict[str, Any], prune: Callable[[], object]) -> None:
         """Save a checkpoint, then `prune`; waits for the previous one. A failure is printed."""
         self.finish()
-        if not self._background:
-            self._write(path, content, prune)
+        if self._background and (copy := self._copied(content)) is not None:
+            arguments = path, copy, prune
+            self._thread = threading.Thread(target=self._write_in_thread, args=arguments, daemon=True)
+            self._thread.start()
             return
-        arguments = path, host_copy(content), prune
-        self._thread = threading.Thread(target=self._write_in_thread, args=arguments, daemon=True)
-        self._thread.start()
+        self._write(path, content, prune)
+
+    def _copied(self, content: dict[str, Any]) -> Any:
+        """The content in host memory; None, reported once, if there is too little of it."""
+        try:
+            return host_copy(content)
+        except (MemoryError, RuntimeError) as error:
+            if not isinstance(error, MemoryError) and not is_out_of_memory(error):
+                raise
+        console.info("--background_save: no memory for a copy of the weights: saves make training wait")
+        self._background = False
+        return None
 
     def finish(self) -> str | None:
         """Wait for the file under way; returns why the last checkpoint is not on disk."""
