@@ -115,7 +115,8 @@ def encode(
     `vae.autoencoder.bn.normalize(latents)` if the file has statistics of channels (FLUX.2, Wan, Qwen-Image).
     """
     batch = load_images(images).to(_device(vae))
-    posterior = encode_images(vae.autoencoder, batch, dtype=_compute_dtype(vae, dtype), tile=tile)
+    how: dict[str, Any] = {"dtype": _compute_dtype(vae, dtype), "tile": tile, "at_full_size": True}
+    posterior = encode_images(vae.autoencoder, batch, **how)
     if seed is None:
         return posterior.mode()
     noise = keyed_normal(posterior.mean.shape, seed).to(posterior.mean.device)
@@ -132,7 +133,8 @@ def decode(
 ) -> torch.Tensor:
     """Decode latents (B, Z, h, w) to fp32 images (B, 3, H, W) in about [-1, 1], not clamped.
 
-    `size` is (H, W) of the encoded images; it removes the padding of sides that are not a multiple of f.
+    `size` is (H, W) of the encoded images; it removes the padding of sides that are not a multiple of f. A
+    decoder of twice the size returns (2H, 2W).
     `dtype` and `tile` are the same as in `encode`.
     """
     channels = vae.autoencoder.config.z_channels
@@ -140,11 +142,13 @@ def decode(
         raise DataError(
             f"latents have shape {tuple(latents.shape)}: give (B, {channels}, h, w), as encode returns them"
         )
-    f = vae.autoencoder.downsampling
+    f = vae.autoencoder.encoder_downsampling
     if size is not None and [-(-side // f) for side in size] != list(latents.shape[2:]):
         height, width = (f"{(n - 1) * f + 1} to {n * f}" for n in latents.shape[2:])
         raise DataError(f"size={tuple(size)} does not match the latents: give (H, W), H {height}, W {width}")
     latents = latents.to(_device(vae))
+    scale = vae.autoencoder.config.up_scale
+    size = None if size is None else [side * scale for side in size]
     return decode_latents(vae.autoencoder, latents, size, dtype=_compute_dtype(vae, dtype), tile=tile)
 
 
@@ -155,10 +159,14 @@ def reconstruct(
     dtype: str = "fp32",
     tile: int | None = None,
 ) -> torch.Tensor:
-    """Encode and decode images: fp32 (B, 3, H, W) in about [-1, 1], not clamped. See `encode`."""
-    batch = load_images(images)
-    latents = encode(vae, batch, dtype=dtype, tile=tile)
-    return decode(vae, latents, batch.shape[2:], dtype=dtype, tile=tile)
+    """Encode and decode images: fp32 (B, 3, H, W) in about [-1, 1], not clamped. See `encode`.
+
+    Of a VAE with a decoder of twice the size, the encoder reads the images at half their size.
+    """
+    batch = load_images(images).to(_device(vae))
+    how: dict[str, Any] = {"dtype": _compute_dtype(vae, dtype), "tile": tile}
+    latents = encode_images(vae.autoencoder, batch, **how).mode()
+    return decode_latents(vae.autoencoder, latents, batch.shape[2:], **how)
 
 
 def train(**options: Any) -> TrainingResult:

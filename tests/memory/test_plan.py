@@ -92,6 +92,13 @@ def test_prediction_equals_the_peak_of_the_real_step(loss, micro_batch):
 
 
 @pytest.mark.slow
+def test_prediction_with_a_decoder_of_twice_the_size():
+    spec = replace(SPEC, loss=ALL)
+    twice = check_prediction(replace(spec, model=replace(MODEL, decoder_scale=2)), 2)
+    assert twice.working < step_memory(spec, 2).working  # the networks run at half the size of the crops
+
+
+@pytest.mark.slow
 def test_many_passes_with_discriminator_store_every_reconstruction():
     # its block runs after the autoencoder's last pass and needs the reconstructions of all passes
     check_prediction(replace(SPEC, loss=replace(ALL, perceptual_weight=0.0), batch=5, ema=False), 1)

@@ -54,6 +54,7 @@ CLOSE = {
 CASES |= {
     **{level: {"options": SMALL, "recompute": level, "steps": 2} for level in RECOMPUTE[2:]},
     "bf16": {"options": ADVERSARIAL},
+    "twice": {"options": {**ADVERSARIAL, "image_size": 512, "decoder_scale": 2}},
     "graph": {"options": ADVERSARIAL, "graph": True, "disc_start": 5, "steps": 11},
     "fp16": {"options": ADVERSARIAL, "dtype": "float16"},
     "fp16, scaled": {"options": SMALL, "dtype": "float16", "activation_scale": 1 / 64},
@@ -128,6 +129,14 @@ def test_start_of_the_discriminator_frees_the_old_graph(found: dict[str, Found])
     assert result["counts"]["graph_launches"] == 1
     workspace = 32 / 1024  # GiB, of cuBLAS for the stream of the graph
     assert result["reserved_gib"] < 1.05 * found["bf16"]["reserved_gib"] + workspace
+
+
+def test_a_decoder_of_twice_the_size_needs_few_launches(found: dict[str, Found]):
+    """If its images had another layout than those of other decoders, there would be 2,000 more."""
+    twice, once = (found[name]["counts"] for name in ("twice", "bf16"))
+    assert twice["launches"] - once["launches"] < 20  # 12
+    assert twice["library_calls"] == once["library_calls"]
+    assert found["twice"]["reserved_gib"] <= found["twice"]["needed_gib"]
 
 
 def test_muon_needs_the_predicted_memory_and_few_launches(found: dict[str, Found]):

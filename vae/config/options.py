@@ -72,6 +72,14 @@ class ModelConfig:
         at_least=1,
         at_most=100,
     )
+    decoder_scale: int | None = option(
+        None,
+        "side of a decoded image divided by that of the encoder's input; 2: the encoder reads crops of "
+        "--image_size at half their size (docs/training.md)",
+        unset="1, or that of --init_from",
+        at_least=1,
+        at_most=2,
+    )
     mid_attention: bool = option(True, "attention in the middle of encoder and decoder")
     padding: str = option(
         "zeros",
@@ -105,6 +113,16 @@ class ModelConfig:
     def widest(self) -> int:
         """The channels of the widest level, for the learning rate: a tiny decoder's, or the encoder's."""
         return max(self.up_channels if self.decoder else self.channels)
+
+    @property
+    def up_scale(self) -> int:
+        """Side of a decoded image divided by that of the encoder's input."""
+        return self.decoder_scale or 1
+
+    @property
+    def downsampling(self) -> int:
+        """Side of a decoded image, or of a crop, divided by the side of its latent."""
+        return 2 ** (len(self.channels) - 1) * self.up_scale
 
     @property
     def up_channels(self) -> tuple[int, ...]:

@@ -22,7 +22,7 @@ PER_COMMAND = frozenset(names_where("inherited", False))
 BATCHES = ("batch_size", "progressive")  # that --global_batch_size would contradict
 _NO_SHAPE = ("init", "init_from", "scaling_factor", "shift_factor")
 SHAPE = tuple(item.name for item in fields(ModelConfig) if item.name not in _NO_SHAPE)
-DECODER_SHAPE = ("decoder", "decoder_channels", "decoder_layers_per_block")
+DECODER_SHAPE = ("decoder", "decoder_channels", "decoder_layers_per_block", "decoder_scale")
 _DISCRIMINATOR_SHAPE = ("disc_channels", "disc_layers")
 
 
@@ -188,7 +188,7 @@ def check_views(image_size: int, model: ModelConfig, loss: LossConfig) -> None:
             f"--equivariance_weight needs {2 * MIN_VIEW} px, not {image_size}: raise --image_size or remove "
             "--equivariance_weight"
         )
-    positions = image_size // 2 ** (len(model.channels) - 1)
+    positions = image_size // model.downsampling
     if loss.equivariance_weight and positions < 2:
         raise UserError(
             f"--equivariance_weight halves latents and needs at least 2 x 2 positions, not {positions} of a "
@@ -224,7 +224,7 @@ def check_discriminator(image_size: int, loss: LossConfig) -> None:
 
 def check_image_size(image_size: int, model: ModelConfig) -> None:
     """Raise UserError if the crop side is too small or not a multiple of the downsampling factor."""
-    step = 2 ** (len(model.channels) - 1)
+    step = model.downsampling
     smallest = -(-MIN_IMAGE_SIZE // step) * step
     if image_size < smallest:
         steps = f", in steps of {step}" if step > 1 else ""

@@ -77,13 +77,14 @@ def check_main_memory(
 ) -> None:
     """Raise MemoryError if an operation on that many pixels needs more than `share` of the free main memory.
 
-    `operation` is "encode" or "decode". Without this check, Linux ends the process without a message. Memory
-    of a GPU needs no check: PyTorch reports it.
+    `operation` is "encode" or "decode"; `pixels` are those of the encoder's input. Without this check, Linux
+    ends the process without a message. Memory of a GPU needs no check: PyTorch reports it.
     """
     if next(model.parameters()).device.type != "cpu":
         return
     if tile is not None:  # each is computed as a whole image
-        pixels = min(pixels, (latents_per_tile(tile, model.downsampling) * model.downsampling) ** 2)
+        f = model.encoder_downsampling
+        pixels = min(pixels, (latents_per_tile(tile, f) * f) ** 2)
     config, factor = model.config, _MAPS[operation]
     if operation == "encode" and config.layers_per_block > 1:
         factor += 1
@@ -108,14 +109,19 @@ def encode_images(
     dtype: torch.dtype = torch.float32,
     tile: int | None = None,
     on_step: Callable[[int, int], None] = _ignore_progress,
+    at_full_size: bool = False,
 ) -> Posterior:
     """Posterior (B, Z, h, w) of images (B, 3, H, W) in [-1, 1], padded to multiples of f.
 
+    `at_full_size`: the encoder reads all pixels, so the decoded image is larger by the decoder's scale.
     `tile` is the side of the tiles in px, which are approximate and need memory for one of them only; None
     computes the whole image at once. `on_step(done, total)` is called after each tile. Raises MemoryError if
     the main memory is too small.
     """
-    padded = pad_to_multiple(images, model.downsampling)
+    if at_full_size:
+        padded = pad_to_multiple(images, model.encoder_downsampling)
+    else:
+        padded = model.encoder_input(pad_to_multiple(images, model.downsampling))
     check_main_memory(model, "encode", padded[:, 0].numel(), dtype, tile)
     device = next(model.parameters()).device
     if tile is None:
@@ -140,7 +146,7 @@ def decode_latents(
     `size` is the (H, W) before padding; None returns all (h f, w f) pixels. For `tile` and `on_step`,
     see `encode_images`. Raises MemoryError if the main memory is too small.
     """
-    check_main_memory(model, "decode", latents[:, 0].numel() * model.downsampling**2, dtype, tile)
+    check_main_memory(model, "decode", latents[:, 0].numel() * model.encoder_downsampling**2, dtype, tile)
     device = next(model.parameters()).device
     if tile is None:
         images = model.decode(_to_network(latents, device, dtype))
@@ -263,8 +269,8 @@ def _one(
     on_step: Callable[[int, int], None],
 ) -> torch.Tensor:
     """One image: the statistics of its samples, then its tiles."""
-    f = model.downsampling
-    unit, unit_out = (f, 1) if operation == "encode" else (1, f)
+    f = model.encoder_downsampling
+    unit, unit_out = (f, 1) if operation == "encode" else (1, model.downsampling)
     side = latents_per_tile(tile, f)
     device = next(model.parameters()).device
     network = with_sampled_norms(model)

@@ -56,18 +56,26 @@ class Session:
         """One line about the VAE and the settings."""
         config = self.model.config
         names = {dtype: name for name, dtype in DTYPES.items()}
+        enlarged = "" if config.up_scale == 1 else f", decoded at {config.up_scale} times the size"
         tiles = "" if self.tile is None else f", blended tiles of {self.tile} px"
         return (
             f"{self.config.vae}: {config.z_channels} latent channels, "
-            f"{self.model.downsampling}x downsampling; {names[self.dtype]} on {self.device.type}{tiles}"
+            f"{self.model.encoder_downsampling}x downsampling{enlarged}; "
+            f"{names[self.dtype]} on {self.device.type}{tiles}"
         )
 
     def encode(self, images: torch.Tensor) -> Latents:
-        """Latents of images (1, 3, H, W) in [-1, 1]; MemoryError if what follows does not fit either."""
-        for operation in ("encode",) if self.config.mode == "encode" else ("encode", "decode"):
-            self._check_memory(operation, images[:, 0].numel())
+        """Latents of images (1, 3, H, W) in [-1, 1]; MemoryError if what follows does not fit either.
+
+        If they are decoded next, the encoder reads the images at the size that gives images of their size.
+        """
+        alone = self.config.mode == "encode"
+        pixels = images[:, 0].numel() // (1 if alone else self.model.config.up_scale**2)
+        for operation in ("encode",) if alone else ("encode", "decode"):
+            self._check_memory(operation, pixels)
+        how: dict[str, Any] = {"dtype": self.dtype, "tile": self.tile, "at_full_size": alone}
         with _tile_progress("encode") as on_step:
-            posterior = encode_images(self.model, images, dtype=self.dtype, on_step=on_step, tile=self.tile)
+            posterior = encode_images(self.model, images, on_step=on_step, **how)
         if self._leaves_fp16(posterior.mean):
             return self.encode(images)
         self._check_finite(posterior.mean)
@@ -75,7 +83,7 @@ class Session:
 
     def decode(self, latents: torch.Tensor, size: tuple[int, int]) -> np.ndarray:
         """uint8 (H, W, 3) pixels of latents (1, Z, h, w)."""
-        self._check_memory("decode", latents[:, 0].numel() * self.model.downsampling**2)
+        self._check_memory("decode", latents[:, 0].numel() * self.model.encoder_downsampling**2)
         how: dict[str, Any] = {"dtype": self.dtype, "tile": self.tile}
         with _tile_progress("decode") as on_step:
             images = decode_latents(self.model, latents, size, on_step=on_step, **how)
@@ -104,10 +112,12 @@ class Session:
             raise BadLatentsError("not_finite", f"the network returned NaN or infinity: {remedy}")
 
     def read(self, path: Path) -> Latents:
-        """Latents of a latent file or of an image file."""
-        if path.suffix.lower() == LATENTS:
-            return load_latents(path, self.source, self.config.any_vae)
-        return self.encode(read_image(path, self.config))
+        """Latents of a latent file or of an image file, with the size of the decoded image."""
+        if path.suffix.lower() != LATENTS:
+            return self.encode(read_image(path, self.config))
+        latents = load_latents(path, self.source, self.config.any_vae)
+        height, width = (side * self.model.config.up_scale for side in latents.size)
+        return Latents(latents.posterior, (height, width))
 
 
 def open_session(config: InferConfig) -> Session:
@@ -121,7 +131,7 @@ def open_session(config: InferConfig) -> Session:
     source = LatentSource(
         encoder_fingerprint(model) if loaded.has_encoder else "",
         model.config.z_channels,
-        model.downsampling,
+        model.encoder_downsampling,
         loaded.scaling_factor,
         loaded.shift_factor,
         **{name: tuple(values) for name, values in latents_config(model.bn).items()},
@@ -217,7 +227,7 @@ def _encode(session: Session, task: Task) -> None:
 
 
 def _decode(session: Session, task: Task) -> None:
-    latents = load_latents(task.inputs[0], session.source, session.config.any_vae)
+    latents = session.read(task.inputs[0])
     write_png(task.outputs[0], session.decode(latents.posterior.mode(), latents.size))
 
 

@@ -80,7 +80,7 @@ class Crops:
             names = list_images(path)
         stride = max(1, len(names) // config.num_images) if config.num_images else 1
         names = names[::stride][: config.num_images or None]
-        factor = loaded.autoencoder.downsampling
+        factor = loaded.autoencoder.encoder_downsampling
         size = config.image_size or loaded.file.sample_size or DEFAULT_IMAGE_SIZE
         if size % factor:
             raise UserError(
@@ -217,7 +217,7 @@ def _measure_latents(
     """Measure the statistics of the latents; also sets a latent norm that is not measured for them."""
     latents, patches = sums_of(map(model.encode, batches), model.bn)
     statistics = latents.statistics()
-    num_crops = statistics.count // (image_size // model.downsampling) ** 2
+    num_crops = statistics.count // (image_size // model.encoder_downsampling) ** 2
     console.info(
         f"latents of {num_crops} crops of {image_size} px: mean {statistics.shift:.5g}, "
         f"standard deviation {1 / statistics.scaling:.5g}"

@@ -123,6 +123,8 @@ def comfyui_problem(model: ModelConfig, scaling: tuple[float, float] | None) -> 
         return "reads Wan 2.1 in the form of its video VAE only: add --into with that file"
     if z == 64 or (z == 32 and not model.latent_norm):
         return f"takes a VAE with {z} latent channels for one of Hunyuan, with other layers: use its folder"
+    if model.up_scale != 1:
+        return "has no decoders of twice the size: a run of --init_from with --decoder_scale 1 writes another"
     shape = model.channels, model.layers_per_block, model.up_layers, model.mid_attention
     if shape not in (((128, 256, 512, 512), 2, 2, True), ((128, 256, 512), 2, 2, True)):
         return "expects channels 128 256 512 512, two blocks per level and attention: it cannot read this VAE"

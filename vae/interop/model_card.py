@@ -73,7 +73,7 @@ def _facts(model: AutoencoderKL, content: dict[str, Any]) -> list[str]:
     facts = {
         "class": content["_class_name"],
         "latent channels": config.z_channels,
-        "downsampling": f"{model.downsampling}x",
+        "downsampling": f"{model.encoder_downsampling}x",
         "channels": " ".join(map(str, config.channels)),
         "channels of the decoder": " ".join(map(str, config.up_channels)),
         "parameters": f"{sum(p.numel() for p in model.parameters()) / 1e6:.1f} million",
@@ -122,7 +122,7 @@ def modelspec(
     """The keys of an export to `output`, trained at `sample_size` px; `source`: the metadata of its file."""
     values = {
         "sai_model_spec": "1.0.1",
-        "architecture": f"{class_of(model.config)}-z{model.config.z_channels}-f{model.downsampling}",
+        "architecture": f"{class_of(model.config)}-z{model.config.z_channels}-f{model.encoder_downsampling}",
         "implementation": implementation,
         "title": output.stem,
         "resolution": f"{sample_size}x{sample_size}",

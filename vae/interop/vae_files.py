@@ -17,7 +17,7 @@ from vae.interop.parameter_names import BLOCK
 from vae.interop.vae_path import VaePath, locate_vae
 from vae.interop.weight_file import read_pickle, read_weights
 from vae.interop.writing import parse_config, read_config
-from vae.model.autoencoder import AutoencoderKL, widths_fit
+from vae.model.autoencoder import IMAGE_CHANNELS, AutoencoderKL, widths_fit
 from vae.system.errors import UserError
 
 CONFIG_KEY = "vae_config"  # metadata key of single files from export_vae.py: config.json as text
@@ -27,7 +27,8 @@ CHECKPOINT_KEY = "checkpoint_sha256"  # of the checkpoint with the same weights
 RUN_KEY = "run"  # the id in the marker of the run's folder
 _MODEL_KEYS = (
     *("family", "channels", "layers_per_block", "decoder", "decoder_channels", "decoder_layers_per_block"),
-    *("mid_attention", "padding", "z_channels", "norm_groups", "use_quant_conv", "latent_norm"),
+    *("decoder_scale", "mid_attention", "padding", "z_channels", "norm_groups", "use_quant_conv"),
+    "latent_norm",
 )
 
 
@@ -65,13 +66,22 @@ class VaeFile:
         """Whether the weights contain a decoder."""
         return missing_part(self.weights) != "decoder"
 
-    def drop_other_decoder(self, model: ModelConfig) -> None:
-        """Remove the weights of the decoder if that of `model` has another shape."""
+    def fit_decoder(self, model: ModelConfig) -> None:
+        """Give the decoder the scale of that of `model`; remove its weights if the shape differs otherwise.
+
+        Repeated rows return every pixel several times: nearest enlargement. The mean of rows returns the mean
+        of their pixels: the image at half its size.
+        """
         own = build(self.shape).model
         shapes = ((shape.decoder, shape.up_channels, shape.up_layers) for shape in (own, model))
         if len(set(shapes)) > 1:
             dropped = PARTS["decoder"] if model.decoder else ("decoder.",)
             self.weights = {n: value for n, value in self.weights.items() if not n.startswith(dropped)}
+        for name in ("decoder.conv_out.weight", "decoder.conv_out.bias"):
+            if name not in self.weights or own.up_scale == model.up_scale:
+                continue
+            rows = self.weights[name].unflatten(0, (-1, own.up_scale**2)).mean(1)
+            self.weights = {**self.weights, name: rows.repeat_interleave(model.up_scale**2, dim=0)}
 
 
 @dataclass
@@ -280,6 +290,7 @@ def config_from_shapes(weights: dict[str, torch.Tensor], where: str) -> dict[str
         "decoder": "tiny" if "decoder.layers.0.weight" in weights else None,
         "decoder_channels": None,
         "decoder_layers_per_block": None,
+        "decoder_scale": _decoder_scale(weights),
         "z_channels": z_channels,
         "family": "kl" if any(name.endswith(".norm1.bias") for name in weights) else "wan",
         "mid_attention": any(".mid_block.attentions." in name for name in weights),
@@ -319,6 +330,15 @@ def _latent_channels(weights: dict[str, torch.Tensor]) -> int:
         return len(encoding) // 2
     decoding = weights.get("decoder.conv_in.weight")
     return decoding.shape[1] if decoding is not None and decoding.dim() == 4 else 0
+
+
+def _decoder_scale(weights: dict[str, torch.Tensor]) -> int | None:
+    """2 if the decoder returns four times as many channels as the encoder reads, or as an RGB image has."""
+    returned, read = (weights.get(name) for name in ("decoder.conv_out.weight", "encoder.conv_in.weight"))
+    if returned is None or not returned.dim():
+        return None
+    channels = IMAGE_CHANNELS if read is None or read.dim() < 2 else read.shape[1]
+    return 2 if len(returned) == 4 * channels else None
 
 
 def missing_part(weights: Collection[str]) -> str:

@@ -93,7 +93,7 @@ def diffusers_config(
         "_diffusers_version": "0.35.0",
         "in_channels": 3,
         "latent_channels": model.z_channels,
-        "out_channels": 3,
+        "out_channels": IMAGE_CHANNELS * model.up_scale**2,
         "sample_size": sample_size,
     }
     shape |= FAMILIES[name](model)
@@ -151,16 +151,18 @@ def save_diffusers_folder(
     """Write weights, with diffusers names, and a config from diffusers_config; each file atomically."""
     if config.get("_class_name") == "AsymmetricAutoencoderKL":
         dtype = weights["decoder.conv_in.weight"].dtype
-        weights = weights | _condition_encoder(config["up_block_out_channels"], dtype)
+        weights = weights | _condition_encoder(config["out_channels"], config["up_block_out_channels"], dtype)
     write_safetensors(folder / WEIGHTS_NAME, weights, metadata or {})
     write_json(folder / "config.json", dict(sorted(config.items())), indent=2)
 
 
-def _condition_encoder(channels: list[int], dtype: torch.dtype) -> dict[str, torch.Tensor]:
+def _condition_encoder(
+    image_channels: int, channels: list[int], dtype: torch.dtype
+) -> dict[str, torch.Tensor]:
     """The part of AsymmetricAutoencoderKL that reads masks, all zero: without a mask it is not used."""
     first = channels[0]
     last = channels[-1]
-    widths = [3, *(min(first * 2**level, last) for level in range(3))]
+    widths = [image_channels, *(min(first * 2**level, last) for level in range(3))]
     widths += [min(first * 8, last), last]
     tensors = {}
     for layer, (before, after) in enumerate(pairwise(widths)):

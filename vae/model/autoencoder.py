@@ -5,7 +5,11 @@ So its state_dict has the keys of a diffusers file. A tiny decoder has those of 
 Recompute levels are what the network saves for backward, and what backward recomputes. All levels give the
 same gradients. Each level needs less memory and more time than the one before it.
 
-Shapes: B images, H x W pixels, f = 2 ** (levels - 1) downsampling, Z latent channels.
+With --decoder_scale 2, the last convolution returns four pixels for each position of its features, so a
+decoded image has twice the side of the encoder's input. In all other modules, an image is what the decoder
+returns, or is to return; the encoder reads it at half its size.
+
+Shapes: B images, H x W pixels, f downsampling, Z latent channels; h x w = H/f x W/f.
 """
 
 import math
@@ -32,6 +36,7 @@ from vae.model.layers import (
     reflect_padding,
 )
 from vae.ops.fused_conv import end_dtype
+from vae.ops.library import layout_of
 from vae.ops.shapes import Features, Images, Latents, Moments
 from vae.system.errors import UserError
 
@@ -222,7 +227,10 @@ class Encoder(nn.Module):
 
 
 class Decoder(nn.Module):
-    """(B, Z, H/f, W/f) latents to (B, 3, H, W) images."""
+    """(B, Z, H/f, W/f) latents to (B, 3, H, W) images.
+
+    At a scale s, the last convolution returns 3 s^2 channels of H/s x W/s positions: s^2 pixels for each.
+    """
 
     def __init__(self, config: ModelConfig):
         super().__init__()
@@ -236,7 +244,8 @@ class Decoder(nn.Module):
             UpBlock(before, width, config.up_layers + 1, groups, after) for before, width, after in levels
         )
         self.conv_norm_out = build_norm_silu(groups, widths[-1])
-        self.conv_out = Conv2d(widths[-1], IMAGE_CHANNELS, 3, padding=1)
+        self.scale = config.up_scale
+        self.conv_out = Conv2d(widths[-1], IMAGE_CHANNELS * self.scale**2, 3, padding=1)
 
     def forward(self, latents: Latents) -> Images:
         h = self.mid_block(self.conv_in(latents))
@@ -248,7 +257,13 @@ class Decoder(nn.Module):
         return maybe_checkpoint(lambda h: self._to_images(last(h, upsampler)), h, last.checkpointed)
 
     def _to_images(self, h: Features) -> torch.Tensor:
-        return readout(self.conv_norm_out, self.conv_out, h)
+        images = readout(self.conv_norm_out, self.conv_out, h)
+        if self.scale == 1:
+            return images
+        layout = layout_of(
+            images
+        )  # which pixel_shuffle does not keep on a GPU; kernels of the losses need it
+        return F.pixel_shuffle(images, self.scale).contiguous(memory_format=layout)
 
 
 class LatentNorm(nn.Module):
@@ -310,11 +325,26 @@ class AutoencoderKL(nn.Module):
 
     @property
     def downsampling(self) -> int:
-        """Side of an image divided by the side of its latent."""
+        """Side of a decoded image divided by the side of its latent."""
         return downsampling(self.config)
 
+    @property
+    def encoder_downsampling(self) -> int:
+        """Side of the encoder's input divided by the side of its latent."""
+        return self.downsampling // self.config.up_scale
+
+    def encoder_input(self, images: Images) -> torch.Tensor:
+        """What the encoder reads of images that the decoder is to return: (B, 3, H/s, W/s) at its scale s.
+
+        Pixels are means of s x s, as in the bicubic baseline. This filter never reads across the border of a
+        crop or a tile, so cropping or turning gives the same before and after it. It is the inverse of the
+        nearest enlargement with which the decoder begins.
+        """
+        scale = self.config.up_scale
+        return images if scale == 1 else F.avg_pool2d(images, scale)
+
     def encode(self, images: Images) -> Posterior:
-        """Posterior of images (B, 3, H, W) in [-1, 1]; its mean and logvar are at least fp32."""
+        """Posterior of the encoder's input (B, 3, H, W) in [-1, 1]; mean and logvar are at least fp32."""
         return Posterior.from_moments(self._moments(images))
 
     def _moments(self, images: Images) -> Moments:
@@ -338,7 +368,7 @@ class AutoencoderKL(nn.Module):
         The images of the latents of each of `views` follow.
         """
         with torch.set_grad_enabled(torch.is_grad_enabled() and not self.encoder_frozen):
-            moments = self._moments(images)
+            moments = self._moments(self.encoder_input(images))
         latents, mean, logvar = self.sampling(moments, noise)
         dtype = images.dtype
         others = [self.decode(view.to(dtype)) for function in views for view in function(latents)]
@@ -346,8 +376,8 @@ class AutoencoderKL(nn.Module):
 
 
 def downsampling(config: ModelConfig) -> int:
-    """Side of an image divided by the side of its latent."""
-    return 2 ** (len(config.channels) - 1)
+    """Side of a decoded image, or of a crop, divided by the side of its latent."""
+    return config.downsampling
 
 
 def _groups(config: ModelConfig) -> int:
@@ -369,6 +399,8 @@ def check_widths(config: ModelConfig) -> None:
             f"--decoder tiny has {TINY_WIDTH} channels in each level: omit --decoder_channels and "
             "--decoder_layers_per_block, and use --profile decoder"
         )
+    if config.decoder == "tiny" and config.up_scale != 1:
+        raise UserError(f"--decoder tiny has the scale 1: omit --decoder_scale {config.decoder_scale}")
     own, levels = len(config.up_channels), len(config.channels)
     if own != levels:
         raise UserError(f"--decoder_channels has {own} levels, and --channels {levels}: give as many")

@@ -187,6 +187,9 @@ def fit_decoder(model: AutoencoderKL, components: list[torch.Tensor], latents: t
         silence(block, quiet)
     last_conv = decoder.up_blocks[-1].resnets[-1].conv2
     images = components[0][:, :IMAGE_CHANNELS] / STREAM_GAIN
+    images = images.repeat_interleave(
+        decoder.scale**2, dim=1
+    )  # all pixels of a position: nearest enlargement
     fit_readout(decoder.conv_norm_out, last_conv, decoder.conv_out, signals, images)
 
 

@@ -88,9 +88,13 @@ def model_line(config: ModelConfig, model: AutoencoderKL) -> str:
     parameters = sum(p.numel() for p in model.parameters()) / MILLION
     is_other = config.decoder_channels or config.decoder
     own = f" (decoder {' '.join(map(str, config.up_channels))})" if is_other else ""
+    scale = config.up_scale
+    enlarged = (
+        f", decoded at {scale} times the size (the encoder reads crops at 1/{scale})" if scale > 1 else ""
+    )
     return (
         f"{parameters:.1f} M parameters, channels {' '.join(map(str, config.channels))}{own}, "
-        f"{config.z_channels} latent channels, {model.downsampling}x downsampling"
+        f"{config.z_channels} latent channels, {model.encoder_downsampling}x downsampling{enlarged}"
     )
 
 

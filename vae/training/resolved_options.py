@@ -167,7 +167,7 @@ def _existing_vae(config: Config, given: dict[str, Any], dist: Distributed) -> t
     wanted = replace(model, **{name: getattr(config.model, name) for name in of_decoder})
     if os.path.lexists(config.model.init_from):  # not of the hub; another working directory may resume
         wanted = replace(wanted, init_from=str(Path(config.model.init_from).absolute()))
-    file.drop_other_decoder(wanted)
+    file.fit_decoder(wanted)
     if not file.has_decoder:
         check_new_decoder(wanted)
     return replace(config, model=wanted), file
