@@ -1,23 +1,21 @@
 """The tests under Windows' own Python, part by part: on Windows, or under Wine on Linux.
 
 FOLDER keeps the environment (3 GB) and the logs. PARTS are folders or files of tests/, or "run": a training
-with two decoding processes, its continuation and its export. Wine is not Windows: files in use, signals,
-consoles, links and long paths are its own. Exit code: 1 after a failure, 75 if something did not run in time.
+with two decoding processes, its continuation and its export. A part that fails runs once more: Wine itself
+fails at times. Exit code: 1 after a failure, 75 if something did not run in time.
 """
 
 import argparse
 import os
 import shutil
-import subprocess
 import sys
 import time
 import zipfile
-from functools import partial
 from pathlib import Path
-from subprocess import DEVNULL, PIPE, STDOUT, Popen, TimeoutExpired
+from subprocess import DEVNULL, PIPE, STDOUT, CalledProcessError, Popen, TimeoutExpired, run
 
 ROOT = Path(__file__).resolve().parents[1]
-STABLE = ["images", "config", "checks", "launchers", "run", "data"]  # the slowest last
+STABLE = ["images", "config", "checks", "launchers", "run", "data/test_manifest.py"]  # CI has 8 minutes
 PACKAGES = ["-r", "requirements.txt", "-r", "requirements-test.txt", "pytest-timeout", "msvc-runtime"]
 UV = "pip install -q --python-platform windows --python-version 3.13 --only-binary :all: --no-binary pyvips"
 PYTEST = "-m pytest -v -rfEs -p no:cacheprovider --timeout 120 --basetemp={folder}/tmp"
@@ -57,7 +55,7 @@ WINE = {
 
 
 def call(*words: str | Path) -> None:
-    subprocess.run(words, cwd=ROOT, stdin=DEVNULL, check=True)
+    run(words, cwd=ROOT, stdin=DEVNULL, check=True)
 
 
 def make_environment(folder: Path) -> None:
@@ -97,7 +95,7 @@ def run_python(words: list[str], folder: Path, seconds: float, log: Path) -> int
     except TimeoutExpired:
         process.kill()
         if os.name != "nt":
-            subprocess.run(["wineserver", "-k"], check=False)  # it may have ended
+            run(["wineserver", "-k"], check=False)  # it may have ended
         output, code = process.communicate()[0], None
     with log.open("ab") as file:
         file.write(output)
@@ -117,8 +115,7 @@ def run_part(part: str, folder: Path, until: float) -> int:
         if code != 0:
             break
     result = log.read_text(encoding="utf-8", errors="replace").strip().rpartition("\n")[2].strip("= ")
-    if part != "run" and "in " not in result:  # a test that hangs ends pytest
-        code = None
+    code = None if part != "run" and "in " not in result else code  # a test that hangs ends pytest
     minutes = (time.monotonic() - started) / 60
     state = "did not end" if code is None else "failed" if code else "passed"
     print(f"{part} {state}, {minutes:.1f} min: {result}; {log}", flush=True)
@@ -141,12 +138,11 @@ def main() -> int:
         shutil.rmtree(folder, ignore_errors=True)  # of a try that was interrupted
         try:
             make_environment(folder)
-        except (OSError, subprocess.CalledProcessError, StopIteration) as error:
+        except (OSError, CalledProcessError, StopIteration) as error:
             print(f"Windows' tests did not run: {error!r}")
             return NOT_RUN
         (folder / "ready").touch()
-    run = partial(run_part, folder=folder, until=until)
-    codes = [run(part) and run(part) for part in given.parts]  # once more: Wine itself fails at times
+    codes = [run_part(part, folder, until) and run_part(part, folder, until) for part in given.parts]
     return 1 if 1 in codes else max(codes)
 
 
