@@ -18,7 +18,7 @@ from tests.harness.machines import (
     statuses,
     verdict,
 )
-from vae.checks.facts import Card, Requirement, Smi
+from vae.checks.facts import TIME_LIMIT, Card, Requirement, Smi
 from vae.checks.table import (
     CHECKPOINT_BYTES,
     DEFAULT_PARAMETERS,
@@ -114,6 +114,7 @@ RTX_4090 = {
 NO_IMAGE = "RuntimeError: CUDA error: no kernel image is available for execution on the device"
 
 TWO_CARDS = devices(("NVIDIA GeForce RTX 5090", (12, 0)), ("NVIDIA GeForce GTX 1080", (6, 1)))
+SLOW = {"loaded": {"unfinished": "loading torch", "ended": TIME_LIMIT}}
 CRASH = {"loaded": {"unfinished": "loading torch", "ended": "signal 4"}}
 HIDDEN = {**NO_DEVICES, "host": {"visible_devices": "-1"}}
 
@@ -126,6 +127,7 @@ FAULTS = [
     ("torch.loads", FAIL, {"loaded": {"error": "OSError: libcudart.so"}}, "libcudart", "--force-reinstall"),
     ("torch.loads", FAIL, CRASH, "signal 4"),
     ("torch.loads", FAIL, {"loaded": {"unfinished": "starting Python", "ended": "time limit"}}, "time limit"),
+    ("torch.loads", FAIL, SLOW, "end other programs and check again; if"),
     ("torch.pair", FAIL, {"torch_files": {"version": "2.9.1+cu130"}}, "--force-reinstall"),
     ("torch.pair", FAIL, {"torch_files": {"version": "2.14.0+cpu"}}, "two different builds", REINSTALL),
     ("torch.pair", FAIL, {"torch_files": {"vision_version": None}}, "not installed"),

@@ -36,6 +36,9 @@ class Card:
     memory_mib: int | None = None
 
 
+TIME_LIMIT = "it exceeded the time limit"
+
+
 @dataclass(frozen=True)
 class LoadedTorch:
     """What PyTorch reports after it is imported, in a child process."""

@@ -17,7 +17,7 @@ from pathlib import PurePosixPath, PureWindowsPath
 from typing import Any, NamedTuple
 
 from vae.checks import cuda_builds
-from vae.checks.facts import Facts
+from vae.checks.facts import TIME_LIMIT, Facts
 from vae.checks.machine import VGG_FILE, build, satisfies
 from vae.config.options import Config
 from vae.config.recipes import RECIPES
@@ -45,7 +45,9 @@ def reinstall_pair(facts: Facts) -> str:
     """Reinstall torch and torchvision, both from the index of one build."""
     tag = (facts.torch_files.version or "").partition("+")[2] or suggested_here(facts) or "cpu"
     index = f"https://download.pytorch.org/whl/{tag}"
-    return pip_command(facts, "install", "--force-reinstall", "torch", "torchvision", "--index-url", index)
+    command = pip_command(facts, "install", "--force-reinstall", "torch", "torchvision", "--index-url", index)
+    is_slow = facts.loaded.ended == TIME_LIMIT
+    return f"end other programs and check again; if that does not help: {command}" if is_slow else command
 
 
 def suggested_here(facts: Facts) -> str | None:

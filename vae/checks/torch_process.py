@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from vae.checks.facts import Card, LoadedTorch
+from vae.checks.facts import TIME_LIMIT, Card, LoadedTorch
 from vae.system.child_process import ChildProcess, FinishedProcess
 from vae.system.host import MIB
 
@@ -53,7 +53,7 @@ def parse(process: FinishedProcess) -> LoadedTorch:
 
 def _how_it_ended(process: FinishedProcess) -> str:
     if process.code is None:
-        return "it exceeded the time limit"
+        return TIME_LIMIT
     last = (process.err.strip().splitlines() or [""])[-1]
     how = f"killed by signal {-process.code}" if process.code < 0 else f"ended with code {process.code}"
     return f"{how}: {last}" if last else how
