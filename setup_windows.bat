@@ -10,19 +10,15 @@ if not exist launchers\environment.py (
 )
 set "PYTHONUTF8=1"
 set "PIP_DISABLE_PIP_VERSION_CHECK=1"
+set "BASE="
 set "TOO_OLD="
 set "INCOMPLETE="
 set "STUB="
 
 rem Names instead of paths: the console's code page damages a path with an umlaut.
 rem Tested versions first: a newer Python may have no PyTorch with Triton on Windows yet.
-for %%P in ("py -3.14" "py -3.13" "py -3.12" "py -3.11" "py -3.10" "py -3" "python" "python3") do (
-    call :probe %%~P
-    if not errorlevel 1 (
-        set "BASE=%%~P"
-        goto found
-    )
-)
+for %%P in ("py -3.14" "py -3.13" "py -3.12" "py -3.11" "py -3.10" "py -3" "python" "python3") do call :probe %%~P
+if defined BASE goto found
 set "REMEDY=winget install Python.Python.3.12"
 if defined INCOMPLETE (
     echo Set-up stopped: %INCOMPLETE% lacks venv or ensurepip. Install them:  %REMEDY% 1>&2
@@ -44,22 +40,25 @@ if "%~1"=="" pause
 exit /b %CODE%
 
 :probe
-rem Exit code 0 if the Python called by %* is suitable; otherwise stores the reason in a variable.
-rem The Store's stub only opens the Store and exits with 9009. The code of a crash is negative: not `if errorlevel 1`.
+rem Stores the first suitable Python in BASE, called by %*, and why another one is not suitable.
+if defined BASE exit /b 0
+rem The Store's stub only opens the Store and exits with 9009; py is none, but can be in the same folder.
+rem The code of a crash is negative: not `if errorlevel 1`.
 %* -c "import sys" >nul 2>nul
 if not "%ERRORLEVEL%"=="0" (
     where %1 2>nul | findstr /i "WindowsApps" >nul
-    if not errorlevel 1 set "STUB=%1"
-    exit /b 1
+    if not errorlevel 1 if not "%1"=="py" set "STUB=%1"
+    exit /b 0
 )
 %* -c "import sys; sys.exit(not ((3, 10) <= sys.version_info and 2**32 < sys.maxsize))"
 if not "%ERRORLEVEL%"=="0" (
     set "TOO_OLD=%*"
-    exit /b 1
+    exit /b 0
 )
 %* -c "import ensurepip, venv" >nul 2>nul
 if not "%ERRORLEVEL%"=="0" (
     set "INCOMPLETE=%*"
-    exit /b 1
+    exit /b 0
 )
+set "BASE=%*"
 exit /b 0

@@ -98,4 +98,4 @@ def test_a_negative_exit_code_is_a_failure(name):
     """`if errorlevel 1` is false for that of a crash or of Ctrl-C; only codes of our own are asked so."""
     lines = lines_of(name)
     asked = [i for i, line in enumerate(lines) if "errorlevel 1" in line]
-    assert all(lines[i - 1].startswith(("call :probe", "where ")) for i in asked)
+    assert all(lines[i - 1].startswith("where ") for i in asked)

@@ -40,6 +40,18 @@ copy %1 .venv\Scripts\python.exe >nul
 echo {}>.venv\.setup-stamp.json
 exit /b %STUB_SETUP_CODE%
 """
+# Windows' launcher `py` with the versions in PY_HAS.
+PY_STUB = r"""@echo off
+setlocal DisableDelayedExpansion
+>>"%STUB_LOG%" echo %*
+for %%V in (%PY_HAS%) do if "%2"=="-%%V" goto found
+exit /b 103
+:found
+if "%3"=="-X" exit /b 0
+if %4=="import sys" exit /b 0
+if %4=="import ensurepip, venv" exit /b 0
+exit /b %STUB_TOO_OLD%
+"""
 STUBS = ("STUB_TOO_OLD", "STUB_NO_VENV", "STUB_CODE", "STUB_SETUP_CODE", "STUB_MAKES")
 
 
@@ -66,17 +78,22 @@ class WindowsProject:
         self.programs = folder / "programs"
         self.programs.mkdir()
         self.log = folder / "log.txt"
-        (folder / "stub.bat").write_bytes(STUB.replace("\n", "\r\n").encode("ascii"))
         # Without `call`: after it Wine 8 only has the exit codes 0 and 1.
         (folder / "caller.bat").write_bytes(b'@"%BATCH_FILE%" %*\r\n')
+        self.add_program("python", STUB)
+        if not prefix.exists():
+            self.wine("cmd", "/c", "exit")
+
+    def add_program(self, name: str, batch_file: str) -> None:
+        """A program that runs a batch file with the path of its .exe and its arguments."""
+        path = self.programs.parent / f"{name}_stub.bat"
+        path.write_bytes(batch_file.replace("\n", "\r\n").encode("ascii"))
         archive = io.BytesIO()
         with zipfile.ZipFile(archive, "w") as empty:
             empty.writestr("__main__.py", "")
-        command = rf"#!C:\windows\system32\cmd.exe /c {windows_path(folder / 'stub.bat')}"
-        stub = starter() + command.encode("ascii") + b"\r\n" + archive.getvalue()
-        (self.programs / "python.exe").write_bytes(stub)
-        if not prefix.exists():
-            self.wine("cmd", "/c", "exit")
+        command = rf"#!C:\windows\system32\cmd.exe /c {windows_path(path)}"
+        program = starter() + command.encode("ascii") + b"\r\n" + archive.getvalue()
+        (self.programs / f"{name}.exe").write_bytes(program)
 
     def wine(self, *command: str, **more: str) -> subprocess.CompletedProcess:
         environ = {key: value for key, value in os.environ.items() if key != "DISPLAY"}
@@ -115,7 +132,7 @@ def base(tmp_path_factory) -> Path:
 
 @pytest.fixture
 def windows(base, request) -> WindowsProject:
-    folder = base / request.node.name.split("[")[0][-40:] / str(len(list(base.rglob("stub.bat"))))
+    folder = base / request.node.name.split("[")[0][-40:] / str(len(list(base.rglob("caller.bat"))))
     folder.mkdir(parents=True)
     return WindowsProject(folder, base / "wine")
 
@@ -187,3 +204,24 @@ def test_unsuitable_python_prints_the_reason_and_the_install_command(windows, st
     assert message in error
     assert "winget install Python.Python.3.12" in error
     assert not any("launchers" in " ".join(words(call)) for call in calls)
+
+
+@pytest.mark.parametrize(
+    ("versions", "chosen"),
+    [("3 3.9 3.12 3.14 3.15", "3.14"), ("3 3.10 3.15", "3.10"), ("3 3.15", "3"), ("3.9", None)],
+)
+def test_py_starts_the_newest_tested_python(windows, versions, chosen):
+    """A version that is not tested yet is used if there is no other; python.exe if py finds none."""
+    windows.add_program("py", PY_STUB)
+    code, error, calls = windows.run("setup_windows.bat", "--yes", PY_HAS=versions)
+    assert (code, error) == (0, "")
+    started = [f"-{chosen}"] if chosen else []
+    assert words(calls[-1]) == [*started, *START, "launchers.environment", "--yes"]
+
+
+def test_a_python_that_is_too_old_for_py_is_named(windows):
+    windows.add_program("py", PY_STUB)
+    (windows.programs / "python.exe").unlink()
+    code, error, _ = windows.run("setup_windows.bat", "--yes", PY_HAS="3 3.9", STUB_TOO_OLD="1")
+    assert code == 1
+    assert "Set-up stopped: py -3 is too old or 32-bit. Install Python 3.10 or newer" in error
