@@ -139,7 +139,8 @@ def autoencoder_gradients(
     for index, part in enumerate(inputs.split(sizes)):
         with _pass(networks.autoencoder, is_last=index == len(sizes) - 1):
             images = to_float(part.images)
-            recon, mean, logvar, *views = _forward(networks, images, part)
+            targets = _latents_of_teacher(networks, images)
+            recon, mean, logvar, *views = _forward(networks, images, part, targets)
             grad_recon, values, sq_norms = reconstruction_gradient(networks, recon.detach(), images, part)
             if sq_norms is not None:
                 recons.append(recon.detach())
@@ -147,7 +148,7 @@ def autoencoder_gradients(
             view_gradients, view_values = _view_gradients(networks, views, images, part)
             values |= view_values
             roots, gradients = [recon, *views], [grad_recon, *view_gradients]
-            for name, weight, value in _latent_terms(networks.terms, mean, logvar, images, inputs):
+            for name, weight, value in _latent_terms(networks.terms, mean, logvar, images, inputs, targets):
                 root = value.sum() * (weight * inputs.image_share) * inputs.loss_scale
                 if root.requires_grad:  # false if the encoder is frozen
                     roots, gradients = [*roots, root], [*gradients, torch.ones_like(root)]
@@ -159,24 +160,39 @@ def autoencoder_gradients(
     return result, recons
 
 
-def _forward(networks: Networks, images: torch.Tensor, part: StepInputs) -> tuple[torch.Tensor, ...]:
+def _latents_of_teacher(networks: Networks, images: torch.Tensor) -> torch.Tensor | None:
+    """The latents that the encoder learns; None without a teacher."""
+    return next((term.function(network_input(images, networks)) for term in networks.terms.teacher), None)
+
+
+def _forward(
+    networks: Networks, images: torch.Tensor, part: StepInputs, targets: torch.Tensor | None
+) -> tuple[torch.Tensor, ...]:
     """Reconstruction, mean, log-variance and decoded views of a micro-batch."""
     x = network_input(images, networks)
-    if not networks.terms.view:
+    if targets is None and not networks.terms.view:
         return networks.autoencoder(x, part.noise)
     side = images.shape[3] // part.noise.shape[3]
     views = [partial(term.function, unit=1, side=side) for term in networks.terms.view]
-    return networks.autoencoder(x, part.noise, views)
+    return networks.autoencoder(x, part.noise, views, targets)
 
 
 def _latent_terms(
-    terms: LossTerms, mean: torch.Tensor, logvar: torch.Tensor, images: torch.Tensor, inputs: StepInputs
+    terms: LossTerms,
+    mean: torch.Tensor,
+    logvar: torch.Tensor,
+    images: torch.Tensor,
+    inputs: StepInputs,
+    targets: torch.Tensor | None,
 ) -> Iterator[tuple[str, float, torch.Tensor]]:
     """Name, weight and value (b,) of each term of the posterior."""
     running = inputs.running_moments
     statistics = None if running is None else statistics_of(running)
     for term in terms.latent:
         yield term.name, term.weight, term.function(mean, logvar, images[0, 0].numel(), statistics)
+    for term in terms.teacher:
+        assert targets is not None
+        yield term.name, term.weight, (mean - targets).square().flatten(1).mean(1)
 
 
 def _view_pairs(

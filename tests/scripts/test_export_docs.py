@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from diffusers import AutoencoderTiny
 from safetensors.torch import save_file
 
 import export_vae
@@ -40,6 +41,7 @@ def run_folder(image_folder, tmp_path, monkeypatch) -> Path:
 @pytest.mark.slow
 def test_every_command_runs(run_folder):
     diffusers_model("sdxl", (32, 32, 64, 64), 1).save_pretrained(HUB_NAME)  # in the place of the hub's
+    AutoencoderTiny().save_pretrained("madebyollin/taesdxl")
     offline = [words for words in commands(TEXT) if "--push_to" not in words]
     assert len(offline) > 5
     for python, script, *words in offline:

@@ -39,8 +39,8 @@ class ModelConfig:
     family: str = option(
         "kl",
         "layers of the network; kl: those of AutoencoderKL; wan: those of Wan 2.1 and Qwen-Image, set by "
-        "--init_from",
-        choices=("kl", "wan"),
+        "--init_from; tiny: those of AutoencoderTiny (taesd), set by --init_from or new with --teacher",
+        choices=("kl", "wan", "tiny"),
     )
     channels: tuple[int, ...] = option(
         (128, 256, 512, 512),
@@ -291,6 +291,14 @@ class LossConfig:
     )
     equivariance_weight: float = term_weight(
         0.0, "weight of scale equivariance of the latents (docs/training.md)", "view"
+    )
+    teacher: str | None = option(
+        None,
+        "VAE whose latents an AutoencoderTiny learns to encode and to decode (docs/export.md)",
+        metavar="PATH",
+    )
+    teacher_weight: float = option(
+        1.0, "weight of the squared error of the latents beside those of --teacher", at_least=0
     )
     adversarial_weight: float = option(0.0, "weight of the adversarial loss; 0: no discriminator", at_least=0)
     disc_start: int = option(

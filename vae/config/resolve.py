@@ -8,6 +8,7 @@ from vae.config.declare import check_scaling
 from vae.config.options import (
     MIN_IMAGE_SIZE,
     MIN_VIEW,
+    TINY_WIDTH,
     Config,
     DataConfig,
     LossConfig,
@@ -79,7 +80,9 @@ def with_local_batch(config: Config, processes: int) -> Config:
 
 def check_encoder(config: Config, given: dict[str, Any]) -> None:
     """Raise UserError if a new run is to train the decoder of no VAE, or a family without initial weights."""
-    if config.model.family != "kl" and not config.model.init_from:
+    if config.model.family == "tiny" and not (config.model.init_from or config.loss.teacher):
+        raise UserError("--family tiny learns the latents of another VAE: give it with --teacher")
+    if config.model.family == "wan" and not config.model.init_from:
         raise UserError(f"--family {config.model.family} needs trained weights: give a VAE with --init_from")
     if config.optim.train_part == "decoder" and not config.model.init_from:
         flag = "--train_part" if "train_part" in given else f"--profile {given['profile']}: --train_part"
@@ -95,9 +98,48 @@ def check_decoder(config: Config) -> None:
         )
 
 
+def with_tiny(config: Config, given: dict[str, Any]) -> Config:
+    """The options as an AutoencoderTiny has them: no KL term, and latents that need no scaling.
+
+    UserError for options that have no effect on it, and for those of it without one.
+    """
+    loss = config.loss
+    if config.model.family != "tiny":
+        if loss.teacher:
+            raise UserError(
+                f"--teacher {loss.teacher}: only an AutoencoderTiny learns the latents of another VAE: add "
+                "--family tiny, or give one with --init_from"
+            )
+        return config
+    if loss.teacher and config.optim.train_part == "decoder":
+        raise UserError("--teacher has no effect with --train_part decoder: remove one of them")
+    for name in ("kl_weight", "variance_weight"):
+        if given.get(name):
+            raise UserError(
+                f"--{name} {given[name]:g}: the encoder of an AutoencoderTiny has no variance: omit it"
+            )
+    for name in ("scaling_factor", "shift_factor", *DECODER_SHAPE):
+        if given.get(name):
+            raise UserError(f"--{name} {_typed(given[name])}: an AutoencoderTiny has its own: omit it")
+    model = replace(config.model, init="default", scaling_factor=1.0, shift_factor=0.0)
+    return replace(config, model=model, loss=replace(loss, kl_weight=0.0, variance_weight=0.0))
+
+
+def tiny_shape(z_channels: int, levels: int) -> dict[str, Any]:
+    """ModelConfig values of an AutoencoderTiny, by name."""
+    return {
+        "family": "tiny",
+        "channels": (TINY_WIDTH,) * levels,
+        "z_channels": z_channels,
+        "mid_attention": False,
+        "use_quant_conv": False,
+        "latent_norm": False,
+    }
+
+
 def check_new_decoder(model: ModelConfig) -> None:
     """Raise UserError if a new decoder for the encoder of --init_from cannot begin as a linear codec."""
-    if model.family != "kl" and not model.decoder:
+    if model.family == "wan" and not model.decoder:
         raise UserError(
             f"--init_from has RMS norms, so no new decoder of channels {_typed(model.up_channels)}: give a "
             "file with a decoder, and no --decoder_channels"

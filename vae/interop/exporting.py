@@ -32,7 +32,7 @@ from vae.interop.latent_statistics import (
     with_quant_conv,
 )
 from vae.interop.model_card import COMPVIS, card_files, modelspec, run_of
-from vae.interop.parameter_names import into_wan, to_compvis
+from vae.interop.parameter_names import into_wan, to_compvis, to_taesd
 from vae.interop.vae_files import CONFIG_KEY, START_KEY, LoadedVae, check_fit, load_vae, read_vae
 from vae.interop.vae_path import WEIGHTS_NAME, locate_vae
 from vae.interop.weight_file import read_tensors
@@ -117,9 +117,10 @@ def export(config: ExportConfig) -> None:
     findings = _Findings(_given_scaling(loaded, config))
     model = loaded.autoencoder
     unfit = ("fold_scaling", "into", "add_quant_conv", "scaling_factor")
-    if model.config.decoder and (flags := [name for name in unfit if getattr(config, name)]):
-        flag = f"--{flags[0]}"
-        raise UserError(f"{flag}: --vae {config.vae[0]} has a tiny decoder, which is written alone: omit it")
+    is_tiny = model.config.decoder or model.config.family == "tiny"
+    if is_tiny and (flags := [name for name in unfit if getattr(config, name)]):
+        kind = "a tiny decoder, which is written alone" if model.config.decoder else "the latents of others"
+        raise UserError(f"--{flags[0]}: --vae {config.vae[0]} has {kind}: omit it")
     needs_quant_conv = config.fold_scaling == CHANNELS and model.quant_conv is None
     if config.add_quant_conv or needs_quant_conv:
         model = with_quant_conv(model)
@@ -279,7 +280,9 @@ def _write(
     metadata |= modelspec(model, output, size, source, implementation=COMPVIS, license=config.license)
     if findings.scaling is None:
         content = {k: v for k, v in content.items() if k not in ("scaling_factor", "shift_factor")}
-    if model.config.family != "wan":
+    if model.config.family == "tiny":
+        weights = to_taesd(weights)
+    elif model.config.family != "wan":
         weights = to_compvis(weights, quant_conv_inside=model.bn is not None)
     write_safetensors(output, weights, {**metadata, CONFIG_KEY: json.dumps(content)})
     return content

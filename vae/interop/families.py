@@ -49,7 +49,7 @@ def _flux2(model: ModelConfig) -> dict[str, Any]:
 
 
 def _tiny(model: ModelConfig) -> dict[str, Any]:
-    """A decoder alone: the encoder has its default shape, and no weights."""
+    """Also of a decoder alone: the encoder has its default shape, and no weights."""
     widths = list(model.up_channels)
     blocks = [TINY_BLOCKS] * (len(model.channels) - 1)
     return {
@@ -77,13 +77,15 @@ FAMILIES: dict[str, Callable[[ModelConfig], dict[str, Any]]] = {
     "AsymmetricAutoencoderKL": _asymmetric,
     "AutoencoderKLWan": _kl,
     "AutoencoderKLQwenImage": _kl,
-    TINY_CLASS: _tiny,  # written by vae.interop.writing, without the encoder of ours
+    TINY_CLASS: _tiny,  # a tiny decoder alone is written by vae.interop.writing
     OWN_CLASS: _kl,
 }
 
 
 def class_of(model: ModelConfig) -> str:
     """The class as which networks of this shape are written."""
+    if model.family == "tiny":
+        return TINY_CLASS
     if model.family != "kl" or model.decoder:
         return OWN_CLASS
     if model.latent_norm:
@@ -97,15 +99,14 @@ def class_of(model: ModelConfig) -> str:
 def check_class(config: Any, where: str, source: str) -> dict[str, Any]:
     """The content of a config.json; UserError with the name `source` if it is for another class."""
     name = config.get("_class_name") if isinstance(config, dict) else type(config).__name__
-    readable = [family for family in FAMILIES if family != TINY_CLASS]
-    if name == TINY_CLASS:
-        raise UserError(
-            f"{where}: its {source} is for {TINY_CLASS}, whose latents are those of another VAE: give that "
-            "VAE, and --decoder tiny to train one like it"
-        )
     has_class = name is not None or not isinstance(config, dict)  # a config without one is not refused
-    if has_class and (not isinstance(name, str) or name not in readable):
-        raise UserError(f"{where}: its {source} is for {name}, but only {', '.join(readable)} are supported")
+    if has_class and (not isinstance(name, str) or name not in FAMILIES):
+        raise UserError(f"{where}: its {source} is for {name}, but only {', '.join(FAMILIES)} are supported")
+    layers = [config.get(key, default) for key, default in (("act_fn", "relu"), ("upsample_fn", "nearest"))]
+    if name == TINY_CLASS and layers != ["relu", "nearest"]:
+        raise UserError(
+            f"{where}: its {source} has {' and '.join(layers)}: only relu and nearest are supported"
+        )
     if config.get("is_residual") is True or config.get("patch_size") in (2, [2]):
         raise UserError(
             f"{where}: its {source} is for Wan 2.2, which has other blocks: only Wan 2.1 is supported"
@@ -119,6 +120,8 @@ def comfyui_problem(model: ModelConfig, scaling: tuple[float, float] | None) -> 
     ComfyUI decides by the number of latent channels, and knows the scaling of its diffusion models only.
     """
     z = model.z_channels
+    if model.family == "tiny":
+        return None
     if model.family == "wan":
         return "reads Wan 2.1 in the form of its video VAE only: add --into with that file"
     if z == 64 or (z == 32 and not model.latent_norm):

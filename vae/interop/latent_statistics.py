@@ -14,7 +14,7 @@ from typing import NamedTuple
 import torch
 import torch.nn.functional as F
 
-from vae.model.autoencoder import AutoencoderKL, Decoder, LatentNorm, Posterior
+from vae.model.autoencoder import AutoencoderKL, Decoder, Encoder, LatentNorm, Posterior
 from vae.system.errors import UserError
 
 MIN_VARIANCE = 1e-12
@@ -142,6 +142,7 @@ def fold(model: AutoencoderKL, multiply: torch.Tensor, add: torch.Tensor) -> Non
     has_quant_conv = model.quant_conv is not None
     assert has_quant_conv or not add.any(), "a shift cannot be folded without quant convolutions"
     z = len(multiply)
+    assert isinstance(model.encoder, Encoder)
     last = model.encoder.conv_out if model.quant_conv is None else model.quant_conv
     assert isinstance(model.decoder, Decoder)
     first = model.decoder.conv_in if model.post_quant_conv is None else model.post_quant_conv

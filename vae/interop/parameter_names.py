@@ -118,6 +118,23 @@ def _to_compvis_name(name: str, levels: int, quant_conv_inside: bool) -> str:
     return name
 
 
+def from_taesd(name: str) -> str:
+    """Diffusers' name of a parameter of taesd: in its decoder, the first layer limits the latents."""
+    match = re.match(rf"(?:.*\.)?taesd_(en|de)coder\.({BLOCK})\.", name)
+    if match is None:
+        return name
+    return f"{match[1]}coder.layers.{int(match[2]) - (match[1] == 'de')}.{name[match.end() :]}"
+
+
+def to_taesd(weights: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """The weights of an AutoencoderTiny with taesd's names."""
+    renamed = {}
+    for name, value in weights.items():
+        part, _, layer, rest = name.split(".", 3)
+        renamed[f"taesd_{part}.{int(layer) + (part == 'decoder')}.{rest}"] = value
+    return renamed
+
+
 def is_wan(names: Collection[str]) -> bool:
     """Whether these are the parameter names of Wan 2.1 or Qwen-Image, in either form."""
     return any(

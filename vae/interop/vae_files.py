@@ -11,6 +11,7 @@ import torch
 
 from vae.config.declare import PUBLISHED_SCALING
 from vae.config.options import ModelConfig, build
+from vae.config.resolve import tiny_shape
 from vae.interop.checkpoint_file import DamagedCheckpointError, checked, is_checkpoint, verify_checkpoint
 from vae.interop.families import PADDING_KEY, WAN_MEAN, WAN_STD
 from vae.interop.parameter_names import BLOCK
@@ -228,6 +229,9 @@ def _from_tensors(
     if found_config is None and CONFIG_KEY in tensors.metadata:
         found_config = parse_config(tensors.metadata[CONFIG_KEY], where, CONFIG_KEY)
     config = found_config or {}
+    if is_tiny(tensors.weights):  # its latents are those of diffusion models
+        config = config | {"scaling_factor": 1.0, "shift_factor": 0.0}
+        _check_encoder_of_tiny(tensors.weights, where)
     if tensors.kind == "wan":
         tensors.weights.update(_latent_norm(tensors.weights, config, where))
     shape = config_from_shapes(tensors.weights, where)
@@ -273,6 +277,8 @@ def config_from_shapes(weights: dict[str, torch.Tensor], where: str) -> dict[str
     The number of norm groups is missing, because it does not follow from any tensor. A decoder without an
     encoder gets one of the same widths.
     """
+    if is_tiny(weights):
+        return _shape_of_tiny(weights, where)
     channels, per_level = _levels(weights, "encoder.down_blocks", where)
     up_channels, up_blocks = _levels(weights, "decoder.up_blocks", where)
     up_channels.reverse()
@@ -302,6 +308,33 @@ def config_from_shapes(weights: dict[str, torch.Tensor], where: str) -> dict[str
     if len(up_channels) == len(channels) and up_blocks - 1 not in (per_level, 0):
         shape["decoder_layers_per_block"] = up_blocks - 1
     return shape
+
+
+def is_tiny(names: Collection[str]) -> bool:
+    """Whether these are the parameter names of an AutoencoderTiny, or of a part of one."""
+    has_other_encoder = "encoder.conv_in.weight" in names
+    return not has_other_encoder and any(f"{part}.layers.0.weight" in names for part in PARTS)
+
+
+def _check_encoder_of_tiny(weights: dict[str, torch.Tensor], where: str) -> None:
+    """UserError if an AutoencoderTiny has no encoder, or the zeros that are written with a decoder alone."""
+    if not any(value.any() for name, value in weights.items() if name.startswith("encoder.")):
+        raise UserError(
+            f"{where} is an AutoencoderTiny (TAESD) without an encoder, which reads the latents of another "
+            "VAE: give that VAE, and --decoder tiny to train one like it"
+        )
+
+
+def _shape_of_tiny(weights: dict[str, torch.Tensor], where: str) -> dict[str, Any]:
+    """ModelConfig values of an AutoencoderTiny: its levels end with convolutions without bias."""
+    part = "encoder" if "encoder.layers.0.weight" in weights else "decoder"
+    layer = re.compile(rf"{part}\.layers\.({BLOCK})\.weight")
+    own = sorted((int(match[1]), name) for name in weights if (match := layer.fullmatch(name)))
+    levels = 1 + sum(name.replace("weight", "bias") not in weights for _, name in own)
+    _, name = own[-1] if part == "encoder" else own[0]
+    if weights[name].dim() != 4:
+        raise UserError(f"{where} has another shape of {name}: it has no convolutions of images")
+    return tiny_shape(weights[name].shape[0 if part == "encoder" else 1], levels)
 
 
 def _levels(weights: dict[str, torch.Tensor], part: str, where: str) -> tuple[list[int], int]:

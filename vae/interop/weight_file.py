@@ -13,7 +13,7 @@ from safetensors import SafetensorError, safe_open
 
 from vae.config.declare import PUBLISHED_SCALING
 from vae.interop.checkpoint_file import DamagedFileError, NeedsCodeError, read_torch_file
-from vae.interop.parameter_names import BLOCK, from_compvis, from_wan, is_compvis, is_wan
+from vae.interop.parameter_names import BLOCK, from_compvis, from_taesd, from_wan, is_compvis, is_wan
 from vae.interop.vae_path import CONVERT, VaePath
 from vae.system import console
 from vae.system.errors import UserError
@@ -24,8 +24,8 @@ _WRAPPERS = r"(?:(?:_orig_mod|module|_fsdp_wrapped_module|_checkpoint_wrapped_mo
 _WRAPPED = re.compile(rf"(?:^|(?<=\.)){_WRAPPERS}+")
 # A name of a VAE of this family, behind any prefix.
 _OF_VAE = re.compile(
-    rf"((?:[^.]+\.)*?)(?:encoder\.{_WRAPPERS}*(?:conv_in|down(?:_blocks)?|downsamples\.0\.residual)"
-    rf"|decoder\.{_WRAPPERS}*(?:conv_in|up(?:_blocks)?))\."
+    rf"((?:[^.]+\.)*?)(?:encoder\.{_WRAPPERS}*(?:conv_in|down(?:_blocks)?|downsamples\.0\.residual|layers\.0)"
+    rf"|decoder\.{_WRAPPERS}*(?:conv_in|up(?:_blocks)?|layers\.0))\."
 )
 _OF_EMA = re.compile(r"(^|[._])ema([._]|$)")  # in a prefix
 # Discriminator and LPIPS; EMA weights with flattened names; what AsymmetricAutoencoderKL uses with masks only
@@ -33,8 +33,6 @@ _DROPPED = re.compile(r"(loss|model_ema|decoder\.condition_encoder)\.")
 
 # Other networks by the name of a tensor: the first match is reported if a file contains no VAE.
 OTHER_NETWORKS = (
-    (r"(en|de)coder\.layers\.|taesd_", "a tiny autoencoder (TAESD): give the VAE whose latents it reads, and "
-     "--decoder tiny to train one like it"),
     (r"(en|de)coder\.(down|up)samples\.\d+\.(down|up)samples\.", "the VAE of Wan 2.2"),
     (r"model\.diffusion_model\.|double_blocks\.|joint_blocks\.|transformer_blocks\.|down_blocks\.0\.resnets",
      "a diffusion model without its VAE"),
@@ -107,6 +105,7 @@ def _read(
                 raise _damaged(path, where, error) from None
             stored |= {name: partial(file.get_tensor, name) for name in file.keys()}  # noqa: SIM118
             metadata |= file.metadata() or {}
+        stored = {from_taesd(name): read for name, read in stored.items()}
         prefix, chosen = _vae_names(stored, where, weights)
         tensors = {ours: stored[name]() for ours, name in chosen.items()}
         _check_dtypes(tensors, where)

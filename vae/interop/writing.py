@@ -4,7 +4,7 @@ The model uses diffusers' parameter names, so the file in a folder contains its 
 
 A tiny decoder is written as a folder for diffusers' AutoencoderTiny, or with taesd's names, which ComfyUI
 reads. Programs give it the latents of a diffusion model. The metadata contain how these follow from the
-VAE's. The encoder of an AutoencoderTiny is all zero, because it was not trained.
+VAE's. Its encoder is all zero, because it was not trained. A whole AutoencoderTiny is written as other VAEs.
 """
 
 import json
@@ -18,13 +18,13 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import nn
 
-from vae.config.options import TINY_WIDTH, ModelConfig
+from vae.config.options import ModelConfig
 from vae.device import DTYPES
 from vae.interop.families import FAMILIES, PADDING_KEY, TINY_CLASS, check_class, class_of, latents_config
 from vae.interop.latent_statistics import LatentConstants
 from vae.interop.model_card import modelspec
 from vae.interop.vae_path import WEIGHTS_NAME
-from vae.model.autoencoder import IMAGE_CHANNELS, AutoencoderKL, TinyBlock, TinyDecoder
+from vae.model.autoencoder import IMAGE_CHANNELS, AutoencoderKL, TinyDecoder, TinyEncoder
 from vae.system import console
 from vae.system.errors import UserError
 from vae.system.files import atomic_path, utf8_text, write_json
@@ -94,8 +94,9 @@ def diffusers_config(
         "in_channels": 3,
         "latent_channels": model.z_channels,
         "out_channels": IMAGE_CHANNELS * model.up_scale**2,
-        "sample_size": sample_size,
     }
+    if model.family != "tiny":  # whose class does not know it
+        shape["sample_size"] = sample_size
     shape |= FAMILIES[name](model)
     if model.padding != "zeros":
         shape[PADDING_KEY] = model.padding
@@ -137,7 +138,7 @@ def describe(
     config = diffusers_config(
         model.config, sample_size, constants.scaling, constants.shift, force_upcast
     ) | latents_config(model.bn)
-    if model.bn is not None:
+    if model.bn is not None or model.config.family == "tiny":
         return config, {}
     return config | channel_config(constants, were_in_config), channel_metadata(constants)
 
@@ -251,9 +252,5 @@ def write_tiny(
 
 def _empty_encoder(content: dict[str, Any], decoder: TinyDecoder) -> dict[str, torch.Tensor]:
     """The encoder of an AutoencoderTiny with this config.json, all zero: diffusers warns without one."""
-    layers: list[nn.Module] = []
-    for level, blocks in enumerate(content["num_encoder_blocks"]):
-        layers.append(nn.Conv2d(TINY_WIDTH if level else IMAGE_CHANNELS, TINY_WIDTH, 3, bias=not level))
-        layers += [TinyBlock(TINY_WIDTH) for _ in range(blocks)]
-    encoder = nn.Sequential(*layers, nn.Conv2d(TINY_WIDTH, len(decoder.latents_mean), 3))
-    return {f"encoder.layers.{name}": torch.zeros_like(value) for name, value in encoder.state_dict().items()}
+    encoder = TinyEncoder(len(decoder.latents_mean), len(content["num_encoder_blocks"]), IMAGE_CHANNELS)
+    return {f"encoder.{name}": torch.zeros_like(value) for name, value in encoder.state_dict().items()}

@@ -42,11 +42,14 @@ class LossTerms(NamedTuple):
     # f(x, unit, side): views of latents, which are decoded, or of images (equivariance.py). The term
     # is the mean of the weighted image terms of its views.
     view: tuple[Term, ...] = ()
+    # f(images): the latents of --teacher, which the decoder decodes and the encoder learns; the term is their
+    # mean squared difference from the mean. Added by vae.interop.teacher.
+    teacher: tuple[Term, ...] = ()
 
     @property
     def all(self) -> tuple[Term, ...]:
         """The terms of every kind."""
-        return (*self.image, *self.latent, *self.view)
+        return (*self.image, *self.latent, *self.view, *self.teacher)
 
     def weighted_sum(self, means: dict[str, float]) -> float:
         """The loss from the mean of each term."""

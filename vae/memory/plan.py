@@ -8,7 +8,8 @@ from itertools import count
 import torch
 
 from vae.config.options import RECOMPUTE, Config, LossConfig, ModelConfig
-from vae.losses.terms import LossTerms, build_terms
+from vae.interop.teacher import terms_of
+from vae.losses.terms import LossTerms
 from vae.losses.variance import needs_statistics
 from vae.memory.available import CUDA_RESERVE
 from vae.memory.live_bytes import CUBLAS_WORKSPACE, LiveBytes, reserved_bytes
@@ -200,7 +201,7 @@ def meta_networks(spec: StepSpec) -> Networks:
         if spec.loss.adversarial_weight > 0:
             discriminator = Discriminator(spec.loss.disc_channels, spec.loss.disc_layers)
     scale_activations(autoencoder, spec.activation_scale)
-    terms = build_terms(spec.loss, spec.dtype, META)
+    terms = terms_of(spec.loss, spec.dtype, META)
     return Networks(autoencoder, discriminator, terms, spec.dtype, spec.channels_last)
 
 

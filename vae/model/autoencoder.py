@@ -1,6 +1,6 @@
 """The autoencoder; its parameter names are those of diffusers' AutoencoderKL.
 
-So its state_dict has the keys of a diffusers file. A tiny decoder has those of AutoencoderTiny.
+So its state_dict has the keys of a diffusers file. A tiny encoder or decoder has those of AutoencoderTiny.
 
 Recompute levels are what the network saves for backward, and what backward recomputes. All levels give the
 same gradients. Each level needs less memory and more time than the one before it.
@@ -56,6 +56,30 @@ class TinyBlock(nn.Module):
         return torch.relu(self.conv(x) + x)
 
 
+class TinyEncoder(nn.Module):
+    """(B, 3, H, W) images in [-1, 1] to (B, 2Z, H/f, W/f): the encoder of taesd.
+
+    Its layers read images in [0, 1], and compute latents as diffusion models have them. It knows no variance:
+    the log-variance is the least one, so a sample is the mean within 3e-7.
+    """
+
+    def __init__(self, z_channels: int, levels: int, image_channels: int):
+        super().__init__()
+        layers: list[nn.Module] = [Conv2d(image_channels, TINY_WIDTH, 3, padding=1), TinyBlock(TINY_WIDTH)]
+        for _ in range(levels - 1):
+            layers.append(Conv2d(TINY_WIDTH, TINY_WIDTH, 3, stride=2, padding=1, bias=False))
+            layers += [TinyBlock(TINY_WIDTH) for _ in range(TINY_BLOCKS)]
+        self.layers = nn.Sequential(*layers, Conv2d(TINY_WIDTH, z_channels, 3, padding=1))
+        self.checkpointed = False  # set by set_recompute: each layer
+
+    def forward(self, images: Images) -> Moments:
+        h = (images + 1) / 2
+        for layer in self.layers[:-1]:
+            h = maybe_checkpoint(layer, h, self.checkpointed)
+        mean = self.layers[-1](h.to(end_dtype(h)))
+        return torch.cat([mean, torch.full_like(mean, LOGVAR_RANGE[0])], dim=1)
+
+
 class TinyDecoder(nn.Module):
     """(B, Z, H/f, W/f) latents to (B, 3, H, W) images: the decoder of taesd (madebyollin/taesd on GitHub).
 
@@ -63,13 +87,13 @@ class TinyDecoder(nn.Module):
     so a pixel depends on 21 latent positions around it.
 
     Programs give it latents as diffusion models have them. Here, the buffers make them so: `latents_mean` and
-    `latents_std` of each channel (vae.interop.writing).
+    `latents_std` of each channel (vae.interop.writing). With a tiny encoder, the latents are so already.
     """
 
     latents_mean: torch.Tensor
     latents_std: torch.Tensor
 
-    def __init__(self, z_channels: int, levels: int, image_channels: int):
+    def __init__(self, z_channels: int, levels: int, image_channels: int, own_encoder: bool = False):
         super().__init__()
         layers: list[nn.Module] = [Conv2d(z_channels, TINY_WIDTH, 3, padding=1), nn.ReLU()]
         for _ in range(levels - 1):
@@ -77,8 +101,8 @@ class TinyDecoder(nn.Module):
             layers.append(Conv2d(TINY_WIDTH, TINY_WIDTH, 3, padding=1, bias=False))
         layers += [TinyBlock(TINY_WIDTH), Conv2d(TINY_WIDTH, image_channels, 3, padding=1)]
         self.layers = nn.Sequential(*layers)
-        self.register_buffer("latents_mean", torch.zeros(z_channels))
-        self.register_buffer("latents_std", torch.ones(z_channels))
+        self.register_buffer("latents_mean", torch.zeros(z_channels), persistent=not own_encoder)
+        self.register_buffer("latents_std", torch.ones(z_channels), persistent=not own_encoder)
         self.scale = 2 ** (levels - 1)
         self.checkpointed = False  # set by set_recompute: each layer
 
@@ -304,11 +328,14 @@ class AutoencoderKL(nn.Module):
         super().__init__()
         check_widths(config)
         self.config = config
-        self.encoder = Encoder(config)
         z = config.z_channels
-        is_tiny = config.decoder == "tiny"
+        tiny_shape = z, len(config.channels), IMAGE_CHANNELS
+        own_encoder = config.family == "tiny"
+        is_tiny = own_encoder or config.decoder == "tiny"
+        self.encoder: Encoder | TinyEncoder
+        self.encoder = TinyEncoder(*tiny_shape) if own_encoder else Encoder(config)
         self.decoder: Decoder | TinyDecoder
-        self.decoder = TinyDecoder(z, len(config.channels), IMAGE_CHANNELS) if is_tiny else Decoder(config)
+        self.decoder = TinyDecoder(*tiny_shape, own_encoder) if is_tiny else Decoder(config)
         self.quant_conv = Conv2d(2 * z, 2 * z, 1) if config.use_quant_conv else None
         self.post_quant_conv = Conv2d(z, z, 1) if config.use_quant_conv and not is_tiny else None
         self.bn = LatentNorm(z, 1 if config.family == "wan" else 2) if config.latent_norm else None
@@ -362,14 +389,16 @@ class AutoencoderKL(nn.Module):
         images: Images,
         noise: Latents | None = None,
         views: Sequence[Callable[[torch.Tensor], list[torch.Tensor]]] = (),
+        targets: Latents | None = None,
     ) -> tuple[torch.Tensor, ...]:
         """Reconstruction, posterior mean and log-variance; without `noise`, the mode is decoded.
 
-        The images of the latents of each of `views` follow.
+        The images of the latents of each of `views` follow. `targets`: latents that are decoded instead.
         """
         with torch.set_grad_enabled(torch.is_grad_enabled() and not self.encoder_frozen):
             moments = self._moments(self.encoder_input(images))
         latents, mean, logvar = self.sampling(moments, noise)
+        latents = latents if targets is None else targets
         dtype = images.dtype
         others = [self.decode(view.to(dtype)) for function in views for view in function(latents)]
         return self.decode(latents.to(dtype)), mean, logvar, *others
@@ -381,8 +410,8 @@ def downsampling(config: ModelConfig) -> int:
 
 
 def _groups(config: ModelConfig) -> int:
-    """The groups of all norms; 0: RMS norms."""
-    return 0 if config.family == "wan" else config.norm_groups
+    """The groups of all norms; 0: RMS norms, or none."""
+    return config.norm_groups if config.family == "kl" else 0
 
 
 def widths_fit(config: ModelConfig) -> bool:
@@ -401,6 +430,8 @@ def check_widths(config: ModelConfig) -> None:
         )
     if config.decoder == "tiny" and config.up_scale != 1:
         raise UserError(f"--decoder tiny has the scale 1: omit --decoder_scale {config.decoder_scale}")
+    if config.family == "tiny" and {*config.channels, *config.up_channels} != {TINY_WIDTH}:
+        raise UserError(f"--family tiny has {TINY_WIDTH} channels in each level: omit --channels")
     own, levels = len(config.up_channels), len(config.channels)
     if own != levels:
         raise UserError(f"--decoder_channels has {own} levels, and --channels {levels}: give as many")
@@ -447,13 +478,16 @@ def set_recompute(autoencoder: AutoencoderKL, name: str) -> None:
     for module in autoencoder.modules():
         if isinstance(module, ResnetBlock):
             module.recompute = level.resnets
-    encoder.mid_block.checkpointed = level.every_resolution
-    for down_block in encoder.down_blocks:
-        down_block.checkpointed = level.every_resolution
-    encoder.down_blocks[0].checkpointed |= level.full_resolution
-    encoder.checkpointed = level.encoder
+    for tiny in (encoder, decoder):
+        if isinstance(tiny, TinyEncoder | TinyDecoder):
+            tiny.checkpointed = level.full_resolution or level.resnets == "block"
+    if isinstance(encoder, Encoder):
+        encoder.mid_block.checkpointed = level.every_resolution
+        for down_block in encoder.down_blocks:
+            down_block.checkpointed = level.every_resolution
+        encoder.down_blocks[0].checkpointed |= level.full_resolution
+        encoder.checkpointed = level.encoder
     if isinstance(decoder, TinyDecoder):
-        decoder.checkpointed = level.full_resolution or level.resnets == "block"
         return
     decoder.mid_block.checkpointed = level.every_resolution
     for up_block in decoder.up_blocks:

@@ -31,7 +31,14 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from vae.model.autoencoder import IMAGE_CHANNELS, AutoencoderKL, Decoder, downsampling
+from vae.model.autoencoder import (
+    IMAGE_CHANNELS,
+    AutoencoderKL,
+    Decoder,
+    Encoder,
+    TinyEncoder,
+    downsampling,
+)
 from vae.model.layers import Attention, Conv2d, NormSiLU, ResnetBlock, RMSNormSiLU, weight_and_bias
 
 IMAGES = 24  # 6,144 blocks of 8x8 pixels: 42 per unknown with 16 latent channels
@@ -76,6 +83,8 @@ def initialize(model: AutoencoderKL, init: str, seed: int) -> None:
             if isinstance(module, nn.Conv2d | nn.Linear | nn.GroupNorm):
                 module.reset_parameters()
     with torch.no_grad():
+        if isinstance(model.encoder, TinyEncoder):
+            return  # it has no noise
         if init == "default":
             lower_noise(model.quant_conv or model.encoder.conv_out)
         else:
@@ -132,6 +141,7 @@ def natural_images(count: int, side: int) -> torch.Tensor:
 def fit_encoder(model: AutoencoderKL, images: torch.Tensor) -> tuple[list[torch.Tensor], torch.Tensor]:
     """Fit the encoder's path; return the components (N, K, h, w) at each resolution, and the latents."""
     encoder, widths, groups = model.encoder, model.config.channels, model.config.norm_groups
+    assert isinstance(encoder, Encoder)
     signals = Signals(signal_channels(widths[0], groups)[:IMAGE_CHANNELS], STREAM_GAIN * images)
     identity = STREAM_GAIN * torch.eye(IMAGE_CHANNELS)[:, :, None, None]
     write(encoder.conv_in, list(range(IMAGE_CHANNELS)), signals.channels, F.pad(identity, (1, 1, 1, 1)))

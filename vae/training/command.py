@@ -68,6 +68,8 @@ def check_command(given: dict[str, Any]) -> Command:
     _check_options(command)
     if command.value("init_from") and not command.resume_from:  # giving both is another mistake
         locate_vae(Path(command.value("init_from")), "--init_from")
+    if command.value("teacher"):
+        locate_vae(Path(command.value("teacher")), "--teacher")
     if command.checkpoint:
         check_checkpoint_path(command.checkpoint, "--resume_from")
     _check_output(command)

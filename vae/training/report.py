@@ -45,7 +45,7 @@ def print_remarks(run: PreparedRun) -> None:
     loss = run.config.loss
     if loss.perceptual_weight and loss.perceptual_net == "random":
         console.warning(RANDOM_NOTE)
-    if not (run.provenance.resumed_from or run.config.model.init_from):
+    if not (run.provenance.resumed_from or run.config.model.init_from or loss.teacher):
         console.info(
             "note: this is a new VAE: no existing SDXL or FLUX model can read its latents, it is made for a "
             "diffusion model of its own. --profile decoder improves the VAE of an existing one (docs/jobs.md)"

@@ -18,8 +18,11 @@ from vae.config.resolve import (
     check_new_decoder,
     check_shape,
     resolve,
+    tiny_shape,
+    with_tiny,
 )
 from vae.interop.checkpoint_file import RANDOM, TRAINED, WARM, Position, Stage, load_checkpoint
+from vae.interop.teacher import read_teacher
 from vae.interop.vae_files import VaeFile, check_fit, missing_part, read_vae
 from vae.system import console
 from vae.system.errors import UserError
@@ -84,10 +87,12 @@ def resolve_options(
     if content is None:
         check_encoder(config, given)
         config, source = _existing_vae(config, given, dist)
+        config = _with_shape_of_teacher(with_tiny(config, given), given, dist)
         in_file = source is not None and source.scaling_factor is not None
         is_trained = source is not None and source.encoder_trained
         _check_scaling(config, in_file, f"--init_from {config.model.init_from}", is_trained)
     else:
+        config = with_tiny(config, given)
         config = replace(config, model=replace(config.model, init_from=content["config"]["init_from"]))
         _check_scaling(config, content["latent_scaling"] is not None, f"--resume_from {path}")
     check_decoder(config)
@@ -171,6 +176,25 @@ def _existing_vae(config: Config, given: dict[str, Any], dist: Distributed) -> t
     if not file.has_decoder:
         check_new_decoder(wanted)
     return replace(config, model=wanted), file
+
+
+def _with_shape_of_teacher(config: Config, given: dict[str, Any], dist: Distributed) -> Config:
+    """The shape of a new AutoencoderTiny from its teacher; UserError if --init_from has another one."""
+    path, model = config.loss.teacher, config.model
+    if path is None:
+        return config
+    teacher = dist.main_first(partial(read_teacher, path)).model
+    shape = tiny_shape(teacher.z_channels, len(teacher.channels))
+    check_shape(given, {name: shape[name] for name in ("channels", "z_channels")}, "--teacher")
+    wanted = replace(model, **shape)
+    if model.init_from and wanted != model:
+        raise UserError(
+            f"--init_from {model.init_from} has {model.z_channels} latent channels and {len(model.channels)} "
+            f"levels, but --teacher {path} {teacher.z_channels} and {len(teacher.channels)}: give its VAE"
+        )
+    if os.path.lexists(path):  # not of the hub; another working directory may resume
+        path = str(Path(path).absolute())
+    return replace(config, model=wanted, loss=replace(config.loss, teacher=path))
 
 
 def run_stages(

@@ -19,7 +19,8 @@ from vae.data.workers import resolve_num_workers
 from vae.device import is_out_of_memory
 from vae.interop.averaging import hash_of_weights
 from vae.interop.checkpoint_file import Identity, Position, Stage
-from vae.losses.terms import LossTerms, build_terms
+from vae.interop.teacher import terms_of
+from vae.losses.terms import LossTerms
 from vae.memory.plan import stage_spec
 from vae.model.activation_scale import LargestActivation, scale_activations, scale_for
 from vae.ops.kernel_check import DTYPE_NAMES, Shape, choose_kernels
@@ -384,7 +385,7 @@ def begin_stability(run: PreparedRun) -> Stability:
 
 def _terms(config: Config, dist: Distributed, dtype: torch.dtype) -> LossTerms:
     """The terms of the loss. The main process downloads their weights before others load them."""
-    return dist.main_first(partial(build_terms, config.loss, dtype, dist.device))
+    return dist.main_first(partial(terms_of, config.loss, dtype, dist.device))
 
 
 def _kernel_shapes(

@@ -1,0 +1,202 @@
+"""AutoencoderTiny with its encoder: read, distilled from a teacher, and written for diffusers."""
+
+import json
+import logging
+
+import pytest
+import torch
+import torch.nn.functional as F
+from diffusers import AutoencoderTiny
+from safetensors.torch import load_file, save_file
+
+from tests.harness.runs import TINY, run_here
+from tests.harness.training_runs import assert_same, last_checkpoint, records
+from tests.harness.vae_families import diffusers_model, image
+from tests.harness.wan_models import wan_model
+from vae.config.options import LossConfig, ModelConfig
+from vae.config.resolve import tiny_shape
+from vae.config.trained_vae_flags import ExportConfig
+from vae.interop.exporting import export
+from vae.interop.parameter_names import to_taesd
+from vae.interop.teacher import terms_of
+from vae.interop.vae_files import load_vae
+from vae.interop.vae_path import WEIGHTS_NAME
+from vae.model.autoencoder import RECOMPUTE_LEVELS, AutoencoderKL, set_recompute
+from vae.system.errors import UserError
+from vae.training.run import train
+
+RUN = {name: TINY[name] for name in ("batch_size", "perceptual_weight", "num_workers", "val_split", "device")}
+RUN |= {"save_samples_freq": 0, "image_size": 32, "num_epochs": 1, "max_steps": 3, "ema_decay": 0.0}
+
+DECODER = {"init_from": "tiny", "train_part": "decoder"}
+
+
+@pytest.fixture
+def teacher(tmp_path):
+    model = diffusers_model("sd", (32, 32), 1)
+    model.register_to_config(scaling_factor=4.0)  # latents of about 1
+    model.save_pretrained(tmp_path / "teacher")
+    return tmp_path / "teacher"
+
+
+def theirs(levels=4):
+    torch.manual_seed(3)
+    widths, more = (64,) * levels, (3,) * (levels - 1)
+    blocks = {"num_encoder_blocks": (1, *more), "num_decoder_blocks": (*more, 1)}
+    return AutoencoderTiny(
+        encoder_block_out_channels=widths, decoder_block_out_channels=widths, **blocks
+    ).eval()
+
+
+def train_tiny(image_folder, folder, **options):
+    assert train({**RUN, "data_path": str(image_folder), "output_dir": str(folder), **options}) == 0
+
+
+def load_quietly(folder, caplog):
+    """The model that diffusers loads from a folder without a warning."""
+    with caplog.at_level(logging.WARNING, logger="diffusers"):
+        how = {"low_cpu_mem_usage": False, "output_loading_info": True}
+        model, loading = AutoencoderTiny.from_pretrained(folder, **how)
+    assert not any(loading.values())
+    assert not caplog.records
+    return model.eval()
+
+
+def assert_same_function(ours, model):
+    with torch.no_grad():
+        latents = model.encode(image()).latents
+        assert (ours.encode(image()).mode() - latents).abs().max() < 1e-5
+        sample = ours.encode(image()).sample(torch.ones_like(latents))
+        assert (sample - latents).abs().max() < 1e-5  # it has no variance
+        wide = 4 * latents / latents.std()  # some are beyond the limit of 3
+        assert (ours.decode(wide) - model.decode(wide).sample).abs().max() < 1e-5
+
+
+@pytest.mark.parametrize("levels", [2, 4])
+def test_folders_and_files_of_taesd_are_the_same_network(levels, tmp_path, caplog):
+    model = theirs(levels)
+    model.save_pretrained(tmp_path / "a")
+    save_file(to_taesd(model.state_dict()), tmp_path / "taesd.safetensors")
+    for name in ("a", "taesd.safetensors"):
+        loaded = load_vae(tmp_path / name)
+        assert_same_function(loaded.autoencoder, model)
+        assert (loaded.scaling_factor, loaded.shift_factor) == (1.0, 0.0)
+    assert loaded.autoencoder.state_dict().keys() == model.state_dict().keys()
+    for output in ("folder", "one.safetensors"):
+        export(ExportConfig(vae=(str(tmp_path / "a"),), output=str(tmp_path / output)))
+    assert_same(load_quietly(tmp_path / "folder", caplog).state_dict(), model.state_dict(), "folder")
+    single = load_file(tmp_path / "one.safetensors")
+    assert_same(single, load_file(tmp_path / "taesd.safetensors"), "single")
+    assert single.keys() >= {"taesd_encoder.0.weight", "taesd_encoder.2.weight", "taesd_decoder.1.weight"}
+
+
+@pytest.mark.slow
+def test_student_learns_the_latents_and_images_of_its_teacher(teacher, image_folder, tmp_path, caplog):
+    given = {"family": "tiny", "teacher": str(teacher), "max_steps": 40, "num_epochs": 20, "log_freq": 1}
+    train_tiny(image_folder, tmp_path / "run", **given, learning_rate=1e-3)
+    trained = load_vae(tmp_path / "run/vae").autoencoder
+    assert_same_function(trained, load_quietly(tmp_path / "run/vae", caplog))
+    losses = records(tmp_path / "run", "train")
+    for name in ("teacher", "reconstruction"):
+        assert losses[-1][name] < 0.7 * losses[0][name], name
+    config = json.loads((tmp_path / "run/vae/config.json").read_text())
+    assert config["scaling_factor"] == 1.0
+    assert "sample_size" not in config
+    # the trained weights alone begin another run, of their decoder
+    train_tiny(image_folder, tmp_path / "next", init_from=str(tmp_path / "run/vae"), train_part="decoder")
+    after = load_vae(tmp_path / "next/vae").autoencoder
+    assert torch.equal(after.encode(image()).mode(), trained.encode(image()).mode())
+    assert not torch.equal(after.decoder.layers[0].weight, trained.decoder.layers[0].weight)
+    words = ("--input", image_folder, "--output_dir", tmp_path / "z", "--device", "cpu")
+    assert run_here("infer_vae.py", "--vae", tmp_path / "run/vae", "--mode", "encode", *words).returncode == 0
+
+
+@pytest.mark.slow
+def test_a_resumed_run_equals_one_without_a_stop_and_micro_batches_change_nothing(
+    teacher, image_folder, tmp_path
+):
+    given = {"family": "tiny", "teacher": str(teacher)}
+    train_tiny(image_folder, tmp_path / "whole", **given)
+    train_tiny(image_folder, tmp_path / "stopped", **given, max_steps=1)
+    resumed = {"output_dir": str(tmp_path / "stopped"), "resume_from": "latest", "max_steps": 3}
+    assert train(resumed) == 0
+    whole = last_checkpoint(tmp_path / "whole")["model"]
+    assert_same(whole, last_checkpoint(tmp_path / "stopped")["model"], "resumed")
+    train_tiny(image_folder, tmp_path / "cut", **given, micro_batch_size=1)
+    for name, value in last_checkpoint(tmp_path / "cut")["model"].items():
+        # Adam's first steps are about the learning rate, whatever the gradient: 3e-4 each
+        assert (value - whole[name]).abs().max() < 2e-3, name
+
+
+@pytest.mark.parametrize("family", ["sd", "sd3", "wan", "flux2"])
+def test_latents_of_the_teacher_are_those_of_diffusion_models(family, tmp_path):
+    model = wan_model() if family == "wan" else diffusers_model(family, (32, 32), 1)
+    model.save_pretrained(tmp_path / "vae")
+    loss = LossConfig(perceptual_weight=0.0, teacher=str(tmp_path / "vae"), teacher_weight=2.0)
+    (term,) = terms_of(loss, torch.float32, "cpu").teacher
+    loaded = load_vae(tmp_path / "vae")
+    latents = loaded.autoencoder.encode(image()).mode()
+    if family in ("sd", "sd3"):
+        expected = (latents - (loaded.shift_factor or 0)) * loaded.scaling_factor
+    else:
+        norm = loaded.autoencoder.bn
+        expected = F.pixel_shuffle(norm.normalize(latents), norm.patch)
+    torch.testing.assert_close(term.function(image()), expected)
+    assert term.weight == 2.0
+    (planned,) = terms_of(loss, torch.float32, "meta").networks()
+    sizes = [sum(p.nbytes for p in network.parameters()) for network in (planned, term.function)]
+    assert sizes[0] == sizes[1]
+
+
+@pytest.mark.parametrize("level", RECOMPUTE_LEVELS)
+def test_recompute_levels_give_the_same_gradients(level):
+    torch.manual_seed(0)
+    model = AutoencoderKL(ModelConfig(**tiny_shape(4, 3)))
+    x = image(32)
+    gradients = []
+    for name in ("none", level):
+        set_recompute(model, name)
+        model.zero_grad()
+        model(x)[0].square().mean().backward()
+        gradients.append([parameter.grad.clone() for parameter in model.parameters()])
+    for first, second in zip(*gradients, strict=True):
+        torch.testing.assert_close(first, second)
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"family": "tiny"}, r"^--family tiny learns the latents of another VAE: give it with --teacher$"),
+        ({"teacher": "T"}, r"^--teacher .*: only an AutoencoderTiny learns .* add --family tiny"),
+        ({"family": "tiny", "teacher": "T", "kl_weight": 1e-6}, r"^--kl_weight 1e-06: .* has no variance"),
+        ({"family": "tiny", "teacher": "T", "scaling_factor": 0.5}, r"^--scaling_factor 0.5: .* has its own"),
+        ({"family": "tiny", "teacher": "T", "z_channels": 8}, r"^--z_channels 8 contradicts .* of --teacher"),
+        ({"init_from": "tiny", "teacher": "T"}, r"^--init_from .* has 4 latent channels and 4 levels, but"),
+        ({**DECODER, "decoder": "tiny"}, r"^--decoder tiny: .* has its own"),
+        ({**DECODER, "teacher": "T"}, r"^--teacher has no effect with --train_part decoder: remove one"),
+        ({"family": "tiny", "teacher": "missing"}, r"^--teacher missing: there is no such file or folder"),
+    ],
+)
+def test_mistakes_are_one_line(options, said, teacher, image_folder, tmp_path):
+    theirs().save_pretrained(tmp_path / "tiny")
+    folders = {"init_from": {"tiny": str(tmp_path / "tiny")}, "teacher": {"T": str(teacher)}}
+    given = {name: folders.get(name, {}).get(value, value) for name, value in options.items()}
+    with pytest.raises(UserError, match=said):
+        train_tiny(image_folder, tmp_path / "run", **given)
+
+
+def test_files_that_are_no_whole_taesd_are_one_line(teacher, tmp_path):
+    model = theirs()
+    folder = tmp_path / "a"
+    model.save_pretrained(folder)
+    weights = load_file(folder / WEIGHTS_NAME)
+    save_file({n: v for n, v in weights.items() if n.startswith("decoder.")}, tmp_path / "b.safetensors")
+    with pytest.raises(UserError, match=r"is an AutoencoderTiny \(TAESD\) without an encoder"):
+        load_vae(tmp_path / "b.safetensors")
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"act_fn": "silu"}))
+    with pytest.raises(UserError, match="has silu and nearest: only relu and nearest are supported"):
+        load_vae(folder)
+    model.save_pretrained(tmp_path / "c")
+    with pytest.raises(UserError, match=r"^--fold_scaling: --vae .* has the latents of others: omit it$"):
+        export(ExportConfig(vae=(str(tmp_path / "c"),), output=str(tmp_path / "d"), fold_scaling="flux"))
