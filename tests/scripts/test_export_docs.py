@@ -61,7 +61,7 @@ def test_conversion_of_a_pickle(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     theirs = research_model("sd", *SMALL)
     torch.save({"state_dict": theirs.state_dict(), "epoch": 3}, "model.ckpt")
-    code, _of_padding = code_blocks(TEXT, "python")
+    code, *_others = code_blocks(TEXT, "python")
     exec(compile(code, "docs/export.md", "exec"), {})
     loaded = load_vae(Path("model.safetensors"))
     assert torch.equal(loaded.autoencoder.decoder.conv_in.weight, theirs.decoder.conv_in.weight)
