@@ -79,7 +79,7 @@ def ask_path(question: str, default: str = "") -> str:
         path = os.path.expanduser(answer) or default
         if path and os.path.exists(path):
             return path
-        console.info(f"{path!r} does not exist.")
+        console.info(f'"{path}" does not exist.')  # repr would double each backslash
 
 
 def suggestion() -> tuple[str, str]:

@@ -189,7 +189,7 @@ def ask(monkeypatch, typed: str, *cards: Card) -> list[str] | None:
     [
         ("1", ["--profile", "ultra"]),
         (
-            "A\nmissing.safetensors\n'launchers'\n \"vae\" ",
+            "A\n.\\missing.safetensors\n'launchers'\n \"vae\" ",
             ["--profile", "decoder", "--init_from", "launchers", "--data_path", "vae"],
         ),
         ("b\n\nvae", ["--profile", "new", "--data_path", "vae"]),
@@ -205,6 +205,8 @@ def test_menu(monkeypatch, capsys, typed, expected):
     assert "1  ultra" in screen  # printed by the trainer
     assert "10  demo" in screen
     assert "Enter: demo, because no NVIDIA card was found" in screen
+    if typed.startswith("A"):
+        assert '".\\missing.safetensors" does not exist.' in screen
     if typed.startswith("5"):
         for line in ("500 is not a multiple of 8: try 496 or 504", "3 is too small", "--batch_size 0 is too"):
             assert line in screen
