@@ -1,12 +1,14 @@
 """The step has the gradients of the plain formulas, for any micro-batches; and the update."""
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
 
 from tests.harness.toy_networks import (
     ALL_LOSSES,
+    MODEL,
     NO_LPIPS,
     gradients,
     plain_losses,
@@ -15,10 +17,11 @@ from tests.harness.toy_networks import (
     toy_networks,
 )
 from vae.config.options import LossConfig, OptimConfig
+from vae.images.channels import as_rgb
 from vae.images.pixels import to_float
 from vae.ops.attention import attention_reference
 from vae.ops.fused_conv import upsample_conv_reference
-from vae.step import compute_gradients, micro_batch_sizes, network_input
+from vae.step import compute_gradients, micro_batch_sizes, network_input, reconstruction_gradient
 from vae.update import LOSS_SCALE_GROWTH_STEPS, LOSS_SCALE_START, UpdateState, apply_update
 
 
@@ -47,6 +50,36 @@ def test_micro_batches_do_not_change_gradients(sizes, pixel_loss):
     torch.testing.assert_close(result.gradient_sq_norms, whole.gradient_sq_norms, rtol=1e-12, atol=0)
     torch.testing.assert_close(result.latent_moments, whole.latent_moments, rtol=1e-5, atol=1e-9)
     assert whole.gradient_sq_norms.min() > 0
+
+
+@pytest.mark.parametrize("channels", [1, 4])
+def test_micro_batches_do_not_change_gradients_of_grey_and_transparent_images(channels):
+    model = replace(MODEL, image_channels=channels)
+    inputs = toy_inputs(3, 32, model=model)
+    whole_vae, whole_disc, whole = step_gradients([3], inputs=inputs, model=model)
+    vae, disc, result = step_gradients([2, 1], inputs=inputs, model=model)
+    assert relative_difference(vae, whole_vae) < 1e-12
+    assert relative_difference(disc, whole_disc) < 1e-12
+    assert result.losses.keys() == whole.losses.keys()
+    for name, value in whole.losses.items():
+        torch.testing.assert_close(result.losses[name], value, rtol=1e-5, atol=1e-9)
+
+
+def test_every_term_sees_transparent_images_over_black_and_over_white():
+    """The mean of the losses of both composites, and nothing else of color and alpha."""
+    nets = toy_networks(model=replace(MODEL, image_channels=4))
+    inputs = toy_inputs(2, model=nets.autoencoder.config)
+    images = to_float(inputs.images)
+    recon = nets.autoencoder(images.double(), inputs.noise)[0].detach()
+    gradient, values, _ = reconstruction_gradient(nets, recon.clone(), images, inputs)
+    recon.requires_grad_()
+    total = 0
+    for seen, target in zip(as_rgb(recon).split(2), as_rgb(images).split(2), strict=True):
+        of_pair = reconstruction_gradient(nets, seen.detach().clone(), target, inputs)[0]
+        total = total + (of_pair * seen).sum() / 2
+    (expected,) = torch.autograd.grad(total, recon)
+    torch.testing.assert_close(gradient, expected, rtol=1e-6, atol=1e-12)
+    assert values["mse"].shape == (2,)
 
 
 def test_gradients_equal_plain_autograd_of_the_formulas(monkeypatch):

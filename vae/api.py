@@ -1,7 +1,7 @@
 """The Python API: load a VAE, encode and decode images, train, evaluate and export. See docs/api.md.
 
-Shapes: B images of H x W pixels; Z latent channels; h = ceil(H / f) and w = ceil(W / f), with f the
-downsampling factor of the VAE (8 for the default network).
+Shapes: B images of C channels and H x W pixels; Z latent channels; h = ceil(H / f) and w = ceil(W / f), with
+f the downsampling factor of the VAE (8 for the default network).
 
 Functions that train, evaluate or export import their packages when they are called, which takes seconds.
 """
@@ -20,8 +20,9 @@ from vae.config.flags import command_words, parse_flags
 from vae.config.options import Config
 from vae.config.trained_vae_flags import parse_evaluate_flags, parse_export_flags
 from vae.device import DTYPES, pick_device
+from vae.images import channels as image_channels
 from vae.images.color import to_srgb
-from vae.images.decoding import decode_image, parse_background
+from vae.images.decoding import backdrop_of, decode_image
 from vae.images.formats import BadImageError
 from vae.images.metadata import profile_of
 from vae.images.pixels import to_float, to_uint8
@@ -73,17 +74,22 @@ def load_vae(path: PathLike, *, weights: str = "ema", device: str = "auto") -> L
 
 
 def load_images(
-    images: ImageLike | Sequence[ImageLike], *, background: str = "white", device: str = "cpu"
+    images: ImageLike | Sequence[ImageLike],
+    *,
+    background: str = "white",
+    device: str = "cpu",
+    channels: int = 3,
 ) -> torch.Tensor:
-    """Convert one image or several images of the same size to fp32 (B, 3, H, W) in [-1, 1].
+    """Convert one image or several images of the same size to fp32 (B, C, H, W) in [-1, 1].
 
-    Accepts image files, PIL images, uint8 arrays (H, W, 3) or (B, H, W, 3), uint8 tensors (3, H, W) or
-    (B, 3, H, W), and float tensors in [-1, 1], which stay as they are. Image files and PIL images are rotated
-    by EXIF, converted to sRGB, and composited over `background`. Raises DataError for an unusable image.
+    Accepts image files, PIL images, uint8 arrays (H, W, C) or (B, H, W, C), uint8 tensors (C, H, W) or
+    (B, C, H, W), and float tensors in [-1, 1], which stay as they are. Image files and PIL images are rotated
+    by EXIF, converted to sRGB, and composited over `background`. With 4 channels they keep alpha, and with 1
+    they become grey. Raises DataError for an unusable image.
     """
     if isinstance(images, str | os.PathLike | Image.Image | np.ndarray | torch.Tensor):
         images = [images]
-    batches = [_to_batch(image, background) for image in images]
+    batches = [_to_batch(image, background, channels) for image in images]
     if not batches:
         raise DataError("load_images needs at least one image")
     sizes = sorted({f"{batch.shape[3]}x{batch.shape[2]}" for batch in batches})
@@ -93,9 +99,9 @@ def load_images(
 
 
 def to_pil(images: torch.Tensor) -> list[Image.Image]:
-    """Convert images (B, 3, H, W) or (3, H, W) in about [-1, 1] to 8-bit PIL images."""
+    """Convert images (B, C, H, W) or (C, H, W) in about [-1, 1] to 8-bit PIL images."""
     batch = to_uint8(images.detach().reshape(-1, *images.shape[-3:])).permute(0, 2, 3, 1)
-    return [Image.fromarray(pixels) for pixels in batch.cpu().numpy()]
+    return [image_channels.to_pil(image_channels.hide_colors(pixels)) for pixels in batch.cpu().numpy()]
 
 
 def encode(
@@ -114,7 +120,7 @@ def encode(
     Diffusion models use `(latents - vae.shift_factor) * vae.scaling_factor`, or
     `vae.autoencoder.bn.normalize(latents)` if the file has statistics of channels (FLUX.2, Wan, Qwen-Image).
     """
-    batch = load_images(images).to(_device(vae))
+    batch = load_images(images, channels=vae.autoencoder.config.image_channels).to(_device(vae))
     how: dict[str, Any] = {"dtype": _compute_dtype(vae, dtype), "tile": tile, "at_full_size": True}
     posterior = encode_images(vae.autoencoder, batch, **how)
     if seed is None:
@@ -131,7 +137,7 @@ def decode(
     dtype: str = "fp32",
     tile: int | None = None,
 ) -> torch.Tensor:
-    """Decode latents (B, Z, h, w) to fp32 images (B, 3, H, W) in about [-1, 1], not clamped.
+    """Decode latents (B, Z, h, w) to fp32 images (B, C, H, W) in about [-1, 1], not clamped.
 
     `size` is (H, W) of the encoded images; it removes the padding of sides that are not a multiple of f. A
     decoder of twice the size returns (2H, 2W).
@@ -159,11 +165,11 @@ def reconstruct(
     dtype: str = "fp32",
     tile: int | None = None,
 ) -> torch.Tensor:
-    """Encode and decode images: fp32 (B, 3, H, W) in about [-1, 1], not clamped. See `encode`.
+    """Encode and decode images: fp32 (B, C, H, W) in about [-1, 1], not clamped. See `encode`.
 
     Of a VAE with a decoder of twice the size, the encoder reads the images at half their size.
     """
-    batch = load_images(images).to(_device(vae))
+    batch = load_images(images, channels=vae.autoencoder.config.image_channels).to(_device(vae))
     how: dict[str, Any] = {"dtype": _compute_dtype(vae, dtype), "tile": tile}
     latents = encode_images(vae.autoencoder, batch, **how).mode()
     return decode_latents(vae.autoencoder, latents, batch.shape[2:], **how)
@@ -239,18 +245,18 @@ def _check(option: str, value: str, known: Collection[str]) -> None:
         raise UserError(f'{option}="{value}" is unknown: use one of {", ".join(known)}')
 
 
-def _to_batch(image: ImageLike, background: str) -> torch.Tensor:
-    """One image of any accepted kind as fp32 (B, 3, H, W) in [-1, 1]."""
+def _to_batch(image: ImageLike, background: str, channels: int) -> torch.Tensor:
+    """One image of any accepted kind as fp32 (B, C, H, W) in [-1, 1]."""
     if not isinstance(image, torch.Tensor):
-        pixels = image if isinstance(image, np.ndarray) else _pixels(image, background)
+        pixels = image if isinstance(image, np.ndarray) else _pixels(image, background, channels)
         image = torch.from_numpy(np.array(pixels))
         image = image.movedim(-1, -3) if image.ndim > 2 else image
     batch = image if image.ndim == 4 else image[None]
     is_float = batch.is_floating_point()
-    if batch.ndim != 4 or batch.shape[1] != 3 or not (is_float or batch.dtype == torch.uint8):
+    if batch.ndim != 4 or batch.shape[1] != channels or not (is_float or batch.dtype == torch.uint8):
         raise DataError(
             f"images have shape {tuple(image.shape)} and dtype {image.dtype}: give uint8, or floats in "
-            "[-1, 1], (B, 3, H, W), or arrays (B, H, W, 3)"
+            f"[-1, 1], (B, {channels}, H, W), or arrays (B, H, W, {channels})"
         )
     if not is_float:
         return to_float(batch)
@@ -260,12 +266,14 @@ def _to_batch(image: ImageLike, background: str) -> torch.Tensor:
     return batch.float()
 
 
-def _pixels(image: PathLike | Image.Image, background: str) -> np.ndarray:
+def _pixels(image: PathLike | Image.Image, background: str, channels: int) -> np.ndarray:
     try:
         if not isinstance(image, Image.Image):
-            return decode_image(image, background=background)
+            return decode_image(image, background=background, channels=channels)
         profile = profile_of(image, image.format or "", b"")
-        return to_srgb(ImageOps.exif_transpose(image), profile, parse_background(background), set())
+        backdrop = backdrop_of(background, channels)
+        pixels = to_srgb(ImageOps.exif_transpose(image), profile, backdrop, set())
+        return image_channels.with_channels(pixels, channels)
     except BadImageError as error:
         name = f"a PIL image of mode {image.mode}" if isinstance(image, Image.Image) else os.fspath(image)
         raise DataError(f"{name}: {error}") from None

@@ -1,6 +1,7 @@
 """The gradients of one optimizer step: micro-batches, the losses, and the discriminator.
 
-Shapes: B images of this process and step, b images of one micro-batch, Z latent channels.
+Shapes: B images of this process and step, b images of one micro-batch, C channels of an image, Z of a latent.
+Every term compares RGB images: those with alpha over black and over white (vae/images/channels.py).
 Every loss is a mean over the images of all processes, so micro-batches do not change the gradient.
 """
 
@@ -14,6 +15,7 @@ import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+from vae.images.channels import as_rgb, per_image, premultiply, unpremultiply
 from vae.images.pixels import to_float
 from vae.losses.adversarial import generator_loss, hinge_discriminator_loss, squared_norm
 from vae.losses.reconstruction import reconstruction_loss
@@ -44,7 +46,7 @@ class Networks:
 class StepInputs:
     """Images of a step, and its random and running values as well, so that the step is a function."""
 
-    images: torch.Tensor  # (B, 3, H, W) uint8 on the device
+    images: torch.Tensor  # (B, C, H, W) uint8 on the device
     noise: torch.Tensor  # (B, Z, H/f, W/f), one draw per image, independent of micro-batches
     image_share: float  # weight of one image: number of processes / images of all processes, as expected
     loss_scale: torch.Tensor  # () fp32; 1 unless fp16
@@ -201,8 +203,8 @@ def _view_pairs(
     """Name and weight of each view term, and its decoded views with the images to compare them with."""
     side, remaining = images.shape[3] // part.noise.shape[3], iter(views)
     for term in terms.view:
-        targets = term.function(images, unit=side, side=side)
-        yield term.name, term.weight, [(next(remaining), target) for target in targets]
+        targets = term.function(premultiply(images), unit=side, side=side)
+        yield term.name, term.weight, [(next(remaining), unpremultiply(target)) for target in targets]
 
 
 def _view_gradients(
@@ -226,7 +228,7 @@ def reconstruction_gradient(
 ) -> tuple[torch.Tensor, dict[str, torch.Tensor], torch.Tensor | None]:
     """Gradient of the losses at the reconstruction; their graph is freed before the backward of the decoder.
 
-    `recon` (b, 3, H, W) is detached. Returns the gradient, the values (b,), and with the adversarial term the
+    `recon` (b, C, H, W) is detached. Returns the gradient, the values (b,), and with the adversarial term the
     squared norms (2,) of the gradient without it and of its own.
     """
     recon.requires_grad_()
@@ -245,8 +247,9 @@ def adversarial_gradient(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Gradient of the unweighted adversarial term at the reconstruction, and the term, (b,)."""
     assert networks.discriminator is not None
-    logits = unwrapped(networks.discriminator)(recon)  # without gradients of its parameters
-    adversarial = generator_loss(logits)
+    rgb = as_rgb(recon).to(recon.dtype)
+    logits = unwrapped(networks.discriminator)(rgb)  # without gradients of its parameters
+    adversarial = per_image(generator_loss(logits), len(recon))
     scale = inputs.image_share * inputs.loss_scale
     (gradient,) = torch.autograd.grad((adversarial * scale).sum(), recon)
     return gradient, adversarial.detach()
@@ -256,9 +259,11 @@ def _image_terms(
     terms: LossTerms, recon: torch.Tensor, images: torch.Tensor
 ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
     """The weighted sum of the image terms, and each of them and the mean squared error, detached: (b,)."""
+    count = len(images)
+    recon, images = as_rgb(recon), as_rgb(images)
     with torch.no_grad():
-        mse = reconstruction_loss(recon, images, "mse")
-    values = {term.name: term.function(recon, images) for term in terms.image}
+        mse = per_image(reconstruction_loss(recon, images, "mse"), count)
+    values = {term.name: per_image(term.function(recon, images), count) for term in terms.image}
     weighted = [term.weight * values[term.name] for term in terms.image]
     total = reduce(operator.add, weighted)
     return total, {"mse": mse} | {name: value.detach() for name, value in values.items()}
@@ -278,13 +283,17 @@ def discriminator_gradients(
     assert networks.discriminator is not None
     for index, (part, recon) in enumerate(zip(inputs.split(sizes), recons, strict=True)):
         with _pass(networks.discriminator, is_last=index == len(sizes) - 1):
-            images = network_input(to_float(part.images), networks)
+            count = len(recon)
+            images = network_input(as_rgb(to_float(part.images)), networks)
+            recon = as_rgb(recon).to(recon.dtype)
             real, fake = networks.discriminator(torch.cat([images, recon])).chunk(2)
-            hinge = hinge_discriminator_loss(real, fake)  # (b,)
+            hinge = per_image(hinge_discriminator_loss(real, fake), count)  # (b,)
             terms = {"discriminator": hinge, "logits_real": real, "logits_fake": fake}
             ((hinge * inputs.image_share).sum() * inputs.loss_scale).backward()
-        count = len(recon)
-        result.add({k: v.detach().float().reshape(count, -1).mean(1) for k, v in terms.items()})
+        means = {
+            name: value.detach().float().reshape(len(value), -1).mean(1) for name, value in terms.items()
+        }
+        result.add({name: per_image(value, count) for name, value in means.items()})
 
 
 def _pass(network: nn.Module, is_last: bool) -> AbstractContextManager[None]:

@@ -79,7 +79,7 @@ def sample(folder, name, number, side, why, channels=2):
 
 
 def vae(folder, name, number, psnr, side=24):
-    values = {"psnr": psnr, "ssim": 0.75, "ms_ssim": 0.875, "lpips": None, "rfid": 4.5}
+    values = {"psnr": psnr, "psnr_alpha": None, "ssim": 0.75, "ms_ssim": 0.875, "lpips": None, "rfid": 4.5}
     small = values | {"ms_ssim": None if name == "second" else 0.875}  # for one VAE only
     per_image = {EVIL: {**values, "psnr": 20.0}, QUOTES: {**values, "psnr": 30.0}}
     sizes = [

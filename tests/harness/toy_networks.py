@@ -79,7 +79,9 @@ def toy_inputs(
     generator = torch.Generator().manual_seed(1)
     latent = size // 2 ** (len(model.channels) - 1)
     shape = (batch, model.z_channels, latent, latent)
-    images = torch.randint(0, 256, (batch, 3, size, size), dtype=torch.uint8, generator=generator)
+    images = torch.randint(
+        0, 256, (batch, model.image_channels, size, size), dtype=torch.uint8, generator=generator
+    )
     noise = torch.randn(shape, generator=generator, dtype=torch.float64)
     moments = torch.tensor([0.5, 0.1, 0.8], dtype=torch.float64)[:, None].expand(3, model.z_channels)
     return StepInputs(

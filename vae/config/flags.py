@@ -277,7 +277,7 @@ def flags_markdown() -> str:
             if item.name in COMMON:
                 continue
             choices = item.metadata["choices"]
-            meaning = item.metadata["help"] + (f" ({', '.join(choices)})" if choices else "")
+            meaning = item.metadata["help"] + (f" ({', '.join(map(str, choices))})" if choices else "")
             default = default_text(item)
             lines.append(
                 f"| `--{item.name}`{'' if default in ('none', 'off') else f' {default}'} | {meaning} |"

@@ -87,6 +87,12 @@ class ModelConfig:
         choices=("zeros", "reflect"),
     )
     z_channels: int = option(16, "latent channels", at_least=1, at_most=MAX_CHANNELS)
+    image_channels: int = option(
+        3,
+        "channels of an image; 3: RGB over --background; 4: RGB and alpha; 1: grey; an RGB VAE of "
+        "--init_from is changed to it (docs/training.md)",
+        choices=(1, 3, 4),
+    )
     norm_groups: int = option(
         32, "groups of every GroupNorm; must divide every value of --channels", at_least=1
     )

@@ -118,8 +118,8 @@ def with_tiny(config: Config, given: dict[str, Any]) -> Config:
             raise UserError(
                 f"--{name} {given[name]:g}: the encoder of an AutoencoderTiny has no variance: omit it"
             )
-    for name in ("scaling_factor", "shift_factor", *DECODER_SHAPE):
-        if given.get(name):
+    for name in ("scaling_factor", "shift_factor", *DECODER_SHAPE, "image_channels"):
+        if given.get(name) not in (None, getattr(ModelConfig(), name)):
             raise UserError(f"--{name} {_typed(given[name])}: an AutoencoderTiny has its own: omit it")
     model = replace(config.model, init="default", scaling_factor=1.0, shift_factor=0.0)
     return replace(config, model=model, loss=replace(loss, kl_weight=0.0, variance_weight=0.0))
@@ -135,6 +135,22 @@ def tiny_shape(z_channels: int, levels: int) -> dict[str, Any]:
         "use_quant_conv": False,
         "latent_norm": False,
     }
+
+
+def check_image_channels(model: ModelConfig, in_file: int, train_part: str) -> None:
+    """Raise UserError if the VAE of --init_from, with `in_file` channels, cannot get those of `model`."""
+    flag = f"--image_channels {model.image_channels}"
+    if model.image_channels != in_file and in_file != 3:
+        raise UserError(f"{flag} contradicts the file of --init_from, which has {in_file}: remove it")
+    if model.image_channels != in_file and train_part == "decoder":
+        raise UserError(f"{flag} changes the encoder, which --train_part decoder keeps: remove one of them")
+
+
+def check_background(config: Config) -> None:
+    """Raise UserError if there is a background for images that keep alpha."""
+    background = config.data.background
+    if config.model.image_channels == 4 and background != DataConfig().background:
+        raise UserError(f"--background {background} has no effect with --image_channels 4: remove it")
 
 
 def check_new_decoder(model: ModelConfig) -> None:

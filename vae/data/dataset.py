@@ -1,6 +1,6 @@
 """Training crops of image files, and their collation into batches.
 
-Shapes: B usable images of a batch, S = image_size.
+Shapes: B usable images of a batch, C channels, S = image_size.
 """
 
 import hashlib
@@ -20,6 +20,7 @@ from torch.utils.data import Dataset
 
 from vae.config.options import NO_JITTER, DataConfig
 from vae.data.exclude_list import Excluded
+from vae.images.channels import resize, with_channels
 from vae.images.decoding import decode_image, parse_background
 from vae.images.formats import BadImageError
 from vae.sampling.buckets import Shape, aspects, nearest
@@ -41,7 +42,7 @@ def resized_crop(
     ratio: tuple[float, ...],
     enlarge: bool,
 ) -> np.ndarray:
-    """A random region of (H, W, 3) as (S, S, 3), like RandomResizedCrop of Inception (Szegedy et al. 2015).
+    """A random region of (H, W, C) as (S, S, C), like RandomResizedCrop of Inception (Szegedy et al. 2015).
 
     The area is uniform in `scale` (of the image's area), the logarithm of width / height in `ratio`. The
     region is limited to the image and, without `enlarge`, to at least S on both sides.
@@ -54,14 +55,14 @@ def resized_crop(
     w = min(max(round(math.sqrt(area * aspect)), least), width)
     h = min(max(round(math.sqrt(area / aspect)), least), height)
     left, top = words[2] % (width - w + 1), words[3] % (height - h + 1)
-    region = Image.fromarray(pixels).crop((left, top, left + w, top + h))
-    return np.asarray(region.resize((size, size), Image.Resampling.LANCZOS))
+    region = pixels[top : top + h, left : left + w]
+    return resize(region, (size, size), Image.Resampling.LANCZOS)
 
 
 def cover_crop(
     pixels: np.ndarray, words: Sequence[int] | None, shape: tuple[int, int], enlarge: bool
 ) -> np.ndarray:
-    """(H, W, 3) scaled to cover a shape (height, width), and cut to it; the centre without `words`.
+    """(H, W, C) scaled to cover a shape (height, width), and cut to it; the centre without `words`.
 
     Raises BadImageError if the image is smaller, unless `enlarge`.
     """
@@ -79,15 +80,17 @@ def cover_crop(
     if scale == 1:
         return pixels[int(top) : int(top) + high, int(left) : int(left) + wide]
     edges = left, top, min(left + w, width), min(top + h, height)
-    return np.asarray(Image.fromarray(pixels).resize((wide, high), Image.Resampling.LANCZOS, box=edges))
+    return resize(pixels, (wide, high), Image.Resampling.LANCZOS, box=edges)
 
 
 def color_jitter(pixels: np.ndarray, words: Sequence[int], strengths: tuple[float, ...]) -> np.ndarray:
-    """(H, W, 3) with brightness, contrast, saturation and hue changed by up to `strengths`, in this order.
+    """(H, W, C) with brightness, contrast, saturation and hue changed by up to `strengths`, in this order.
 
     The first three are factors in [1 - strength, 1 + strength]; hue turns by up to its strength of a circle.
+    Alpha stays.
     """
-    image = Image.fromarray(pixels)
+    channels = pixels.shape[2]
+    image = Image.fromarray(pixels.repeat(3, 2) if channels == 1 else pixels[..., :3])
     shifts = [strength * (2 * unit(word) - 1) for word, strength in zip(words, strengths, strict=True)]
     enhancers = (ImageEnhance.Brightness, ImageEnhance.Contrast, ImageEnhance.Color)
     for enhancer, shift in zip(enhancers, shifts[:3], strict=True):
@@ -97,7 +100,7 @@ def color_jitter(pixels: np.ndarray, words: Sequence[int], strengths: tuple[floa
         hsv = np.array(image.convert("HSV"))
         hsv[..., 0] += np.uint8(round(shifts[3] * 256) % 256)  # wraps around the circle
         image = Image.fromarray(hsv, "HSV").convert("RGB")
-    return np.asarray(image)
+    return with_channels(np.dstack([np.asarray(image), pixels[..., 3:]]), channels)
 
 
 class Rejection(NamedTuple):
@@ -117,7 +120,7 @@ class Sample:
 
     epoch: int
     index: int
-    image: Tensor | None  # uint8 (3, S, S), or of the image's bucket
+    image: Tensor | None  # uint8 (C, S, S), or of the image's bucket
     rejection: Rejection | None
 
 
@@ -125,7 +128,7 @@ class Sample:
 class Batch:
     """Images of one step; unusable ones are listed in `rejected` and are not replaced."""
 
-    images: Tensor  # uint8 (B, 3, S, S), or of one bucket
+    images: Tensor  # uint8 (B, C, S, S), or of one bucket
     epochs: Tensor  # int64 (B,)
     indices: Tensor  # int64 (B,)
     rejected: list[Rejection] = field(default_factory=list)
@@ -160,10 +163,10 @@ class FolderImages:
         """The file's name, relative to the folder."""
         return self.names[index]
 
-    def decode(self, index: int, *, max_pixels: int, background: str) -> np.ndarray:
-        """The pixels of a file: uint8 (H, W, 3)."""
+    def decode(self, index: int, *, max_pixels: int, background: str, channels: int = 3) -> np.ndarray:
+        """The pixels of a file: uint8 (H, W, channels)."""
         path = os.path.join(self.root, self.names[index])
-        pixels = decode_image(path, max_pixels=max_pixels, background=background)
+        pixels = decode_image(path, max_pixels=max_pixels, background=background, channels=channels)
         with suppress(OSError):
             self._counts["disk_bytes"] += os.stat(path).st_size
         return pixels
@@ -210,6 +213,7 @@ class CropDataset(Dataset[Sample]):
         data: DataConfig = DEFAULTS,
         *,
         image_size: int,
+        channels: int = 3,
         seed: int = 0,
         shapes: Sequence[Shape] | None = None,
         excluded: Excluded | None = None,
@@ -223,6 +227,7 @@ class CropDataset(Dataset[Sample]):
         self.images = images
         self.data = data
         self.image_size = image_size
+        self.channels = channels
         self.seed = seed
         self.shapes = shapes
         self.excluded = excluded or Excluded()
@@ -237,14 +242,17 @@ class CropDataset(Dataset[Sample]):
             return Sample(epoch, index, None, None)
         try:
             pixels = self.images.decode(
-                index, max_pixels=self.data.max_pixels, background=self.data.background
+                index,
+                max_pixels=self.data.max_pixels,
+                background=self.data.background,
+                channels=self.channels,
             )
             if self.shapes is None:
                 pixels = self._ensure_crop_fits(pixels)
             crop = self._crop(pixels, epoch, index, given[0] if given else None)
         except BadImageError as error:
             return Sample(epoch, index, None, Rejection(self.images.name(index), error.reason, error.detail))
-        image = torch.from_numpy(np.ascontiguousarray(crop.transpose(2, 0, 1)))  # (3, S, S)
+        image = torch.from_numpy(np.ascontiguousarray(crop.transpose(2, 0, 1)))  # (C, S, S)
         return Sample(epoch, index, image, None)
 
     def _ensure_crop_fits(self, pixels: np.ndarray) -> np.ndarray:
@@ -265,10 +273,10 @@ class CropDataset(Dataset[Sample]):
                 "too_many_pixels",
                 f"{width}x{height} enlarged is {new_width}x{new_height}, above --max_pixels",
             )
-        return np.asarray(Image.fromarray(pixels).resize((new_width, new_height), Image.Resampling.LANCZOS))
+        return resize(pixels, (new_width, new_height), Image.Resampling.LANCZOS)
 
     def _crop(self, pixels: np.ndarray, epoch: int, index: int, shape: Shape | None) -> np.ndarray:
-        """Make (S, S, 3), or one of the shape; everything random is a function of (seed, epoch, index)."""
+        """Make (S, S, C), or one of the shape; everything random is a function of (seed, epoch, index)."""
         size, data = self.image_size, self.data
         words = np.random.PCG64(np.random.SeedSequence([self.seed, epoch, index])).random_raw(12).tolist()
         if self.shapes is not None:
@@ -294,10 +302,11 @@ class CropDataset(Dataset[Sample]):
         return crop
 
 
-def collate(samples: Sequence[Sample], *, image_size: int) -> Batch:
-    """Combine samples of one shape into a batch; rejected images make it smaller, down to (0, 3, S, S)."""
+def collate(samples: Sequence[Sample], *, image_size: int, channels: int = 3) -> Batch:
+    """Combine samples of one shape into a batch; rejected images make it smaller, down to (0, C, S, S)."""
     good = [sample for sample in samples if sample.image is not None]
-    shape = good[0].image.shape if good and good[0].image is not None else (3, image_size, image_size)
+    nothing = (channels, image_size, image_size)
+    shape = good[0].image.shape if good and good[0].image is not None else nothing
     images = torch.empty((len(good), *shape), dtype=torch.uint8)
     for row, sample in zip(images, good, strict=True):
         assert sample.image is not None

@@ -116,6 +116,7 @@ def load_validation(
     *,
     image_size: int,
     batch_size: int,
+    channels: int = 3,
     num_workers: int = 0,
     while_waiting: Callable[[], None] = lambda: None,
 ) -> Iterator[Batch]:
@@ -125,7 +126,7 @@ def load_validation(
     """
     data = replace(data, crop="center", horizontal_flip=False, rotate90=False, color_jitter=NO_JITTER)
     data = replace(data, prefetch_factor=2, persistent_workers=False)
-    dataset = CropDataset(images, data, image_size=image_size)
+    dataset = CropDataset(images, data, image_size=image_size, channels=channels)
     keys = [(0, index) for index in indices]
     batches = [keys[start : start + batch_size] for start in range(0, len(keys), batch_size)]
     remaining = list(batches)
@@ -148,7 +149,9 @@ class _CropBatches(Dataset[Sample]):
     def __getitems__(self, keys: Sequence[tuple[int, int] | Key]) -> Batch | DataError:
         started, cpu_started = time.perf_counter(), time.thread_time()
         try:
-            batch = collate([self._crops[key] for key in keys], image_size=self._crops.image_size)
+            crops = self._crops
+            samples = [crops[key] for key in keys]
+            batch = collate(samples, image_size=crops.image_size, channels=crops.channels)
         except DataError as error:
             return error
         batch.counts = {

@@ -67,7 +67,7 @@ def compare(config: EvaluateConfig) -> Results:
     metrics, net, missing = open_metrics(config)
     device = metrics.device
     rows = _load_rows(config, device)
-    image_set, unusable = find_images(config)
+    image_set, unusable = find_images(config, image_channels(rows))
     sizes = tuple(sorted(config.sizes, key=lambda size: (size == WHOLE, size)))
     for row in rows:
         _measure_row(config, row, image_set, sizes, metrics)
@@ -154,7 +154,25 @@ def _load_rows(config: EvaluateConfig, device: torch.device) -> list[Candidate]:
         latent_shapes.append((loaded.autoencoder.config.z_channels, loaded.autoencoder.downsampling))
     if config.ensemble:
         rows.append(_ensemble_row(config, rows, device))
-    return rows + _reference_rows(latent_shapes) if config.codecs else rows
+    if not config.codecs:
+        return rows
+    return rows + _reference_rows(latent_shapes, has_alpha=image_channels(rows) == 4)
+
+
+def image_channels(rows: Sequence[Candidate]) -> int:
+    """The channels of the images of all VAEs; UserError if they differ."""
+    of_vae = {
+        row.result.path: row.source.autoencoder.config.image_channels
+        for row in rows
+        if isinstance(row.source, LoadedVae)
+    }
+    (first, channels), *others = of_vae.items()
+    for path, other in others:
+        if other != channels:
+            raise UserError(
+                f"--vae {path} has {other} image channels, and {first} {channels}: compare VAEs with as many"
+            )
+    return channels
 
 
 def _ensemble_row(config: EvaluateConfig, rows: list[Candidate], device: torch.device) -> Candidate:
@@ -165,8 +183,11 @@ def _ensemble_row(config: EvaluateConfig, rows: list[Candidate], device: torch.d
     return Candidate(result, ensemble(vaes, device, DTYPES[config.dtype], seed))
 
 
-def _reference_rows(latent_shapes: list[tuple[int, int]]) -> list[Candidate]:
-    """Bicubic for each downsampling, JPEG and WebP for each latent size. Shapes: (channels, downsampling)."""
+def _reference_rows(latent_shapes: list[tuple[int, int]], has_alpha: bool) -> list[Candidate]:
+    """Bicubic for each downsampling, JPEG and WebP for each latent size. Shapes: (channels, downsampling).
+
+    JPEG has no alpha.
+    """
     rows = []
     for factor in sorted({factor for _, factor in latent_shapes}):
         facts: dict[str, Any] = {"reduction": f"{factor}x by area average, enlarged bicubically"}
@@ -176,7 +197,7 @@ def _reference_rows(latent_shapes: list[tuple[int, int]]) -> list[Candidate]:
     for bits in dict.fromkeys(bits_per_pixel(*shape) for shape in latent_shapes):
         channels, factor = shapes[bits]
         facts = {"bits_per_pixel": bits, "latents": f"{channels} channels, {factor}x downsampling"}
-        for name in CODECS:
+        for name in ("WebP",) if has_alpha else CODECS:
             result = VaeResult(name=f"{name} {bits:g} bit/px", path="", kind="codec", config=facts)
             rows.append(Candidate(result, classic_codec(name, channels, factor)))
     return rows
@@ -253,7 +274,7 @@ def _explain_missing(config: EvaluateConfig, results: Results, device: torch.dev
                     f"{reason} for {failed} of {len(result.per_image)} images: no means"
                 )
                 continue
-            for metric in PER_IMAGE:
+            for metric in set(PER_IMAGE) - {"psnr_alpha"}:
                 if result.metrics[metric] is None and metric not in results.missing:
                     results.missing[f"{metric} at {result.size or 'whole'}"] = (
                         "the images are too small for it"

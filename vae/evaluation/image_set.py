@@ -1,6 +1,6 @@
 """The images of a comparison: checked once, then cropped to each size in the same way for every VAE.
 
-Shapes: B images of H x W px.
+Shapes: B images of C channels and H x W px.
 """
 
 import os
@@ -18,6 +18,7 @@ from vae.config.trained_vae_flags import MIN_SIZE, WHOLE, EvaluateConfig
 from vae.data.dataset import FolderImages, Images
 from vae.data.exclude_list import read_exclude_list, refuse_unmatched
 from vae.data.image_sets import find_excluded
+from vae.images.channels import resize
 from vae.images.folder import list_images
 from vae.images.formats import BadImageError
 from vae.progress import track
@@ -44,6 +45,7 @@ class ImageSet:
     crop: str  # one of CROPS
     background: str
     max_pixels: int
+    channels: int = 3
 
     @property
     def names(self) -> list[str]:
@@ -51,14 +53,14 @@ class ImageSet:
         return list(self.indices)
 
     def read(self, name: str, size: int) -> torch.Tensor:
-        """uint8 (3, size, size) of one image, or (3, H, W) if `size` is WHOLE. Raises BadImageError."""
+        """uint8 (C, size, size) of one image, or (C, H, W) if `size` is WHOLE. Raises BadImageError."""
         pixels = self._decode(name)
         if size != WHOLE:
             pixels = square(pixels, size, self.crop)
         return torch.from_numpy(np.ascontiguousarray(pixels.transpose(2, 0, 1)))
 
     def batches(self, size: int, batch_size: int) -> Iterator[tuple[list[str], torch.Tensor]]:
-        """Names and images (B, 3, H, W), in order; threads decode a few batches ahead."""
+        """Names and images (B, C, H, W), in order; threads decode a few batches ahead."""
         names = self.names
         groups = [names[at : at + batch_size] for at in range(0, len(names), batch_size)]
 
@@ -85,24 +87,28 @@ class ImageSet:
         return None
 
     def _decode(self, name: str) -> np.ndarray:
-        return self.images.decode(self.indices[name], max_pixels=self.max_pixels, background=self.background)
+        return self.images.decode(
+            self.indices[name],
+            max_pixels=self.max_pixels,
+            background=self.background,
+            channels=self.channels,
+        )
 
 
 def square(pixels: np.ndarray, size: int, crop: str) -> np.ndarray:
-    """Center crop (size, size, 3) of (H, W, 3); the short side is first scaled to `size` if `crop` is resize.
+    """Center crop (size, size, C) of (H, W, C); the short side is first scaled to `size` if `crop` is resize.
 
     Pillow's bicubic filter averages over areas when it reduces an image.
     """
     height, width = pixels.shape[:2]
     if crop == "resize" and min(height, width) != size:
         width, height = (max(size, round(side * size / min(height, width))) for side in (width, height))
-        image = Image.fromarray(pixels).resize((width, height), Image.Resampling.BICUBIC)
-        pixels = np.asarray(image)
+        pixels = resize(pixels, (width, height), Image.Resampling.BICUBIC)
     top, left = (height - size) // 2, (width - size) // 2
     return pixels[top : top + size, left : left + size]
 
 
-def find_images(config: EvaluateConfig) -> tuple[ImageSet, dict[str, str]]:
+def find_images(config: EvaluateConfig, channels: int = 3) -> tuple[ImageSet, dict[str, str]]:
     """The images that can be measured at every size, and why others cannot. Raises DataError if none can."""
     source = _open(config)
     count = len(source)
@@ -114,7 +120,7 @@ def find_images(config: EvaluateConfig) -> tuple[ImageSet, dict[str, str]]:
     chosen = _without_excluded(source, few, config)
     names = [source.name(index) for index in chosen]
     indices = dict(zip(names, chosen, strict=True))
-    images = ImageSet(source, indices, config.crop, config.background, config.max_pixels)
+    images = ImageSet(source, indices, config.crop, config.background, config.max_pixels, channels)
     largest = max(config.sizes)
     reasons = in_threads(lambda name: images.why_unusable(name, largest), names)
     bar = track(reasons, "checking images", len(names), "image", keep=False)

@@ -10,9 +10,9 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from vae.evaluation.metrics import Sums
+from vae.evaluation.metrics import Sums, color_psnr
 from vae.evaluation.results import LatentFacts
-from vae.images.pixels import MAX_PSNR_DB, psnr, to_float
+from vae.images.pixels import MAX_PSNR_DB, to_float
 from vae.inference.codec import decode_latents, encode_images
 from vae.interop.latent_statistics import MIN_VARIANCE, LatentSums
 from vae.losses.kl import kl_divergence
@@ -165,17 +165,17 @@ def noise_curve(
     """PSNR in dB of decoded latents with each of `taus` times the noise: (T, N) for T values of tau.
 
     `latents` (N, C, H, W) are those of the VAE, not normalised; `noise` has the standard deviation of each of
-    their channels. `decode` returns images (N, 3, H f, W f).
+    their channels. `decode` returns images (N, ., H f, W f).
     """
     recons = (decode(latents + tau * noise) for tau in taus)
-    return torch.stack([psnr(recon, images).clamp(max=MAX_PSNR_DB) for recon in recons])
+    return torch.stack([color_psnr(recon, images, MAX_PSNR_DB) for recon in recons])
 
 
 @torch.no_grad()
 def diffusability(
     model: AutoencoderKL, batches: Iterable[Tensor], dtype: torch.dtype
 ) -> dict[str, float | None]:
-    """Every measure for uint8 images (B, 3, H, W) of one size, by its title.
+    """Every measure for uint8 images (B, ., H, W) of one size, by its title.
 
     The effective rank sees the middle of large latents, and the noise curve decodes the first images only.
     Latents are the posterior's mode. A measure is None if a decoded image is not finite; there are none at

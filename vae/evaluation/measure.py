@@ -1,6 +1,6 @@
 """Measure the reconstructions of every image at one size, by one VAE or several, bicubic, JPEG or WebP.
 
-Shapes: B images of H x W px, Z latent channels, h x w latent pixels.
+Shapes: B images of C channels and H x W px, Z latent channels, h x w latent pixels.
 """
 
 import io
@@ -19,12 +19,15 @@ from vae.evaluation.metrics import (
     MS_SSIM_MIN_SIDE,
     SSIM_WINDOW,
     ReconstructionFid,
+    alpha_psnr,
     bicubic_baseline,
+    color_psnr,
     ms_ssim,
     ssim,
 )
 from vae.evaluation.results import PER_IMAGE, SizeResult, mean_of
-from vae.images.pixels import MAX_PSNR_DB, as_float, as_uint8, psnr, to_float, to_uint8
+from vae.images.channels import as_rgb, per_image
+from vae.images.pixels import MAX_PSNR_DB, as_float, as_uint8, to_float, to_uint8
 from vae.inference.codec import crop_back, decode_latents, encode_images, pad_to_multiple
 from vae.interop.vae_files import LoadedVae
 from vae.losses.perceptual import PerceptualLoss
@@ -32,8 +35,8 @@ from vae.model.autoencoder import AutoencoderKL, Posterior
 from vae.ops.noise import keyed_normal
 from vae.progress import Progress
 
-# (images, indices) -> reconstructions: uint8 images (B, 3, H, W) and their indices in the set to one
-# (3, H, W) per image, uint8 or floats in about [-1, 1], or None if an image cannot be reconstructed
+# (images, indices) -> reconstructions: uint8 images (B, C, H, W) and their indices in the set to one
+# (C, H, W) per image, uint8 or floats in about [-1, 1], or None if an image cannot be reconstructed
 Reconstruct = Callable[[torch.Tensor, range], list[torch.Tensor | None]]
 _Result = TypeVar("_Result")
 
@@ -65,7 +68,7 @@ def through_codec(image: torch.Tensor, codec: str, budget: int) -> torch.Tensor 
             low = middle + 1
         else:
             high = middle - 1
-    return None if best is None else pil_to_tensor(Image.open(io.BytesIO(best)).convert("RGB"))
+    return None if best is None else pil_to_tensor(Image.open(io.BytesIO(best)).convert(pil_image.mode))
 
 
 def _encode(pil_image: Image.Image, codec: str, quality: int) -> bytes:
@@ -83,20 +86,23 @@ class Metrics:
     rfid: ReconstructionFid | None
 
     def of_image(self, recon: torch.Tensor, image: torch.Tensor) -> dict[str, float | None]:
-        """Every metric of PER_IMAGE for one image and its reconstruction, (3, H, W).
+        """Every metric of PER_IMAGE for one image and its reconstruction, (C, H, W).
 
-        A value is None if the image is too small for that metric.
+        A value is None if the image is too small for that metric, or has no alpha.
         """
-        recon, image = as_float(recon[None].to(self.device)), to_float(image[None].to(self.device))
+        recon = as_float(recon[None].to(self.device)).clamp(-1, 1)
+        image = to_float(image[None].to(self.device))
         side = min(image.shape[2:])
         lpips = self.perceptual if self.perceptual and side >= self.perceptual.smallest_side else None
+        x, y = as_rgb(recon), as_rgb(image)
         values = {
-            "psnr": psnr(recon, image).clamp(max=MAX_PSNR_DB),
-            "ssim": ssim(recon, image) if side >= SSIM_WINDOW else None,
-            "ms_ssim": ms_ssim(recon, image) if side >= MS_SSIM_MIN_SIDE else None,
-            "lpips": lpips(to_float(to_uint8(recon)), image) if lpips else None,
+            "psnr": color_psnr(recon, image, MAX_PSNR_DB),
+            "psnr_alpha": alpha_psnr(recon, image, MAX_PSNR_DB),
+            "ssim": ssim(x, y) if side >= SSIM_WINDOW else None,
+            "ms_ssim": ms_ssim(x, y) if side >= MS_SSIM_MIN_SIDE else None,
+            "lpips": lpips(to_float(to_uint8(x)), y) if lpips else None,
         }
-        return {name: None if value is None else value.item() for name, value in values.items()}
+        return {name: None if v is None else per_image(v, 1).item() for name, v in values.items()}
 
 
 class VaeCodec:
@@ -119,7 +125,7 @@ class VaeCodec:
         self._is_warm = False
 
     def __call__(self, images: torch.Tensor, indices: range) -> list[torch.Tensor | None]:
-        """Reconstructions of (B, 3, H, W), as floats; None if the network returned NaN or infinity."""
+        """Reconstructions of (B, C, H, W), as floats; None if the network returned NaN or infinity."""
         images = to_float(images.to(self.device))
         if not self._is_warm:  # the first call of a shape selects kernels and allocates memory
             self._decode(self._encode(images).mode(), images.shape[2:])
@@ -143,7 +149,7 @@ class VaeCodec:
         result.decode_peak_bytes = self._peaks["decode"]
 
     def latents_of(self, images: torch.Tensor) -> torch.Tensor:
-        """The posterior's mode (B, Z, h, w) of images (B, 3, H, W)."""
+        """The posterior's mode (B, Z, h, w) of images (B, C, H, W)."""
         return self._encode(to_float(images.to(self.device))).mode()
 
     def _encode(self, images: torch.Tensor) -> Posterior:
@@ -205,7 +211,8 @@ def measure(
                     continue
                 per_image[name] = metrics.of_image(recon, image)
                 if metrics.rfid is not None:
-                    metrics.rfid.add(*(as_uint8(v[None].to(metrics.device)) for v in (image, recon)))
+                    pair = (as_float(v[None].to(metrics.device)) for v in (image, recon))
+                    metrics.rfid.add(*(as_uint8(as_rgb(v)) for v in pair))
             bar.update(len(names))
     means = {metric: mean_of([row[metric] for row in per_image.values()]) for metric in PER_IMAGE}
     distance = metrics.rfid.take() if metrics.rfid is not None else None

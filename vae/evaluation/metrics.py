@@ -2,6 +2,7 @@
 
 Structural similarity is over 8-bit values, as images are displayed. The weights of learned metrics are found
 before anything is measured. Shapes: B images of H x W px, three channels, floats in [-1, 1].
+Those with alpha are measured over black and over white, and their metrics are the means of both.
 """
 
 import math
@@ -14,6 +15,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from vae.config.trained_vae_flags import EvaluateConfig
+from vae.images.channels import as_rgb, per_image, premultiply, unpremultiply
 from vae.images.pixels import OFF_BY_ONE_DB, PEAK, psnr, to_8_bit
 from vae.losses.perceptual import PerceptualLoss, build_perceptual
 from vae.losses.trunk_weights import WITHOUT_LPIPS, cached_file, cached_or_downloaded, find_trunk_weights
@@ -95,12 +97,12 @@ def _blur(channel: Tensor) -> Tensor:
 
 # ---- Baselines ---------------------------------------------------------------------------------------------
 def mean_colour(images: Tensor) -> Tensor:
-    """Each image filled with its mean colour: (B, 3, H, W) -> (B, 3, H, W)."""
-    return images.mean((2, 3), keepdim=True).expand_as(images)
+    """Each image filled with its mean colour, and its mean alpha: (B, C, H, W) -> (B, C, H, W)."""
+    return unpremultiply(premultiply(images).mean((2, 3), keepdim=True)).expand_as(images)
 
 
 def bicubic_baseline(images: Tensor, factor: int = 8) -> Tensor:
-    """Each image area-averaged by `factor`, then enlarged bicubically: (B, 3, H, W) -> (B, 3, H, W).
+    """Each image area-averaged by `factor`, then enlarged bicubically: (B, C, H, W) -> (B, C, H, W).
 
     `factor` is the downsampling factor of the autoencoder and must divide both sides. The bicubic filter is
     that of image programs (Keys 1981, a = -0.5), with weights renormalised at the borders. The result is
@@ -109,10 +111,10 @@ def bicubic_baseline(images: Tensor, factor: int = 8) -> Tensor:
     height, width = images.shape[2:]
     assert height % factor == width % factor == 0, f"{width} x {height} px by {factor}"
     images = images.to(torch.promote_types(images.dtype, torch.float32))
-    small = F.avg_pool2d(images, factor)  # (B, 3, H/factor, W/factor)
+    small = F.avg_pool2d(premultiply(images), factor)  # (B, C, H/factor, W/factor)
     # antialias=True selects a = -0.5 instead of -0.75; it smooths nothing in an enlargement
     large = F.interpolate(small, size=(height, width), mode="bicubic", align_corners=False, antialias=True)
-    return large.clamp(-1, 1)
+    return unpremultiply(large.clamp(-1, 1))
 
 
 # ---- Metrics with trained networks, LPIPS and rFID ---------------------------------------------------------
@@ -214,9 +216,11 @@ def reconstruction_sums(
 ) -> Sums:
     """Sums of psnr, ssim and lpips over all images of `batches`; no lpips if `perceptual` is None.
 
+    Of images with alpha, also psnr_alpha.
+
     The PSNR of an image counts up to OFF_BY_ONE_DB, also for the baselines.
 
-    `reconstruct` and `perceptual` compute on the device of the batches, (B, 3, H, W) in [-1, 1].
+    `reconstruct` and `perceptual` compute on the device of the batches, (B, C, H, W) in [-1, 1].
     Reconstructions of any dtype are measured in fp32 or wider; lpips has the precision of `perceptual`.
     `each_psnr` gets the PSNR of every image, in their order.
     """
@@ -255,7 +259,7 @@ def _values_of(
     perceptual: Perceptual | None,
 ) -> dict[str, dict[str, list[Tensor]]]:
     """Every metric of all images, on their device: name -> metric -> parts (B,)."""
-    metrics = ["psnr", "ssim"] + (["lpips"] if perceptual is not None else [])
+    metrics = ["psnr", "ssim", "psnr_alpha"] + (["lpips"] if perceptual is not None else [])
     kept: dict[str, dict[str, list[Tensor]]] = {
         name: {metric: [] for metric in metrics} for name in reconstructions
     }
@@ -270,10 +274,27 @@ def _values_of(
 
 def _measure(recon: Tensor, images: Tensor, perceptual: Perceptual | None) -> dict[str, Tensor]:
     """Every metric of each image: name -> (B,)."""
-    values = {"psnr": psnr(recon, images).clamp(max=OFF_BY_ONE_DB), "ssim": ssim(recon, images)}
+    count = len(images)
+    x, y = as_rgb(recon), as_rgb(images)
+    values = {"psnr": color_psnr(recon, images, OFF_BY_ONE_DB), "ssim": per_image(ssim(x, y), count)}
+    if (of_alpha := alpha_psnr(recon, images, OFF_BY_ONE_DB)) is not None:
+        values["psnr_alpha"] = of_alpha
     if perceptual is not None:
-        values["lpips"] = perceptual(recon, images)
+        values["lpips"] = per_image(perceptual(x, y), count)
     return values
+
+
+def color_psnr(recon: Tensor, images: Tensor, limit: float = math.inf) -> Tensor:
+    """PSNR of each image (B, C, H, W) in RGB, each up to a limit in dB: -> (B,) fp64."""
+    recon = recon.clamp(-1, 1)  # colors are stored before they are over a background
+    return per_image(psnr(as_rgb(recon), as_rgb(images)).clamp(max=limit), len(images))
+
+
+def alpha_psnr(recon: Tensor, images: Tensor, limit: float = math.inf) -> Tensor | None:
+    """PSNR of the alpha of each image (B, C, H, W), each up to a limit in dB: -> (B,) fp64; None without."""
+    if images.shape[1] != 4:
+        return None
+    return psnr(recon[:, 3:], images[:, 3:]).clamp(max=limit)
 
 
 def _total(values: list[Tensor]) -> tuple[float, int]:

@@ -32,6 +32,7 @@ from vae.evaluation.tables import (
     shown_number,
     speed_tables,
 )
+from vae.images.channels import shown
 from vae.interop.run_files import OTHER_DATA
 from vae.system.console import printable
 from vae.system.files import read_json_lines, replace_text
@@ -295,7 +296,7 @@ def _lossless(path: Path, alt: str) -> EmbeddedImage:
     with Image.open(path) as image:
         width, height = (min(side, MAX_SIDE) for side in image.size)
         left, top = (image.width - width) // 2, (image.height - height) // 2
-        middle = image.convert("RGB").crop((left, top, left + width, top + height))
+        middle = shown(image).crop((left, top, left + width, top + height))
     # WebP is a quarter smaller than PNG. Method 1 takes as long as PNG; higher methods save only 4 % more.
     return _embedded(middle, path, alt, "WEBP", lossless=True, method=1)
 

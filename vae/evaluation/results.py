@@ -27,6 +27,7 @@ class Metric:
 # In the order of the columns. vae/evaluation/measure.py measures them.
 METRICS = {
     "psnr": Metric("PSNR dB", 2, "higher"),
+    "psnr_alpha": Metric("PSNR of alpha dB", 2, "higher"),
     "ssim": Metric("SSIM", 4, "higher"),
     "ms_ssim": Metric("MS-SSIM", 4, "higher"),
     "lpips": Metric("LPIPS", 4, "lower"),

@@ -1,6 +1,6 @@
 """Sample images for the page: original, reconstruction, error and latent channels as PNG files.
 
-Shapes: images are uint8 (3, H, W), latents (Z, h, w).
+Shapes: images are uint8 (C, H, W), latents (Z, h, w).
 """
 
 from dataclasses import dataclass
@@ -11,7 +11,8 @@ import torch
 from vae.evaluation.image_set import ImageSet
 from vae.evaluation.measure import Reconstruct, VaeCodec
 from vae.evaluation.results import ERROR_GAIN, LatentFacts, Sample, SizeResult, mean_psnr
-from vae.images.pixels import as_uint8, to_uint8
+from vae.images.channels import difference
+from vae.images.pixels import as_uint8, to_float, to_uint8
 from vae.inference.infer import write_png
 
 LATENT_SPREAD = 3  # black is this many standard deviations below a channel's mean, white above
@@ -69,7 +70,7 @@ def write_samples(
         if recon is None:
             continue
         recon, stem = as_uint8(recon).cpu(), f"{number:02d}_{position:02d}"
-        error = ((recon.int() - image.int()).abs() * ERROR_GAIN).clamp(max=255).to(torch.uint8)
+        error = to_uint8(difference(to_float(recon[None]), to_float(image[None]))[0] * ERROR_GAIN - 1)
         _write(folder / f"{stem}_recon.png", recon)
         _write(folder / f"{stem}_error.png", error)
         channels = []

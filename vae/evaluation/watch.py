@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +10,7 @@ import torch
 
 from vae.config.trained_vae_flags import EvaluateConfig
 from vae.data.exclude_list import hash_of_list
-from vae.evaluation.compare import Candidate, on_device, open_metrics
+from vae.evaluation.compare import Candidate, image_channels, on_device, open_metrics
 from vae.evaluation.image_set import ImageSet, find_images
 from vae.evaluation.measure import Metrics, measure
 from vae.evaluation.results import VaeResult
@@ -82,6 +82,7 @@ def _evaluate(config: EvaluateConfig, path: Path, image_set: ImageSet, metrics: 
         return
     row = Candidate(VaeResult(name=path.name, path=str(path), kind=loaded.kind), loaded)
     (size,) = config.sizes
+    image_set = replace(image_set, channels=image_channels([row]))
     with torch.inference_mode(), on_device(config, row, metrics.device) as codec:
         means = measure(codec, image_set, size, config.batch_size, metrics, path.name).metrics
     shown = ", ".join(f"{name} {value:.4f}" for name, value in means.items() if value is not None)

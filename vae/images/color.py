@@ -32,13 +32,12 @@ PRIMARIES: dict[int, tuple[float, ...]] = {
 BRADFORD = np.array([[0.8951, 0.2664, -0.1614], [-0.7502, 1.7135, 0.0367], [0.0389, -0.0685, 1.0296]])
 D50 = np.array([0.9642, 1.0, 0.8249])  # ICC.1:2022, 6.3.4.3
 SRGB_CURVE = (2.4, 1 / 1.055, 0.055 / 1.055, 1 / 12.92, 0.04045)  # IEC 61966-2-1
+Backdrop = tuple[int, int, int] | None  # the colour behind transparent pixels; None keeps alpha
 GREY_FLAGS = {"1": "one_bit", "L": "grey", "LA": "grey", "La": "grey"}  # by Pillow's mode
 
 
-def to_srgb(
-    image: Image.Image, profile: bytes | None, backdrop: tuple[int, int, int], flags: set[str]
-) -> np.ndarray:
-    """Convert a loaded image, whose colours `profile` defines, to sRGB pixels, uint8 (H, W, 3).
+def to_srgb(image: Image.Image, profile: bytes | None, backdrop: Backdrop, flags: set[str]) -> np.ndarray:
+    """Convert a loaded image, whose colours `profile` defines, to the sRGB pixels of `flatten`.
 
     Raises BadImageError if the pixels have no defined colour.
     """
@@ -56,14 +55,14 @@ def to_srgb(
     return flatten(image, alpha, backdrop, flags)
 
 
-def flatten(
-    image: Image.Image, alpha: Image.Image | None, backdrop: tuple[int, int, int], flags: set[str]
-) -> np.ndarray:
-    """The pixels of an RGB image over a backdrop, uint8 (H, W, 3)."""
+def flatten(image: Image.Image, alpha: Image.Image | None, backdrop: Backdrop, flags: set[str]) -> np.ndarray:
+    """The pixels of an RGB image over a backdrop, uint8 (H, W, 3); without one (H, W, 4) if it has alpha."""
     if alpha is not None:
         opacity = np.asarray(alpha)
         if not opacity.any():
             raise BadImageError("transparent", "every pixel is transparent")
+        if backdrop is None:
+            return np.dstack([np.asarray(image), opacity])
         if opacity.min() < 255:
             image = Image.composite(image, Image.new("RGB", image.size, backdrop), alpha)
             flags.add("alpha_flattened")

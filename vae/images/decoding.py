@@ -20,7 +20,8 @@ from PIL.TiffImagePlugin import TiffImageFile
 
 from vae.config.declare import MAX_PIXELS
 from vae.images import libvips
-from vae.images.color import BITS_PER_SAMPLE, flatten, to_srgb, transform_to_srgb
+from vae.images.channels import with_channels
+from vae.images.color import BITS_PER_SAMPLE, Backdrop, flatten, to_srgb, transform_to_srgb
 from vae.images.formats import (
     DECODER_ERRORS,
     HEAD_BYTES,
@@ -47,7 +48,7 @@ _PILLOW_LIMIT = threading.Lock()  # Pillow's limit is global, and threads decode
 class DecodedImage(NamedTuple):
     """A decoded file: its pixels, its format by content, and codes for what was unusual about it."""
 
-    pixels: np.ndarray  # uint8 (H, W, 3)
+    pixels: np.ndarray  # uint8 (H, W, 3), or as many channels as asked for
     format: str
     flags: tuple[str, ...]  # sorted codes: corrections made, and harmless oddities
 
@@ -62,14 +63,19 @@ class Header(NamedTuple):
 
 
 def decode_image(
-    path: str | os.PathLike[str], *, max_pixels: int = MAX_PIXELS, background: str = "white"
+    path: str | os.PathLike[str],
+    *,
+    max_pixels: int = MAX_PIXELS,
+    background: str = "white",
+    channels: int = 3,
 ) -> np.ndarray:
-    """Decode an image file upright, in sRGB and without transparency: uint8 (H, W, 3).
+    """Decode an image file upright and in sRGB: uint8 (H, W, channels), by default without transparency.
 
     Turns it by its metadata, converts its colours and CMYK, scales 16 bits to 8, and composites transparent
-    pixels over `background`. Raises BadImageError if the file cannot be used completely.
+    pixels over `background`, unless there are 4 channels. Raises BadImageError if the file cannot be used
+    completely.
     """
-    return read_image(path, max_pixels=max_pixels, background=background).pixels
+    return decode_bytes(read_content(path), max_pixels=max_pixels, background=background, channels=channels)
 
 
 def read_image(
@@ -119,7 +125,7 @@ def read_image_bytes(
     first_frame: bool = False,
 ) -> DecodedImage:
     """As `read_image`, of the content of a file with this name."""
-    image = _decode(data, max_pixels, background, first_frame)
+    image = _decode(data, max_pixels, parse_background(background), first_frame)
     flag = extension_flag(name, image.format)
     return image._replace(flags=tuple(sorted({*image.flags, *flag})))
 
@@ -131,13 +137,15 @@ def decode_bytes(
     background: str = "white",
     first_frame: bool = False,
     is_verified: bool = False,
+    channels: int = 3,
 ) -> np.ndarray:
-    """The pixels of read_image, from the content of a file: uint8 (H, W, 3).
+    """The pixels of decode_image, from the content of a file: uint8 (H, W, channels).
 
     `is_verified`: the bytes are those of a file that was decoded before, by their checksum. The checksums
     within a PNG are not compared again.
     """
-    return _decode(data, max_pixels, background, first_frame, is_verified).pixels
+    pixels = _decode(data, max_pixels, backdrop_of(background, channels), first_frame, is_verified).pixels
+    return with_channels(pixels, channels)
 
 
 def upright_size(path: str | os.PathLike[str], max_pixels: int = MAX_PIXELS) -> tuple[int, int]:
@@ -194,10 +202,15 @@ def parse_background(background: str) -> tuple[int, int, int]:
         ) from None
 
 
+def backdrop_of(background: str, channels: int) -> Backdrop:
+    """The colour behind transparent pixels; None if images keep alpha. UserError as `parse_background`."""
+    color = parse_background(background)
+    return None if channels == 4 else color
+
+
 def _decode(
-    data: bytes, max_pixels: int, background: str, first_frame: bool, is_verified: bool = False
+    data: bytes, max_pixels: int, backdrop: Backdrop, first_frame: bool, is_verified: bool = False
 ) -> DecodedImage:
-    backdrop = parse_background(background)
     kind = sniff_format(data[:HEAD_BYTES], first_frame)
     load_plugin(kind)
     flags: set[str] = set()
@@ -303,10 +316,10 @@ def _by_pillow(
     data: bytes,
     end: int | None,
     profile: bytes | None,
-    backdrop: tuple[int, int, int],
+    backdrop: Backdrop,
     flags: set[str],
 ) -> np.ndarray:
-    """Pixels (H, W, 3), not yet upright unless it is a TIFF. `end`: of a JPEG, in the data."""
+    """The pixels of `flatten`, not yet upright unless it is a TIFF. `end`: of a JPEG, in the data."""
     if image.format in ("JPEG", "MPO"):
         assert end is not None
         pixels = decode_strictly(data, end, image.mode)

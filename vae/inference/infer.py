@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 import torch
-from PIL import Image
 
 from vae.config.trained_vae_flags import InferConfig
 from vae.device import DTYPES, is_out_of_memory, pick_device, precision_support, warn_of_slow_bf16
+from vae.images.channels import hide_colors, to_pil
 from vae.images.decoding import decode_image
 from vae.images.formats import BadImageError
 from vae.images.pixels import to_float, to_uint8
@@ -65,7 +65,7 @@ class Session:
         )
 
     def encode(self, images: torch.Tensor) -> Latents:
-        """Latents of images (1, 3, H, W) in [-1, 1]; MemoryError if what follows does not fit either.
+        """Latents of images (1, C, H, W) in [-1, 1]; MemoryError if what follows does not fit either.
 
         If they are decoded next, the encoder reads the images at the size that gives images of their size.
         """
@@ -82,7 +82,7 @@ class Session:
         return Latents(posterior, (images.shape[2], images.shape[3]))
 
     def decode(self, latents: torch.Tensor, size: tuple[int, int]) -> np.ndarray:
-        """uint8 (H, W, 3) pixels of latents (1, Z, h, w)."""
+        """uint8 (H, W, C) pixels of latents (1, Z, h, w)."""
         self._check_memory("decode", latents[:, 0].numel() * self.model.encoder_downsampling**2)
         how: dict[str, Any] = {"dtype": self.dtype, "tile": self.tile}
         with _tile_progress("decode") as on_step:
@@ -90,7 +90,7 @@ class Session:
         if self._leaves_fp16(images):
             return self.decode(latents, size)
         self._check_finite(images)
-        return to_uint8(images[0]).permute(1, 2, 0).cpu().numpy()
+        return hide_colors(to_uint8(images[0]).permute(1, 2, 0).cpu().numpy())
 
     def _check_memory(self, operation: str, pixels: int) -> None:
         """Raise MemoryError if the main memory is too small, and also if it may be and tiles are allowed."""
@@ -114,10 +114,14 @@ class Session:
     def read(self, path: Path) -> Latents:
         """Latents of a latent file or of an image file, with the size of the decoded image."""
         if path.suffix.lower() != LATENTS:
-            return self.encode(read_image(path, self.config))
+            return self.encode_file(path)
         latents = load_latents(path, self.source, self.config.any_vae)
         height, width = (side * self.model.config.up_scale for side in latents.size)
         return Latents(latents.posterior, (height, width))
+
+    def encode_file(self, path: Path) -> Latents:
+        """Latents of an image file. Raises BadImageError."""
+        return self.encode(read_image(path, self.config, self.model.config.image_channels))
 
 
 def open_session(config: InferConfig) -> Session:
@@ -216,13 +220,13 @@ def _smaller_setting(session: Session) -> str:
 
 
 def _reconstruct(session: Session, task: Task) -> None:
-    latents = session.encode(read_image(task.inputs[0], session.config))
+    latents = session.encode_file(task.inputs[0])
     write_png(task.outputs[0], session.decode(latents.posterior.mode(), latents.size))
 
 
 def _encode(session: Session, task: Task) -> None:
     path = task.inputs[0]
-    latents = session.encode(read_image(path, session.config))
+    latents = session.encode_file(path)
     save_latents(task.outputs[0], latents, session.source, path.name)
 
 
@@ -265,9 +269,10 @@ _WORK = {
 # ---- Image files -----------------------------------------------------------------------------------------
 
 
-def read_image(path: Path, config: InferConfig) -> torch.Tensor:
-    """fp32 (1, 3, H, W) in [-1, 1] of an image file, upright and in sRGB. Raises BadImageError."""
-    pixels = decode_image(path, max_pixels=config.max_pixels, background=config.background)
+def read_image(path: Path, config: InferConfig, channels: int) -> torch.Tensor:
+    """fp32 (1, C, H, W) in [-1, 1] of an image file, upright and in sRGB. Raises BadImageError."""
+    background = config.background
+    pixels = decode_image(path, max_pixels=config.max_pixels, background=background, channels=channels)
     height, width = pixels.shape[:2]
     if min(height, width) < MIN_SIDE:
         raise BadImageError("too_small", f"{width}x{height} px; each side needs at least {MIN_SIDE} px")
@@ -275,6 +280,6 @@ def read_image(path: Path, config: InferConfig) -> torch.Tensor:
 
 
 def write_png(path: Path, pixels: np.ndarray) -> None:
-    """Write uint8 (H, W, 3) or grey (H, W) pixels as PNG, atomically."""
+    """Write uint8 (H, W, C) or grey (H, W) pixels as PNG, atomically."""
     with atomic_path(path) as temporary:
-        Image.fromarray(pixels).save(temporary, format="PNG")
+        to_pil(np.atleast_3d(pixels)).save(temporary, format="PNG")

@@ -70,6 +70,7 @@ class Crops:
 
     images: Images
     image_size: int
+    channels: int = 3
 
     @classmethod
     def of(cls, path: str, config: ExportConfig, loaded: LoadedVae) -> "Crops":
@@ -86,13 +87,18 @@ class Crops:
             raise UserError(
                 f"--image_size {size} is not a multiple of {factor}: try {-(-size // factor) * factor}"
             )
-        return cls(FolderImages(image_root(path), names), size)
+        channels = loaded.autoencoder.config.image_channels
+        return cls(FolderImages(image_root(path), names), size, channels)
 
     def batches(self, limit: int | None = None) -> Iterator[torch.Tensor]:
-        """Yield fp32 (1, 3, S, S) in [-1, 1]; DataError if no image can be used."""
+        """Yield fp32 (1, C, S, S) in [-1, 1]; DataError if no image can be used."""
         num_yielded, rejected = 0, []
         for batch in load_validation(
-            self.images, range(len(self.images)), image_size=self.image_size, batch_size=1
+            self.images,
+            range(len(self.images)),
+            image_size=self.image_size,
+            batch_size=1,
+            channels=self.channels,
         ):
             rejected += batch.rejected
             for image in batch.images:
@@ -150,6 +156,11 @@ def export(config: ExportConfig) -> None:
     if findings.scaling is not None and model.bn is None and not model.config.decoder:
         constants = ", scaling {:.5g}, shift {:.5g}".format(*findings.scaling)
     console.info(f"written: {output} ({config.dtype}{constants})")
+    if model.config.image_channels == 4:
+        console.info(
+            "images with alpha: give RGBA in [-1, 1] with straight alpha, which diffusers' VaeImageProcessor "
+            "makes from PIL images of mode RGBA (docs/export.md)"
+        )
     if config.push_to is not None:
         _push(config.push_to, output, model, config, content, loaded.file.step)
 

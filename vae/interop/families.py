@@ -55,9 +55,11 @@ def _tiny(model: ModelConfig) -> dict[str, Any]:
     return {
         "decoder_block_out_channels": widths,
         "encoder_block_out_channels": widths,
+        "in_channels": model.image_channels,
         "latent_channels": model.z_channels,
         "num_decoder_blocks": [*blocks, 1],
         "num_encoder_blocks": [1, *blocks],
+        "out_channels": model.image_channels,
     }
 
 
@@ -122,6 +124,8 @@ def comfyui_problem(model: ModelConfig, scaling: tuple[float, float] | None) -> 
     z = model.z_channels
     if model.family == "tiny":
         return None
+    if model.image_channels != 3:
+        return f"reads images of 3 channels, not of {model.image_channels}: use its folder with diffusers"
     if model.family == "wan":
         return "reads Wan 2.1 in the form of its video VAE only: add --into with that file"
     if z == 64 or (z == 32 and not model.latent_norm):

@@ -8,17 +8,19 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch.nn.functional import pad
 
 from vae.config.declare import PUBLISHED_SCALING
 from vae.config.options import ModelConfig, build
 from vae.config.resolve import tiny_shape
+from vae.images.channels import LUMA
 from vae.interop.checkpoint_file import DamagedCheckpointError, checked, is_checkpoint, verify_checkpoint
 from vae.interop.families import PADDING_KEY, WAN_MEAN, WAN_STD
 from vae.interop.parameter_names import BLOCK
 from vae.interop.vae_path import VaePath, locate_vae
 from vae.interop.weight_file import read_pickle, read_weights
 from vae.interop.writing import parse_config, read_config
-from vae.model.autoencoder import IMAGE_CHANNELS, AutoencoderKL, widths_fit
+from vae.model.autoencoder import AutoencoderKL, widths_fit
 from vae.system.errors import UserError
 
 CONFIG_KEY = "vae_config"  # metadata key of single files from export_vae.py: config.json as text
@@ -28,7 +30,8 @@ CHECKPOINT_KEY = "checkpoint_sha256"  # of the checkpoint with the same weights
 RUN_KEY = "run"  # the id in the marker of the run's folder
 _MODEL_KEYS = (
     *("family", "channels", "layers_per_block", "decoder", "decoder_channels", "decoder_layers_per_block"),
-    *("decoder_scale", "mid_attention", "padding", "z_channels", "norm_groups", "use_quant_conv"),
+    *("decoder_scale", "mid_attention", "padding", "z_channels", "image_channels", "norm_groups"),
+    "use_quant_conv",
     "latent_norm",
 )
 
@@ -60,6 +63,7 @@ class VaeFile:
     latents_std: tuple[float, ...] = ()
     start: str = ""  # hash of the weights with which its training began; "": not known
     encoder_trained: bool = False  # a checkpoint of a run that changes its latents
+    has_new_alpha: bool = False  # it neither reads nor writes alpha yet
     metadata: dict[str, str] = field(default_factory=dict)  # of a safetensors file
 
     @property
@@ -83,6 +87,25 @@ class VaeFile:
                 continue
             rows = self.weights[name].unflatten(0, (-1, own.up_scale**2)).mean(1)
             self.weights = {**self.weights, name: rows.repeat_interleave(model.up_scale**2, dim=0)}
+
+    def change_image_channels(self, channels: int) -> None:
+        """Give an RGB VAE alpha, or make it grey: it computes the same as before of opaque or grey images."""
+        if channels == self.shape.get("image_channels", 3):  # not of an AutoencoderTiny
+            return
+        luma = torch.tensor([LUMA])
+        for name in ("encoder.conv_in.weight", "decoder.conv_out.weight", "decoder.conv_out.bias"):
+            if (value := self.weights.get(name)) is None:
+                continue
+            if name.startswith("encoder."):  # the alpha of an image is not read yet
+                value = pad(value, (0, 0, 0, 0, 0, 1)) if channels == 4 else value.sum(1, keepdim=True)
+            elif channels == 1:
+                value = torch.tensordot(luma, value.unflatten(0, (3, -1)), 1).flatten(0, 1)
+            else:  # that of a reconstruction is 1
+                opaque = torch.full_like(value[: len(value) // 3], name.endswith("bias"))
+                value = torch.cat([value, opaque])
+            self.weights[name] = value
+        self.shape["image_channels"] = channels
+        self.has_new_alpha = channels == 4
 
 
 @dataclass
@@ -298,6 +321,7 @@ def config_from_shapes(weights: dict[str, torch.Tensor], where: str) -> dict[str
         "decoder_layers_per_block": None,
         "decoder_scale": _decoder_scale(weights),
         "z_channels": z_channels,
+        "image_channels": _image_channels(weights),
         "family": "kl" if any(name.endswith(".norm1.bias") for name in weights) else "wan",
         "mid_attention": any(".mid_block.attentions." in name for name in weights),
         "use_quant_conv": any(name in weights for name in ("quant_conv.weight", "post_quant_conv.weight")),
@@ -366,12 +390,22 @@ def _latent_channels(weights: dict[str, torch.Tensor]) -> int:
 
 
 def _decoder_scale(weights: dict[str, torch.Tensor]) -> int | None:
-    """2 if the decoder returns four times as many channels as the encoder reads, or as an RGB image has."""
-    returned, read = (weights.get(name) for name in ("decoder.conv_out.weight", "encoder.conv_in.weight"))
+    """2 if the decoder returns four times as many channels as images have."""
+    returned = weights.get("decoder.conv_out.weight")
     if returned is None or not returned.dim():
         return None
-    channels = IMAGE_CHANNELS if read is None or read.dim() < 2 else read.shape[1]
-    return 2 if len(returned) == 4 * channels else None
+    return 2 if len(returned) == 4 * _image_channels(weights) else None
+
+
+def _image_channels(weights: dict[str, torch.Tensor]) -> int:
+    """The channels of images: 1 or 4 if encoder and decoder agree, at any scale of the decoder; or 3."""
+    read, returned = (weights.get(name) for name in ("encoder.conv_in.weight", "decoder.conv_out.weight"))
+    rows = {len(returned)} if returned is not None and returned.dim() else set()
+    for channels in (4, 1):
+        is_read = read is None or (read.dim() > 1 and read.shape[1] == channels)
+        if is_read and (rows or read is not None) and rows <= {channels, 4 * channels}:
+            return channels
+    return 3
 
 
 def missing_part(weights: Collection[str]) -> str:

@@ -24,7 +24,7 @@ from vae.interop.families import FAMILIES, PADDING_KEY, TINY_CLASS, check_class,
 from vae.interop.latent_statistics import LatentConstants
 from vae.interop.model_card import modelspec
 from vae.interop.vae_path import WEIGHTS_NAME
-from vae.model.autoencoder import IMAGE_CHANNELS, AutoencoderKL, TinyDecoder, TinyEncoder
+from vae.model.autoencoder import AutoencoderKL, TinyDecoder, TinyEncoder
 from vae.system import console
 from vae.system.errors import UserError
 from vae.system.files import atomic_path, utf8_text, write_json
@@ -91,9 +91,9 @@ def diffusers_config(
     shape = {
         "_class_name": name,
         "_diffusers_version": "0.35.0",
-        "in_channels": 3,
+        "in_channels": model.image_channels,
         "latent_channels": model.z_channels,
-        "out_channels": IMAGE_CHANNELS * model.up_scale**2,
+        "out_channels": model.image_channels * model.up_scale**2,
     }
     if model.family != "tiny":  # whose class does not know it
         shape["sample_size"] = sample_size
@@ -252,5 +252,6 @@ def write_tiny(
 
 def _empty_encoder(content: dict[str, Any], decoder: TinyDecoder) -> dict[str, torch.Tensor]:
     """The encoder of an AutoencoderTiny with this config.json, all zero: diffusers warns without one."""
-    encoder = TinyEncoder(len(decoder.latents_mean), len(content["num_encoder_blocks"]), IMAGE_CHANNELS)
+    levels = len(content["num_encoder_blocks"])
+    encoder = TinyEncoder(len(decoder.latents_mean), levels, content["in_channels"])
     return {f"encoder.{name}": torch.zeros_like(value) for name, value in encoder.state_dict().items()}

@@ -210,7 +210,7 @@ def zero_inputs(spec: StepSpec, images: int, device: torch.device | str) -> Step
     latent, loss, z_channels = spec.image_size // downsampling(spec.model), spec.loss, spec.model.z_channels
     zeros = partial(torch.zeros, device=device)
     return StepInputs(
-        images=zeros(images, 3, spec.image_size, spec.image_size, dtype=torch.uint8),
+        images=zeros(images, spec.model.image_channels, spec.image_size, spec.image_size, dtype=torch.uint8),
         noise=zeros(images, z_channels, latent, latent),
         image_share=1 / images,
         loss_scale=zeros(()),

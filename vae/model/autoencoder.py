@@ -9,7 +9,7 @@ With --decoder_scale 2, the last convolution returns four pixels for each positi
 decoded image has twice the side of the encoder's input. In all other modules, an image is what the decoder
 returns, or is to return; the encoder reads it at half its size.
 
-Shapes: B images, H x W pixels, f downsampling, Z latent channels; h x w = H/f x W/f.
+Shapes: B images, C channels, H x W pixels, f downsampling, Z latent channels; h x w = H/f x W/f.
 """
 
 import math
@@ -23,6 +23,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from vae.config.options import TINY_WIDTH, ModelConfig
+from vae.images.channels import premultiply, unpremultiply
 from vae.model.layers import (
     Attention,
     Conv2d,
@@ -37,7 +38,7 @@ from vae.model.layers import (
 )
 from vae.ops.fused_conv import end_dtype
 from vae.ops.library import layout_of
-from vae.ops.shapes import Features, Images, Latents, Moments
+from vae.ops.shapes import AnyImages, Features, Latents, Moments
 from vae.system.errors import UserError
 
 TINY_LIMIT = 3.0  # of the normalized latents that it distinguishes: taesd's
@@ -57,7 +58,7 @@ class TinyBlock(nn.Module):
 
 
 class TinyEncoder(nn.Module):
-    """(B, 3, H, W) images in [-1, 1] to (B, 2Z, H/f, W/f): the encoder of taesd.
+    """(B, C, H, W) images in [-1, 1] to (B, 2Z, H/f, W/f): the encoder of taesd.
 
     Its layers read images in [0, 1], and compute latents as diffusion models have them. It knows no variance:
     the log-variance is the least one, so a sample is the mean within 3e-7.
@@ -72,7 +73,7 @@ class TinyEncoder(nn.Module):
         self.layers = nn.Sequential(*layers, Conv2d(TINY_WIDTH, z_channels, 3, padding=1))
         self.checkpointed = False  # set by set_recompute: each layer
 
-    def forward(self, images: Images) -> Moments:
+    def forward(self, images: AnyImages) -> Moments:
         h = (images + 1) / 2
         for layer in self.layers[:-1]:
             h = maybe_checkpoint(layer, h, self.checkpointed)
@@ -81,7 +82,7 @@ class TinyEncoder(nn.Module):
 
 
 class TinyDecoder(nn.Module):
-    """(B, Z, H/f, W/f) latents to (B, 3, H, W) images: the decoder of taesd (madebyollin/taesd on GitHub).
+    """(B, Z, H/f, W/f) latents to (B, C, H, W) images: the decoder of taesd (madebyollin/taesd on GitHub).
 
     For previews of any VAE's latents. Its layers compute images in [0, 1]. It has no norms and no attention,
     so a pixel depends on 21 latent positions around it.
@@ -106,7 +107,7 @@ class TinyDecoder(nn.Module):
         self.scale = 2 ** (levels - 1)
         self.checkpointed = False  # set by set_recompute: each layer
 
-    def forward(self, latents: Latents) -> Images:
+    def forward(self, latents: Latents) -> AnyImages:
         mean, std = self.latents_mean[:, None, None], self.latents_std[:, None, None]
         h = TINY_LIMIT * torch.tanh((latents - mean) / (TINY_LIMIT * std))  # fp32 at least, as the buffers
         h = h.to(latents.dtype)
@@ -115,7 +116,6 @@ class TinyDecoder(nn.Module):
         return (2 * self.layers[-1](h.to(end_dtype(h))) - 1).to(latents.dtype)
 
 
-IMAGE_CHANNELS = 3
 FLUX2_EPS = 1e-4  # batch_norm_eps of its config.json
 LOGVAR_RANGE = (-30.0, 20.0)  # AutoencoderKL clamps to this range, so that exp() stays finite
 
@@ -221,13 +221,13 @@ class UpBlock(nn.Module):
 
 
 class Encoder(nn.Module):
-    """(B, 3, H, W) images in [-1, 1] to (B, 2Z, H/f, W/f) mean and log-variance."""
+    """(B, C, H, W) images in [-1, 1] to (B, 2Z, H/f, W/f) mean and log-variance."""
 
     def __init__(self, config: ModelConfig):
         super().__init__()
         widths = config.channels
         groups = _groups(config)
-        self.conv_in = Conv2d(IMAGE_CHANNELS, widths[0], 3, padding=1)
+        self.conv_in = Conv2d(config.image_channels, widths[0], 3, padding=1)
         inputs = (widths[0], *widths[:-1])
         self.down_blocks = ModuleList(
             DownBlock(a, b, config.layers_per_block, groups, last=level == len(widths) - 1)
@@ -238,10 +238,10 @@ class Encoder(nn.Module):
         self.conv_out = Conv2d(widths[-1], 2 * config.z_channels, 3, padding=1)
         self.checkpointed = False
 
-    def forward(self, images: Images) -> Moments:
+    def forward(self, images: AnyImages) -> Moments:
         return maybe_checkpoint(self._forward, images, self.checkpointed)
 
-    def _forward(self, images: Images) -> Moments:
+    def _forward(self, images: AnyImages) -> Moments:
         first, *others = self.down_blocks
         h = maybe_checkpoint(lambda images: first(self.conv_in(images)), images, first.checkpointed)
         for level in others:
@@ -251,9 +251,9 @@ class Encoder(nn.Module):
 
 
 class Decoder(nn.Module):
-    """(B, Z, H/f, W/f) latents to (B, 3, H, W) images.
+    """(B, Z, H/f, W/f) latents to (B, C, H, W) images.
 
-    At a scale s, the last convolution returns 3 s^2 channels of H/s x W/s positions: s^2 pixels for each.
+    At a scale s, the last convolution returns C s^2 channels of H/s x W/s positions: s^2 pixels for each.
     """
 
     def __init__(self, config: ModelConfig):
@@ -269,9 +269,9 @@ class Decoder(nn.Module):
         )
         self.conv_norm_out = build_norm_silu(groups, widths[-1])
         self.scale = config.up_scale
-        self.conv_out = Conv2d(widths[-1], IMAGE_CHANNELS * self.scale**2, 3, padding=1)
+        self.conv_out = Conv2d(widths[-1], config.image_channels * self.scale**2, 3, padding=1)
 
-    def forward(self, latents: Latents) -> Images:
+    def forward(self, latents: Latents) -> AnyImages:
         h = self.mid_block(self.conv_in(latents))
         *others, last = self.up_blocks
         upsampler: nn.Module = nn.Identity()
@@ -329,7 +329,7 @@ class AutoencoderKL(nn.Module):
         check_widths(config)
         self.config = config
         z = config.z_channels
-        tiny_shape = z, len(config.channels), IMAGE_CHANNELS
+        tiny_shape = z, len(config.channels), config.image_channels
         own_encoder = config.family == "tiny"
         is_tiny = own_encoder or config.decoder == "tiny"
         self.encoder: Encoder | TinyEncoder
@@ -360,33 +360,33 @@ class AutoencoderKL(nn.Module):
         """Side of the encoder's input divided by the side of its latent."""
         return self.downsampling // self.config.up_scale
 
-    def encoder_input(self, images: Images) -> torch.Tensor:
-        """What the encoder reads of images that the decoder is to return: (B, 3, H/s, W/s) at its scale s.
+    def encoder_input(self, images: AnyImages) -> torch.Tensor:
+        """What the encoder reads of images that the decoder is to return: (B, C, H/s, W/s) at its scale s.
 
         Pixels are means of s x s, as in the bicubic baseline. This filter never reads across the border of a
         crop or a tile, so cropping or turning gives the same before and after it. It is the inverse of the
         nearest enlargement with which the decoder begins.
         """
         scale = self.config.up_scale
-        return images if scale == 1 else F.avg_pool2d(images, scale)
+        return images if scale == 1 else unpremultiply(F.avg_pool2d(premultiply(images), scale))
 
-    def encode(self, images: Images) -> Posterior:
-        """Posterior of the encoder's input (B, 3, H, W) in [-1, 1]; mean and logvar are at least fp32."""
+    def encode(self, images: AnyImages) -> Posterior:
+        """Posterior of the encoder's input (B, C, H, W) in [-1, 1]; mean and logvar are at least fp32."""
         return Posterior.from_moments(self._moments(images))
 
-    def _moments(self, images: Images) -> Moments:
+    def _moments(self, images: AnyImages) -> Moments:
         moments = self.encoder(images)
         return moments if self.quant_conv is None else self.quant_conv(moments)
 
-    def decode(self, latents: Latents) -> Images:
-        """Images (B, 3, H, W) in the dtype of `latents`, in about [-1, 1] and not clamped."""
+    def decode(self, latents: Latents) -> AnyImages:
+        """Images (B, C, H, W) in the dtype of `latents`, in about [-1, 1] and not clamped."""
         if self.post_quant_conv is not None:
             latents = self.post_quant_conv(latents)
         return self.decoder(latents)
 
     def forward(
         self,
-        images: Images,
+        images: AnyImages,
         noise: Latents | None = None,
         views: Sequence[Callable[[torch.Tensor], list[torch.Tensor]]] = (),
         targets: Latents | None = None,

@@ -3,7 +3,6 @@
 import torch.nn.functional as F
 from torch import nn
 
-from vae.model.autoencoder import IMAGE_CHANNELS
 from vae.model.layers import Conv2d, GroupNorm
 from vae.ops.shapes import Images, Logits
 
@@ -20,7 +19,7 @@ class Discriminator(nn.Module):
     def __init__(self, channels: int, layers: int):
         super().__init__()
         widths = [channels * min(2**i, MAX_WIDTH_FACTOR) for i in range(layers + 1)]
-        self.convs = nn.ModuleList([Conv2d(IMAGE_CHANNELS, widths[0], 4, stride=2, padding=1)])
+        self.convs = nn.ModuleList([Conv2d(3, widths[0], 4, stride=2, padding=1)])
         self.norms = nn.ModuleList()
         for layer in range(1, layers + 1):
             stride = 2 if layer < layers else 1

@@ -9,7 +9,7 @@ already form a path without a norm. The warm start sets the weights of this path
 architecture and the file format stay the same.
 
 - Encoder: each stride-2 convolution reads 2x2 pixels and keeps their principal components. So the latent
-  contains the strongest of the 3*f*f numbers of a block, at unit variance.
+  contains the strongest of the C*f*f numbers of a block, at unit variance.
 - Decoder: each convolution predicts the components of blocks half as large, by least squares from the values
   that the decoder really has. (After nearest-neighbor upsampling, both pixels of a pair look the same, so no
   kernel reaches the highest frequency. Therefore this is a fit, not an inverse.)
@@ -21,7 +21,7 @@ architecture and the file format stay the same.
 The fits use Gaussian images with the spectrum and the colors of photographs, the same for every seed. They
 run in fp64: in fp32, a different rounding in one operation changed the weights by a thousandth.
 
-Shapes: N images, K signals, T targets, f downsampling, Z latent channels.
+Shapes: N images, C image channels, K signals, T targets, f downsampling, Z latent channels.
 """
 
 from collections.abc import Sequence
@@ -31,19 +31,15 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from vae.model.autoencoder import (
-    IMAGE_CHANNELS,
-    AutoencoderKL,
-    Decoder,
-    Encoder,
-    TinyEncoder,
-    downsampling,
-)
+from vae.config.options import ModelConfig
+from vae.images.channels import LUMA
+from vae.model.autoencoder import AutoencoderKL, Decoder, Encoder, TinyEncoder, downsampling
 from vae.model.layers import Attention, Conv2d, NormSiLU, ResnetBlock, RMSNormSiLU, weight_and_bias
 
 IMAGES = 24  # 6,144 blocks of 8x8 pixels: 42 per unknown with 16 latent channels
 POWER_EXPONENT = 2.2  # power ~ 1 / frequency ** 2.2: between Field (1987), 2, and 17 Kodak images, 2.3
 RGB_COVARIANCE = ((0.162, 0.148, 0.120), (0.148, 0.199, 0.172), (0.120, 0.172, 0.171))  # 17 Kodak images
+MAX_IMAGE_CHANNELS = 4
 MAX_SIGNALS = 64  # limits the largest fit to 577 unknowns; latents may be more
 FIT_POSITIONS = 40_000  # approximate number used by a fit; the warm start takes 1.8 to 3 s of one core
 RIDGE = 1e-6  # times the power of each input; keeps the system of nearly dependent inputs solvable
@@ -88,7 +84,7 @@ def initialize(model: AutoencoderKL, init: str, seed: int) -> None:
         if init == "default":
             lower_noise(model.quant_conv or model.encoder.conv_out)
         else:
-            images = natural_images(IMAGES, max(128, 8 * downsampling(model.config))).double()
+            images = _images_for(model.config).double()
             components, latents = fit_encoder(model, images)
             fit_decoder(model, components, latents)
             for conv in (model.quant_conv, model.post_quant_conv):
@@ -104,7 +100,7 @@ def initialize_decoder(model: AutoencoderKL) -> None:
     It predicts the components of the warm start by least squares, so the encoder need not be linear.
     """
     with torch.no_grad():
-        images = natural_images(IMAGES, max(128, 8 * downsampling(model.config)))
+        images = _images_for(model.config)
         latents = torch.cat([model.encode(image[None]).mode() for image in images])
         if model.post_quant_conv is not None:
             latents = model.post_quant_conv(latents)
@@ -127,14 +123,28 @@ def lower_noise(conv: Conv2d) -> None:
     bias[z_channels:] = LOGVAR_START
 
 
-def natural_images(count: int, side: int) -> torch.Tensor:
-    """Gaussian images (count, 3, side, side) with the power spectrum and RGB covariance of photographs."""
+def _images_for(config: ModelConfig) -> torch.Tensor:
+    """The images of the fits."""
+    return natural_images(IMAGES, max(128, 8 * downsampling(config)), config.image_channels)
+
+
+def natural_images(count: int, side: int, channels: int = 3) -> torch.Tensor:
+    """Gaussian images (count, C, side, side) with the power spectrum and RGB covariance of photographs.
+
+    Alpha is independent of the colors, and as strong as one of them.
+    """
     generator = torch.Generator().manual_seed(0)
     down, across = torch.fft.fftfreq(side)[:, None], torch.fft.rfftfreq(side)[None]
     amplitude = (down**2 + across**2).clamp_min((0.5 / side) ** 2) ** (-POWER_EXPONENT / 4)
-    noise = torch.randn(count, IMAGE_CHANNELS, side, side, generator=generator)
+    noise = torch.randn(count, channels, side, side, generator=generator)
     fields = torch.fft.irfft2(torch.fft.rfft2(noise) * amplitude, s=(side, side))
-    mixing = torch.linalg.cholesky(torch.tensor(RGB_COVARIANCE))
+    covariance = torch.tensor(RGB_COVARIANCE)
+    if channels == 4:
+        covariance = torch.block_diag(covariance, covariance.diagonal().mean())
+    elif channels == 1:
+        luma = torch.tensor([LUMA])
+        covariance = luma @ covariance @ luma.T
+    mixing = torch.linalg.cholesky(covariance)
     return torch.einsum("dc,nchw->ndhw", mixing, fields / fields.std())
 
 
@@ -142,9 +152,10 @@ def fit_encoder(model: AutoencoderKL, images: torch.Tensor) -> tuple[list[torch.
     """Fit the encoder's path; return the components (N, K, h, w) at each resolution, and the latents."""
     encoder, widths, groups = model.encoder, model.config.channels, model.config.norm_groups
     assert isinstance(encoder, Encoder)
-    signals = Signals(signal_channels(widths[0], groups)[:IMAGE_CHANNELS], STREAM_GAIN * images)
-    identity = STREAM_GAIN * torch.eye(IMAGE_CHANNELS)[:, :, None, None]
-    write(encoder.conv_in, list(range(IMAGE_CHANNELS)), signals.channels, F.pad(identity, (1, 1, 1, 1)))
+    count = model.config.image_channels
+    signals = Signals(signal_channels(widths[0], groups)[:count], STREAM_GAIN * images)
+    identity = STREAM_GAIN * torch.eye(count)[:, :, None, None]
+    write(encoder.conv_in, list(range(count)), signals.channels, F.pad(identity, (1, 1, 1, 1)))
     components = [signals.values]
     for level, block in enumerate(encoder.down_blocks[:-1]):
         signals.channels = follow_shortcut(block.resnets[0], signals.channels, groups)
@@ -196,10 +207,9 @@ def fit_decoder(model: AutoencoderKL, components: list[torch.Tensor], latents: t
         quiet = whole_groups(signals.channels, widths[level], groups) if last else signals.channels
         silence(block, quiet)
     last_conv = decoder.up_blocks[-1].resnets[-1].conv2
-    images = components[0][:, :IMAGE_CHANNELS] / STREAM_GAIN
-    images = images.repeat_interleave(
-        decoder.scale**2, dim=1
-    )  # all pixels of a position: nearest enlargement
+    images = components[0] / STREAM_GAIN
+    # All pixels of a position: nearest enlargement.
+    images = images.repeat_interleave(decoder.scale**2, dim=1)
     fit_readout(decoder.conv_norm_out, last_conv, decoder.conv_out, signals, images)
 
 
@@ -249,7 +259,7 @@ def signal_channels(width: int, groups: int) -> list[int]:
 
 def carriers_per_group(width: int, groups: int) -> int:
     """Two, or none if two would leave too few channels for an image; the norm then removes its mean."""
-    return 2 if width - 2 * groups >= IMAGE_CHANNELS else 0
+    return 2 if width - 2 * groups >= MAX_IMAGE_CHANNELS else 0
 
 
 def whole_groups(channels: list[int], width: int, groups: int) -> list[int]:

@@ -15,7 +15,8 @@ else:
     # tests/conftest.py imports jaxtyping before this module; everywhere else these are plain tensors
     Float = getattr(sys.modules.get("jaxtyping"), "Float", Annotated)
 
-Images = Float[Tensor, "B 3 H W"]
+Images = Float[Tensor, "B 3 H W"]  # RGB: all that losses see
+AnyImages = Float[Tensor, "B channels H W"]  # grey, RGB, or RGB and alpha
 Latents = Float[Tensor, "B Z h w"]
 Moments = Float[Tensor, "B twice_Z h w"]
 Features = Float[Tensor, "B C h w"]

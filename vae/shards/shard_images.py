@@ -220,8 +220,8 @@ class ShardImages:
         """Path, version and size of the dataset."""
         return {"dataset": self.location, "version": self.version, "samples": len(self)}
 
-    def decode(self, index: int, *, max_pixels: int, background: str) -> np.ndarray:
-        """The pixels of an image: uint8 (H, W, 3)."""
+    def decode(self, index: int, *, max_pixels: int, background: str, channels: int = 3) -> np.ndarray:
+        """The pixels of an image: uint8 (H, W, channels)."""
         dataset, _ = self.shard(self.locate(index)[0])
         first_frame = bool(dataset.policy.get("first_frame"))
         return decode_bytes(
@@ -230,6 +230,7 @@ class ShardImages:
             background=background,
             first_frame=first_frame,
             is_verified=True,
+            channels=channels,
         )
 
     def locate(self, index: int) -> tuple[int, int]:

@@ -116,6 +116,7 @@ class TrainingSet:
             self.images,
             config.data,
             image_size=image_size,
+            channels=config.model.image_channels,
             seed=config.run.seed,
             shapes=self.shapes(config, image_size),
             excluded=self.excluded,
@@ -183,7 +184,8 @@ def find_images(
     if validation is None or not count:
         return training_set, None
     labels = _labels(data, validation, count)
-    return training_set, ValidationSet(validation, count, data, num_workers, label=labels)
+    channels = config.model.image_channels
+    return training_set, ValidationSet(validation, count, data, channels, num_workers, label=labels)
 
 
 def _labels(data: DataConfig, images: Images, count: int) -> Callable[[int], str | None]:

@@ -125,7 +125,7 @@ class TrainingLoop:
         state, world_size = self.state, self.stepper.dist.world_size
         if isinstance(batch, Exception) and world_size == 1:
             return self._stop_without_batch(batch)
-        loaded = batch if isinstance(batch, Batch) else _without_images(state.stage.image_size)
+        loaded = batch if isinstance(batch, Batch) else _without_images(state)
         result = self.stepper.gradients(loaded)
         started = time.perf_counter()
         counts = self._all_reduced_counts(batch)  # from here on, all processes do the same
@@ -259,7 +259,8 @@ class TrainingLoop:
             )
 
 
-def _without_images(image_size: int) -> Batch:
+def _without_images(state: TrainingState) -> Batch:
     """The batch of a process that has none, with which it takes part in the sums of a step."""
+    channels, side = state.autoencoder.config.image_channels, state.stage.image_size
     nothing = torch.zeros(0, dtype=torch.int64)
-    return Batch(torch.zeros(0, 3, image_size, image_size, dtype=torch.uint8), nothing, nothing)
+    return Batch(torch.zeros(0, channels, side, side, dtype=torch.uint8), nothing, nothing)

@@ -296,7 +296,8 @@ def _metrics_lines(
 
 def _metrics_line(name: str, values: Metrics) -> str:
     lpips = f"   LPIPS {values['lpips']:.4f}" if "lpips" in values else ""
-    return f"{name:<16} PSNR {values['psnr']:6.2f} dB   SSIM {values['ssim']:.4f}{lpips}"
+    alpha = f" (alpha {values['psnr_alpha']:.2f} dB)" if "psnr_alpha" in values else ""
+    return f"{name:<16} PSNR {values['psnr']:6.2f} dB{alpha}   SSIM {values['ssim']:.4f}{lpips}"
 
 
 def verdict_line(

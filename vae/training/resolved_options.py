@@ -13,8 +13,10 @@ from vae.config.options import Config
 from vae.config.recipes import recipe_values
 from vae.config.resolve import (
     DECODER_SHAPE,
+    check_background,
     check_decoder,
     check_encoder,
+    check_image_channels,
     check_new_decoder,
     check_shape,
     resolve,
@@ -53,7 +55,8 @@ class ResolvedOptions:
         if self.content is not None:
             return self.content["begun_from"]
         if self.source is not None:
-            return TRAINED if self.source.has_decoder else RANDOM if model.decoder else WARM
+            is_trained = self.source.has_decoder and not self.source.has_new_alpha
+            return TRAINED if is_trained else RANDOM if model.decoder else WARM
         return WARM if model.init == "warm" else RANDOM
 
 
@@ -96,6 +99,7 @@ def resolve_options(
         config = replace(config, model=replace(config.model, init_from=content["config"]["init_from"]))
         _check_scaling(config, content["latent_scaling"] is not None, f"--resume_from {path}")
     check_decoder(config)
+    check_background(config)
     return ResolvedOptions(config, path, content, source)
 
 
@@ -161,8 +165,9 @@ def _existing_vae(config: Config, given: dict[str, Any], dist: Distributed) -> t
     file = dist.main_first(partial(read_vae, Path(config.model.init_from)))
     shape = {"norm_groups": config.model.norm_groups, "padding": config.model.padding, **file.shape}
     of_decoder = {name: value for name in DECODER_SHAPE if (value := getattr(config.model, name)) is not None}
+    can_change = (*of_decoder, "image_channels")
     check_shape(
-        {name: value for name, value in given.items() if name not in of_decoder}, shape, "--init_from"
+        {name: value for name, value in given.items() if name not in can_change}, shape, "--init_from"
     )
     shape |= {name: tuple(value) for name, value in shape.items() if isinstance(value, list)}
     model = replace(config.model, **shape)
@@ -172,7 +177,11 @@ def _existing_vae(config: Config, given: dict[str, Any], dist: Distributed) -> t
     wanted = replace(model, **{name: getattr(config.model, name) for name in of_decoder})
     if os.path.lexists(config.model.init_from):  # not of the hub; another working directory may resume
         wanted = replace(wanted, init_from=str(Path(config.model.init_from).absolute()))
+    if "image_channels" in given:
+        wanted = replace(wanted, image_channels=config.model.image_channels)
+        check_image_channels(wanted, model.image_channels, config.optim.train_part)
     file.fit_decoder(wanted)
+    file.change_image_channels(wanted.image_channels)
     if not file.has_decoder:
         check_new_decoder(wanted)
     return replace(config, model=wanted), file

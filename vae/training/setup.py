@@ -124,7 +124,7 @@ class PreparedRun:
             scale_activations(network, scale)
 
     def crops(self, count: int) -> Iterator[torch.Tensor]:
-        """About `count` training crops uint8 (1, 3, H, W) on the device (TrainingSet.sample)."""
+        """About `count` training crops uint8 (1, C, H, W) on the device (TrainingSet.sample)."""
         dataset = self.training_set.crops(self.config, self.state.stage.image_size)
         first_epoch = 0
         position, dist = self.state.position, self.dist

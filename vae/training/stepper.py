@@ -90,7 +90,7 @@ class Stepper:
         device = self.dist.device
         share = self.dist.world_size / max(1, total_images)
         if len(batch.images) == 0:
-            batch = _placeholder(state.stage.image_size)
+            batch = _placeholder(model.config.image_channels, state.stage.image_size)
             share = 0.0
         height, width = (side // model.downsampling for side in batch.images.shape[2:])
         shape = (model.config.z_channels, height, width)
@@ -123,7 +123,7 @@ class Stepper:
             set_learning_rate(optimizer, rate, share)
 
 
-def _placeholder(image_size: int) -> Batch:
+def _placeholder(channels: int, image_size: int) -> Batch:
     """One black image, for a process without images in a step."""
     key = torch.zeros(1, dtype=torch.int64)
-    return Batch(torch.zeros(1, 3, image_size, image_size, dtype=torch.uint8), key, key)
+    return Batch(torch.zeros(1, channels, image_size, image_size, dtype=torch.uint8), key, key)

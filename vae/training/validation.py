@@ -39,6 +39,7 @@ class ValidationSet:
     images: Images
     count: int
     data: DataConfig = field(default_factory=DataConfig)
+    channels: int = 3  # of an image
     num_workers: int = 0
     reported: set[str] = field(default_factory=set)  # unusable files that were reported
     chosen: tuple[int, ...] = ()  # if not empty, `count` indices
@@ -64,7 +65,7 @@ class ValidationSet:
     def batches(
         self, image_size: int, batch_size: int, dist: Distributed, while_waiting: Callable[[], None]
     ) -> Iterator[Batch]:
-        """Centre crops of this process's share: uint8 (B, 3, S, S).
+        """Centre crops of this process's share: uint8 (B, C, S, S).
 
         `while_waiting` is called during waits for images, and may end them with an exception.
         """
@@ -75,6 +76,7 @@ class ValidationSet:
             self.data,
             image_size=image_size,
             batch_size=batch_size,
+            channels=self.channels,
             num_workers=self.num_workers if len(indices) > FEW_IMAGES else 0,
             while_waiting=while_waiting,
         )
@@ -90,7 +92,7 @@ class ValidationSet:
 def mode_reconstruction(
     model: AutoencoderKL, networks: Networks, noise: NoiseMeter | None = None
 ) -> Callable[[torch.Tensor], torch.Tensor]:
-    """A function from images (B, 3, H, W) in [-1, 1] to their reconstructions by the posterior's mode.
+    """A function from images (B, C, H, W) in [-1, 1] to their reconstructions by the posterior's mode.
 
     `noise` gets the posteriors.
     """
@@ -241,7 +243,8 @@ def _shown(name: str, metrics: Metrics) -> str:
     if "psnr" not in metrics:
         return f"{name} no usable image"
     lpips = f", LPIPS {metrics['lpips']:.4f}" if "lpips" in metrics else ""
-    return f"{name} PSNR {metrics['psnr']:.2f} dB, SSIM {metrics['ssim']:.4f}{lpips}"
+    alpha = f", of alpha {metrics['psnr_alpha']:.2f} dB" if "psnr_alpha" in metrics else ""
+    return f"{name} PSNR {metrics['psnr']:.2f} dB{alpha}, SSIM {metrics['ssim']:.4f}{lpips}"
 
 
 # ---- Results over the run ------------------------------------------------------------------------------

@@ -14,7 +14,8 @@ from vae.config.options import Config, RunConfig
 from vae.data.dataset import Batch
 from vae.device import is_out_of_memory
 from vae.evaluation.image_set import square
-from vae.evaluation.metrics import Sums, bicubic_baseline, means
+from vae.evaluation.metrics import Sums, bicubic_baseline, color_psnr, means
+from vae.images.channels import as_rgb, difference, over_checkerboard
 from vae.images.decoding import decode_image
 from vae.images.folder import list_images
 from vae.images.formats import BadImageError
@@ -270,7 +271,7 @@ class SampleGrids:
         console.info(f"out of memory: no sample grid of step {state.position.step}; training is the same")
 
     def _images(self) -> Iterator[torch.Tensor]:
-        """The images of a grid as one uint8 batch (N, 3, S, S); no batch if there are none."""
+        """The images of a grid as one uint8 batch (N, C, S, S); no batch if there are none."""
         size, validation_set = self.state.stage.image_size, self.validation_set
         if self.sample_images:
             yield self.sample_images[size]
@@ -281,27 +282,39 @@ class SampleGrids:
 
 
 def sample_grid(model: AutoencoderKL, networks: Networks, images: torch.Tensor) -> np.ndarray:
-    """uint8 pixels (H, W, 3) from uint8 images (N, 3, S, S), one row per image.
+    """uint8 pixels (H, W, 3) from uint8 images (N, C, S, S), one row per image.
 
-    The columns are the input, its reconstruction, the error times ERROR_GAIN and the bicubic baseline. The
-    captions are PSNRs of the whole crop, as in validation.
+    The columns are the input, its reconstruction, the error times ERROR_GAIN and the bicubic baseline; images
+    with alpha are over a checkerboard, and their alpha follows. The captions are PSNRs of the whole crop, as
+    in validation.
     """
     factor = model.downsampling
     titles = ["input", "reconstruction", f"error x{ERROR_GAIN}", f"{factor}x bicubic"]
+    has_alpha = images.shape[1] == 4
+    titles += ["alpha", "reconstruction of alpha"] if has_alpha else []
     rows, captions = [], []
     for image in images:
-        original = to_float(image[None])  # (1, 3, S, S)
+        original = to_float(image[None])  # (1, C, S, S)
         recon = mode_reconstruction(model, networks)(original).float().clamp(-1, 1)
-        error = ((recon - original).abs() / 2 * ERROR_GAIN).clamp(0, 1) * 2 - 1
+        error = (difference(recon, original) / 2 * ERROR_GAIN).clamp(0, 1) * 2 - 1
         bicubic = bicubic_baseline(original, factor)
-        rows.append(_tiles(torch.cat([original, recon, error, bicubic])))
-        scores = [f"PSNR {float(psnr(codec, original)):.2f} dB" for codec in (recon, bicubic)]
+        columns = [over_checkerboard(original), over_checkerboard(recon), error, over_checkerboard(bicubic)]
+        scores = [_caption(float(color_psnr(codec, original))) for codec in (recon, bicubic)]
         captions.append(["", scores[0], "", scores[1]])
+        if has_alpha:
+            alphas = original[:, 3:], recon[:, 3:]
+            columns += map(as_rgb, alphas)
+            captions[-1] += ["", _caption(float(psnr(*alphas)))]
+        rows.append(_tiles(torch.cat(columns)))
     return draw_grid(titles, rows, captions)
 
 
+def _caption(value: float) -> str:
+    return f"PSNR {value:.2f} dB"
+
+
 def _tiles(columns: torch.Tensor) -> np.ndarray:
-    """The centres of (4, 3, S, S) in [-1, 1] as uint8 (4, T, T, 3); small ones are enlarged."""
+    """The centres of (N, 3, S, S) in [-1, 1] as uint8 (N, T, T, 3); small ones are enlarged."""
     start = max(0, (columns.shape[-1] - GRID_SIDE) // 2)
     tiles = to_uint8(columns[..., start : start + GRID_SIDE, start : start + GRID_SIDE])
     scale = -(-MIN_TILE // tiles.shape[-1])
@@ -327,7 +340,7 @@ def draw_grid(titles: list[str], rows: list[np.ndarray], captions: list[list[str
 
 
 def load_sample_images(config: Config, stages: Iterable[Stage]) -> dict[int, torch.Tensor]:
-    """The first images of --sample_images by name, for each image size S: uint8 (N, 3, S, S).
+    """The first images of --sample_images by name, for each image size S: uint8 (N, C, S, S).
 
     Each image is scaled by its shorter side, and its centre is cropped. Raises DataError if the folder
     contains no images or one of them cannot be read.
@@ -344,7 +357,12 @@ def load_sample_images(config: Config, stages: Iterable[Stage]) -> dict[int, tor
     data = config.data
     for name in names[:MAX_SAMPLE_IMAGES]:
         try:
-            pixels = decode_image(Path(folder) / name, max_pixels=data.max_pixels, background=data.background)
+            pixels = decode_image(
+                Path(folder) / name,
+                max_pixels=data.max_pixels,
+                background=data.background,
+                channels=config.model.image_channels,
+            )
         except BadImageError as error:
             raise DataError(
                 f"--sample_images {folder}: {console.printable(name)}: {error}: remove or replace this file"
