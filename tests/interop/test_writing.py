@@ -184,8 +184,11 @@ def test_starts_from_old_attention_names(published, tiny, convolutions):
             value = value[:, :, None, None].contiguous()
         weights[name] = value
     assert sum(".query." in name for name in weights) == 4
-    save_file(weights, published / WEIGHTS_NAME)
-    assert_near(first_forward(published, tiny), expected)
+    folder = published.with_name("old")  # Windows replaces no mapped file
+    folder.mkdir()
+    (folder / "config.json").write_bytes((published / "config.json").read_bytes())
+    save_file(weights, folder / WEIGHTS_NAME)
+    assert_near(first_forward(folder, tiny), expected)
 
 
 def test_folder_without_weights_is_an_error_and_a_pickle_is_read(published):
