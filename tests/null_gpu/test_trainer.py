@@ -58,7 +58,7 @@ def test_a_run_and_its_resume(image_folder: Path, tmp_path: Path):
     runs = [{**options, "max_steps": STOP}, {"resume_from": "latest", "max_steps": STEPS, **place}]
     printed = run_on_null_gpu("-c", PROGRAM, json.dumps(runs), sm=75).stdout
     assert printed.count("RTX 2080 Ti, no profile: settings come from its memory), fp16") == 2
-    assert ", CUDA graph, norms without Triton kernels" in printed
+    assert ", CUDA graph" in printed
     checkpoint = last_checkpoint(folder)
     assert (checkpoint["position"]["step"], checkpoint["fp16"]) == (STEPS, True)
     assert [record["step"] for record in records(folder, "validation")] == [0, 3, 6, 9, 10, 12]
@@ -75,7 +75,7 @@ def test_a_cuda_graph_ends_with_its_stage(tmp_path: Path):
     given |= {"output_dir": str(tmp_path / "run"), "device": "cuda", "use_bf16": True, "kernels": "torch"}
     given |= {"progressive": "256:4:4,512:1:8"}
     printed = run_on_null_gpu("-c", TWO_STAGES, json.dumps(given), gib=8).stdout
-    assert ", CUDA graph, norms without Triton kernels" in printed
+    assert ", CUDA graph" in printed
     assert "512 px, batch 8 as 1 x 8" in printed
     assert printed.count("\nmemory  predicted") == 2
     assert "out of memory" not in printed
