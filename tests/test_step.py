@@ -17,7 +17,7 @@ from tests.harness.toy_networks import (
     toy_networks,
 )
 from vae.config.options import LossConfig, OptimConfig
-from vae.images.channels import as_rgb
+from vae.images.composites import as_rgb
 from vae.images.pixels import to_float
 from vae.ops.attention import attention_reference
 from vae.ops.fused_conv import upsample_conv_reference

@@ -1,7 +1,7 @@
 """The gradients of one optimizer step: micro-batches, the losses, and the discriminator.
 
 Shapes: B images of this process and step, b images of one micro-batch, C channels of an image, Z of a latent.
-Every term compares RGB images: those with alpha over black and over white (vae/images/channels.py).
+Every term compares RGB images: those with alpha over black and over white (vae/images/composites.py).
 Every loss is a mean over the images of all processes, so micro-batches do not change the gradient.
 """
 
@@ -15,7 +15,7 @@ import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from vae.images.channels import as_rgb, per_image, premultiply, unpremultiply
+from vae.images.composites import as_rgb, per_image, premultiply, unpremultiply
 from vae.images.pixels import to_float
 from vae.losses.adversarial import generator_loss, hinge_discriminator_loss, squared_norm
 from vae.losses.reconstruction import reconstruction_loss

@@ -8,7 +8,7 @@ from PIL import Image
 from vae.data.dataset import CropDataset, DataConfig, FolderImages
 from vae.evaluation.image_set import square
 from vae.evaluation.metrics import baseline_sums
-from vae.images.channels import as_rgb, over_checkerboard, per_image, premultiply, shown, unpremultiply
+from vae.images.composites import as_rgb, over_checkerboard, per_image, premultiply, shown, unpremultiply
 from vae.images.decoding import decode_image
 from vae.images.pixels import to_float
 from vae.losses.reconstruction import reconstruction_loss

@@ -26,7 +26,7 @@ from vae.evaluation.metrics import (
     ssim,
 )
 from vae.evaluation.results import PER_IMAGE, SizeResult, mean_of
-from vae.images.channels import as_rgb, per_image
+from vae.images.composites import as_rgb, per_image
 from vae.images.pixels import MAX_PSNR_DB, as_float, as_uint8, to_float, to_uint8
 from vae.inference.codec import crop_back, decode_latents, encode_images, pad_to_multiple
 from vae.interop.vae_files import LoadedVae

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from vae.config.trained_vae_flags import EvaluateConfig
-from vae.images.channels import as_rgb, per_image, premultiply, unpremultiply
+from vae.images.composites import as_rgb, per_image, premultiply, unpremultiply
 from vae.images.pixels import OFF_BY_ONE_DB, PEAK, psnr, to_8_bit
 from vae.losses.perceptual import PerceptualLoss, build_perceptual
 from vae.losses.trunk_weights import WITHOUT_LPIPS, cached_file, cached_or_downloaded, find_trunk_weights

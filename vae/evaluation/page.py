@@ -32,7 +32,7 @@ from vae.evaluation.tables import (
     shown_number,
     speed_tables,
 )
-from vae.images.channels import shown
+from vae.images.composites import shown
 from vae.interop.run_files import OTHER_DATA
 from vae.system.console import printable
 from vae.system.files import read_json_lines, replace_text

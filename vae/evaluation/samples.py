@@ -11,7 +11,7 @@ import torch
 from vae.evaluation.image_set import ImageSet
 from vae.evaluation.measure import Reconstruct, VaeCodec
 from vae.evaluation.results import ERROR_GAIN, LatentFacts, Sample, SizeResult, mean_psnr
-from vae.images.channels import difference
+from vae.images.composites import difference
 from vae.images.pixels import as_uint8, to_float, to_uint8
 from vae.inference.infer import write_png
 

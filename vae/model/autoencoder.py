@@ -23,7 +23,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from vae.config.options import TINY_WIDTH, ModelConfig
-from vae.images.channels import premultiply, unpremultiply
+from vae.images.composites import premultiply, unpremultiply
 from vae.model.layers import (
     Attention,
     Conv2d,

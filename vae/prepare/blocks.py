@@ -140,7 +140,14 @@ def read_list(path: str, flag: str) -> Iterator[str]:
                 elif is_remote(path):
                     yield f"{folder}/{name}"
                 else:
-                    yield os.path.normpath(os.path.join(folder, name))
+                    yield os.path.normpath(_listed(folder, name))
+
+
+def _listed(folder: str, name: str) -> str:
+    """The path that a line of a list means: with the separators of Windows, too."""
+    path = os.path.join(folder, name)
+    # Without a backslash, no file is looked for: a list may have millions of lines on a network share.
+    return path if "\\" not in name or os.path.lexists(path) else path.replace("\\", "/")
 
 
 def _warn(flag: str, error: OSError) -> None:

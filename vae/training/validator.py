@@ -15,7 +15,7 @@ from vae.data.dataset import Batch
 from vae.device import is_out_of_memory
 from vae.evaluation.image_set import square
 from vae.evaluation.metrics import Sums, bicubic_baseline, color_psnr, means
-from vae.images.channels import as_rgb, difference, over_checkerboard
+from vae.images.composites import as_rgb, difference, over_checkerboard
 from vae.images.decoding import decode_image
 from vae.images.folder import list_images
 from vae.images.formats import BadImageError
