@@ -115,9 +115,11 @@ def test_jpeg_quality_is_estimated(tmp_path, quality):
 
 def test_histograms_count_every_value():
     random = np.random.default_rng(0)
-    for values in (random.lognormal(6, 1, 5000), np.full(3, 7.0), np.array([1.0, np.nan, 3.0]), np.zeros(2)):
+    equal = [np.full(3, 7.0), np.full(24, 256.0), np.zeros(2)]
+    for values in (random.lognormal(6, 1, 5000), np.array([1.0, np.nan, 3.0]), *equal):
         for is_log in (False, True):
             counted = np.isfinite(values) & ((values > 0) | (not is_log))
             edges = bin_edges(values, is_log)
             assert len(edges) or not counted.any()
+            assert (np.diff(edges) > 0).all()  # also of equal values: bars have a width
             assert np.histogram(values[counted], edges if len(edges) else 1)[0].sum() == counted.sum()

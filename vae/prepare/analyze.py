@@ -250,9 +250,11 @@ def bin_edges(values: np.ndarray, is_log: bool) -> np.ndarray:
     if not len(values):
         return np.zeros(0)
     bins = int(np.clip(2 * len(values) ** (1 / 3), 8, MAX_BINS))  # Rice's rule
-    return (
-        np.geomspace(values.min(), values.max(), bins + 1) if is_log else np.histogram_bin_edges(values, bins)
-    )
+    if not is_log:
+        return np.histogram_bin_edges(values, bins)
+    edges = np.exp(np.histogram_bin_edges(np.log(values), bins))  # of equal values, around them
+    edges[0], edges[-1] = min(edges[0], values.min()), max(edges[-1], values.max())  # despite rounding
+    return edges
 
 
 def _number_text(value: float) -> str:
