@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 from pathlib import Path
 
@@ -98,6 +99,14 @@ def test_new_checkpoints_are_seen_until_ctrl_c(run, words, tmp_path, monkeypatch
     assert evaluate_vae.main(words) == 0
     assert promoted == ["checkpoint_step_3.pt", "checkpoint_step_2.pt"]
     assert "the same command continues" in capsys.readouterr().out
+
+
+def test_checkpoints_of_a_run_are_measured_in_the_order_of_their_numbers(run, words, capsys):
+    finish(run)
+    shutil.copy(run / "checkpoint_step_1.pt", run / "checkpoint_step_10.pt")
+    assert evaluate_vae.main(words) == 0
+    found = re.findall(r"^checkpoint_step_(\d+)\.pt: ", capsys.readouterr().out, re.MULTILINE)
+    assert list(dict.fromkeys(found)) == ["1", "2", "3", "10"]
 
 
 @pytest.mark.parametrize("exported", [None, "of an earlier stage"])

@@ -40,7 +40,7 @@ def watch(config: EvaluateConfig) -> int:
     try:
         while True:
             new = [path for path in folder.glob("checkpoint_*.pt") if seen.get(path) != _version(path)]
-            for path in sorted(new):
+            for path in sorted(new, key=lambda path: (len(path.name), path.name)):  # 9 before 10
                 seen[path] = _version(path)
                 _evaluate(config, path, image_set, metrics)
             if not new and _is_finished(folder):
