@@ -1,9 +1,9 @@
 """Encode, decode and reconstruct images of any size, in any dtype, whole or in blended tiles.
 
-Shapes: B images, H x W pixels of any size from 8 px on, f the downsampling, Z latent channels; the latent has
-h = ceil(H/f) rows and w = ceil(W/f) columns. Results are on the device of the input, in fp32 or wider; the
-network computes on the device of its weights. Padding is added at the right and at the bottom, so that
-latents stay aligned with the image's own grid.
+Shapes: B images of C channels, H x W pixels of any size from 8 px on, f the downsampling, Z latent channels;
+the latent has h = ceil(H/f) rows and w = ceil(W/f) columns. Results are on the device of the input, in fp32
+or wider; the network computes on the device of its weights. Padding is added at the right and at the
+bottom, so that latents stay aligned with the image's own grid.
 
 Blended tiles are for images that do not fit into memory, which is then that of one tile and of the result.
 The result is approximate. A tile does not see the rest of the image: its outer pixels see padding instead, so
@@ -38,7 +38,7 @@ def padded_side(side: int, multiple: int) -> int:
 
 
 def pad_to_multiple(images: torch.Tensor, multiple: int) -> torch.Tensor:
-    """Images (B, 3, H, W) of any dtype, their last column and row repeated up to multiples of `multiple`.
+    """Images (B, C, H, W) of any dtype, their last column and row repeated up to multiples of `multiple`.
 
     The border is repeated, not mirrored, so that border latents spend less on pixels that are cropped off.
     With the warm start's linear codec, the outer 8 px gain 0.18 dB over mirroring on the Kodak set, 0.24 dB
@@ -111,7 +111,7 @@ def encode_images(
     on_step: Callable[[int, int], None] = _ignore_progress,
     at_full_size: bool = False,
 ) -> Posterior:
-    """Posterior (B, Z, h, w) of images (B, 3, H, W) in [-1, 1], padded to multiples of f.
+    """Posterior (B, Z, h, w) of images (B, C, H, W) in [-1, 1], padded to multiples of f.
 
     `at_full_size`: the encoder reads all pixels, so the decoded image is larger by the decoder's scale.
     `tile` is the side of the tiles in px, which are approximate and need memory for one of them only; None
@@ -141,7 +141,7 @@ def decode_latents(
     tile: int | None = None,
     on_step: Callable[[int, int], None] = _ignore_progress,
 ) -> torch.Tensor:
-    """Images (B, 3, H, W) in about [-1, 1], not clamped, from the encoder's latents (B, Z, h, w).
+    """Images (B, C, H, W) in about [-1, 1], not clamped, from the encoder's latents (B, Z, h, w).
 
     `size` is the (H, W) before padding; None returns all (h f, w f) pixels. For `tile` and `on_step`,
     see `encode_images`. Raises MemoryError if the main memory is too small.
@@ -252,9 +252,9 @@ def run_blended(
     tile: int,
     on_step: Callable[[int, int], None],
 ) -> torch.Tensor:
-    """Encode images (B, 3, H, W), whose sides are multiples of f, or decode latents (B, Z, h, w).
+    """Encode images (B, C, H, W), whose sides are multiples of f, or decode latents (B, Z, h, w).
 
-    "encode" returns mean and log-variance (B, 2Z, H/f, W/f), "decode" images (B, 3, h f, w f), both on the
+    "encode" returns mean and log-variance (B, 2Z, H/f, W/f), "decode" images (B, C, h f, w f), both on the
     host. `tile` is in px. `on_step(done, total)` counts batches of samples and tiles.
     """
     return torch.cat([_one(model, operation, image, dtype, tile, on_step) for image in values.split(1)])
