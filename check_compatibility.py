@@ -9,7 +9,8 @@ def run_checks(config):
     from pathlib import Path
 
     from vae.checks.machine import gather
-    from vae.checks.table import as_json, as_text, exit_code, judge
+    from vae.checks.report import as_json, as_text, exit_code
+    from vae.checks.table import judge
 
     if sys.stdout.isatty() and not config.json:
         print("Checking this machine ...", file=sys.stderr)

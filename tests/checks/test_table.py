@@ -19,18 +19,14 @@ from tests.harness.machines import (
     verdict,
 )
 from vae.checks.facts import TIME_LIMIT, Card, Requirement, Smi
+from vae.checks.report import GROUPS, SCHEMA_VERSION, as_json, as_text, exit_code
 from vae.checks.table import (
     CHECKPOINT_BYTES,
     DEFAULT_PARAMETERS,
     FAIL,
-    GROUPS,
     PASS,
-    SCHEMA_VERSION,
     SKIP,
     WARN,
-    as_json,
-    as_text,
-    exit_code,
     judge,
     synced_by,
     workers,
