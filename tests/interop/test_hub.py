@@ -134,9 +134,11 @@ def test_folder_on_this_machine_wins_and_the_hub_is_not_asked(server, tmp_path):
     [
         (None, "someone/nothing", "and the hub has no such public repository"),
         (None, "someone/pipeline:unet", "the repository has no unet/diffusion_pytorch_model.safetensors"),
-        (None, "someone/pipeline:x.safetensors", "RemoteEntryNotFoundError: 404"),
+        (None, "someone/pipeline:x.safetensors", "the repository has no such file: correct the path in it"),
         ((401, "GatedRepo"), "someone/pipeline", "the repository is gated: accept its terms on its page"),
-        ((403, ""), "someone/pipeline", "there is no such file or folder, and LocalEntryNotFoundError"),
+        ((401, ""), "someone/pipeline", "and the hub refuses access ("),
+        ((403, ""), "someone/pipeline", "and the hub refuses access (403 Forbidden"),
+        ((404, "RevisionNotFound"), "someone/pipeline", "has no such revision"),
     ],
 )
 def test_refusals_are_one_line(server, refused, name, said):
@@ -155,10 +157,20 @@ def test_offline_uses_the_cache_and_says_what_it_lacks(server, monkeypatch):
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     assert load_vae(Path("someone/pipeline")).scaling_factor == 0.5
     with pytest.raises(
-        UserError, match=r"--vae someone/other: there is no such file or folder, and LocalEntryNotFoundError"
+        UserError, match=r"--vae someone/other: .* not in the cache of the hub: unset HF_HUB_OFFLINE"
     ):
         load_vae(Path("someone/other"))
     assert len(server.requests) == asked
+
+
+@pytest.mark.slow  # the package asks again for 20 s
+def test_without_a_network_the_message_says_so(server):
+    server.server.shutdown()
+    server.server.server_close()
+    with pytest.raises(
+        UserError, match=r"^--vae someone/pipeline: .* the hub cannot be reached \(.+\): check"
+    ):
+        load_vae(Path("someone/pipeline"))
 
 
 def test_without_the_package_the_message_names_it_and_the_download(server, monkeypatch):

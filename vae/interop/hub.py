@@ -28,6 +28,7 @@ _ADDRESS = re.compile(
 _FILES = (".safetensors", ".sft", ".pt", ".ckpt", ".bin", ".pth")
 _OTHER_FILES = (".pkl", ".gguf", ".png", ".jpg")
 _IN_FOLDER = "diffusion_pytorch_model"  # files with names like this need the config.json beside them
+_LOGIN = "log in with: hf auth login"
 INSTALL = "python -m pip install huggingface_hub"
 
 
@@ -145,21 +146,38 @@ def _one_line(where: str, done: str = "") -> Iterator[None]:
     """Errors of huggingface_hub as a UserError that starts with `where` and ends with what is done."""
     from huggingface_hub import errors
 
-    login = "log in with: hf auth login"
-    begins = f"{where}: " if done else f"{where}: there is no such file or folder, and "
-    ending = f"; {done}" if done else ""
-
     try:
         yield
     except errors.GatedRepoError:
-        raise UserError(
-            f"{where}: the repository is gated: accept its terms on its page, and {login}{ending}"
-        ) from None
-    except errors.RepositoryNotFoundError:
-        raise UserError(
-            f"{begins}the hub has no such public repository: correct it, or {login}{ending}"
-        ) from None
+        begins, reason = f"{where}: ", f"the repository is gated: accept its terms on its page, and {_LOGIN}"
     # no access, no such file, a name or a license, no connection, a full disk
     except (errors.HfHubHTTPError, errors.HTTPError, ValueError, OSError) as error:
-        text = " ".join(str(error).split())
-        raise UserError(f"{begins}{type(error).__name__}: {text}{ending}") from None
+        begins = f"{where}: " if done else f"{where}: there is no such file or folder, and "
+        reason = _reason(error)
+    else:
+        return
+    raise UserError(f"{begins}{reason}{f'; {done}' if done else ''}") from None
+
+
+def _reason(error: Exception) -> str:
+    """What went wrong on the hub or on the way to it, with the remedy."""
+    from huggingface_hub import errors
+
+    # Its cause is why the hub gave nothing, before the cache was searched.
+    is_local = isinstance(error, errors.LocalEntryNotFoundError)
+    cause = (error.__cause__ or error) if is_local else error
+    text = " ".join(str(cause).split())
+    response = getattr(cause, "response", None)
+    if isinstance(cause, errors.OfflineModeIsEnabled):
+        return "it is not in the cache of the hub: unset HF_HUB_OFFLINE to download it"
+    if isinstance(cause, errors.RepositoryNotFoundError):
+        return f"the hub has no such public repository: correct it, or {_LOGIN}"
+    if isinstance(cause, errors.RevisionNotFoundError):
+        return "the repository has no such revision: correct it"
+    if response is None and (is_local or isinstance(cause, errors.HTTPError)):
+        return f"the hub cannot be reached ({text}): check the network, and HF_ENDPOINT if it is set"
+    if isinstance(cause, errors.EntryNotFoundError):
+        return "the repository has no such file: correct the path in it"
+    if getattr(response, "status_code", 0) in (401, 403):
+        return f"the hub refuses access ({text}): {_LOGIN}"
+    return f"{type(cause).__name__}: {text}"
