@@ -13,6 +13,7 @@ from safetensors import safe_open
 from tests.harness.small_vae import write_vae
 from vae import progress
 from vae.config.precision import PrecisionSupport
+from vae.images import formats
 from vae.inference import infer
 from vae.interop.vae_files import load_vae
 from vae.system.errors import DataError, UserError
@@ -44,6 +45,43 @@ def test_reconstruction_has_the_image_size_and_equals_the_model(command, odd_ima
     difference = np.abs(found.astype(int) - recon.permute(1, 2, 0).numpy().astype(int))
     assert difference.max() <= 1  # another memory layout may round a value of half a level the other way
     assert (difference > 0).mean() < 0.01
+
+
+@pytest.mark.parametrize("channels", [1, 3, 4])
+def test_webp_has_the_pixels_of_png(channels, tmp_path):
+    """Also the colors of transparent pixels, which WebP changes unless asked not to."""
+    image = np.random.default_rng(0).integers(0, 256, (24, 32, channels), np.uint8)
+    image[:12, :, -1] = 0
+    for path in (tmp_path / "a.png", tmp_path / "a.webp"):
+        infer.write_image(path, image)
+        with Image.open(path) as written:
+            assert written.format.lower() == path.suffix[1:]
+            expected = image if channels > 1 else image.repeat(3, 2)
+            assert np.array_equal(np.asarray(written.convert("RGBA" if channels == 4 else "RGB")), expected)
+
+
+def test_webp_is_written_by_every_mode_that_writes_images(
+    command, image_folder, tmp_path, monkeypatch, capsys
+):
+    first, second = image_folder / "image_00.png", image_folder / "image_02.png"
+    assert command("reconstruct", "--input", first) == 0
+    for mode, inputs in {
+        "reconstruct": [first],
+        "interpolate": [first, second],
+        "variations": [first],
+    }.items():
+        assert command(mode, "--format", "webp", "--input", *inputs, "--output_dir", tmp_path / mode) == 0
+        assert {path.suffix for path in (tmp_path / mode).glob("image*")} == {".webp"}
+    found = pixels(tmp_path / "reconstruct" / "image_00.webp")
+    assert np.array_equal(found, pixels(tmp_path / "out" / "image_00.png"))
+    with pytest.raises(UserError, match=r"^--format webp has no effect with --mode encode"):
+        command("encode", "--format", "webp", "--input", first, "--output_dir", tmp_path / "latents")
+    monkeypatch.setitem(formats.MAX_SIDE, "webp", 16)
+    assert (
+        command("reconstruct", "--format", "webp", "--input", first, "--output_dir", tmp_path / "large") == 77
+    )
+    assert "exceeds the limit of webp, 16: use --format png" in capsys.readouterr().err
+    assert not list((tmp_path / "large").glob("image*"))
 
 
 def test_results_keep_file_names_and_subfolders(command, image_folder, tmp_path):

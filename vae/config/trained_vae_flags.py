@@ -387,6 +387,7 @@ class InferConfig:
         writes=True,
     )
     overwrite: bool = option(False, "replace existing results")
+    format: str = option("png", "format of the images; both are lossless", choices=("png", "webp"))
     steps: int = option(
         8,
         "interpolate: number of images in the series, including both ends",
@@ -448,6 +449,8 @@ def parse_infer_flags(argv: list[str]) -> InferConfig:
     for name, mode in _MODE_OF.items():
         if f"--{name}" in given and config.mode != mode:
             raise UserError(f"--{name} has an effect only with --mode {mode}, not {config.mode}: remove it")
+    if "--format" in given and config.mode == "encode":
+        raise UserError(f"--format {config.format} has no effect with --mode encode: remove it")
     if "--tile_size" in given and config.tiles == "off":
         raise UserError(f"--tile_size {config.tile_size} has no effect with --tiles off: remove one of them")
     return config

@@ -13,7 +13,7 @@ from vae.evaluation.measure import Reconstruct, VaeCodec
 from vae.evaluation.results import ERROR_GAIN, LatentFacts, Sample, SizeResult, mean_psnr
 from vae.images.composites import difference
 from vae.images.pixels import as_uint8, to_float, to_uint8
-from vae.inference.infer import write_png
+from vae.inference.infer import write_image
 
 LATENT_SPREAD = 3  # black is this many standard deviations below a channel's mean, white above
 MAX_LATENT_IMAGES = 64
@@ -98,9 +98,9 @@ def _write_channels(codec: VaeCodec, image: torch.Tensor, facts: LatentFacts, st
         distance = (values - facts.mean[channel]) / (LATENT_SPREAD * facts.std[channel])
         grey = to_uint8(distance)
         paths.append(stem.with_name(f"{stem.name}_{channel:02d}.png"))
-        write_png(paths[-1], grey.numpy())
+        write_image(paths[-1], grey.numpy())
     return paths
 
 
 def _write(path: Path, image: torch.Tensor) -> None:
-    write_png(path, image.permute(1, 2, 0).contiguous().numpy())
+    write_image(path, image.permute(1, 2, 0).contiguous().numpy())

@@ -34,6 +34,7 @@ EXTENSIONS_OF = {
 }
 # Formats that need an additional package: the module with the Pillow plugin, and the package.
 PLUGINS = {"HEIF": ("pillow_heif", "pillow-heif"), "JXL": ("pillow_jxl", "pillow-jxl-plugin")}
+MAX_SIDE = {"jpeg": 65_500, "webp": 16_383, "png": 2**31 - 1}  # px, of the files that --format writes
 # Unsupported formats that are common in image folders, so that the message can name them.
 OTHER_SIGNATURES = (
     (b"%PDF", "PDF"),
@@ -64,6 +65,13 @@ class BadImageError(Exception):
 
     def __reduce__(self) -> tuple[type["BadImageError"], tuple[str, str]]:
         return BadImageError, (self.reason, self.detail)
+
+
+def check_longest_side(side: int, file_format: str) -> None:
+    """BadImageError if no file of a --format can have a side of this many px."""
+    if side > MAX_SIDE[file_format]:
+        problem = f"a side of {side} px exceeds the limit of {file_format}, {MAX_SIDE[file_format]}"
+        raise BadImageError("too_large_for_format", f"{problem}: use --format png")
 
 
 def explain(error: Exception) -> BadImageError:

@@ -13,7 +13,7 @@ from vae.config.trained_vae_flags import InferConfig
 from vae.device import DTYPES, is_out_of_memory, pick_device, precision_support, warn_of_slow_bf16
 from vae.images.channels import hide_colors, to_pil
 from vae.images.decoding import decode_image
-from vae.images.formats import BadImageError
+from vae.images.formats import BadImageError, check_longest_side
 from vae.images.pixels import to_float, to_uint8
 from vae.inference.codec import LEAST_SHARE, MIN_SIDE, check_main_memory, decode_latents, encode_images
 from vae.inference.latent_file import (
@@ -82,7 +82,8 @@ class Session:
         return Latents(posterior, (images.shape[2], images.shape[3]))
 
     def decode(self, latents: torch.Tensor, size: tuple[int, int]) -> np.ndarray:
-        """uint8 (H, W, C) pixels of latents (1, Z, h, w)."""
+        """uint8 (H, W, C) pixels of latents (1, Z, h, w). BadImageError if --format cannot store them."""
+        check_longest_side(max(size), self.config.format)
         self._check_memory("decode", latents[:, 0].numel() * self.model.encoder_downsampling**2)
         how: dict[str, Any] = {"dtype": self.dtype, "tile": self.tile}
         with _tile_progress("decode") as on_step:
@@ -221,7 +222,7 @@ def _smaller_setting(session: Session) -> str:
 
 def _reconstruct(session: Session, task: Task) -> None:
     latents = session.encode_file(task.inputs[0])
-    write_png(task.outputs[0], session.decode(latents.posterior.mode(), latents.size))
+    write_image(task.outputs[0], session.decode(latents.posterior.mode(), latents.size))
 
 
 def _encode(session: Session, task: Task) -> None:
@@ -232,7 +233,7 @@ def _encode(session: Session, task: Task) -> None:
 
 def _decode(session: Session, task: Task) -> None:
     latents = session.read(task.inputs[0])
-    write_png(task.outputs[0], session.decode(latents.posterior.mode(), latents.size))
+    write_image(task.outputs[0], session.decode(latents.posterior.mode(), latents.size))
 
 
 def _interpolate(session: Session, task: Task) -> None:
@@ -243,7 +244,7 @@ def _interpolate(session: Session, task: Task) -> None:
         raise BadLatentsError("sizes_differ", f"{sizes} px: resize both to the same size first")
     for weight, output in zip(torch.linspace(0, 1, len(task.outputs)), task.outputs, strict=True):
         latents = torch.lerp(start.posterior.mode(), end.posterior.mode(), weight)
-        write_png(output, session.decode(latents, start.size))
+        write_image(output, session.decode(latents, start.size))
 
 
 def _vary(session: Session, task: Task) -> None:
@@ -254,7 +255,7 @@ def _vary(session: Session, task: Task) -> None:
     for index, output in enumerate(task.outputs):
         noise = keyed_normal(mean.shape, config.seed, index, task.name).to(mean.device)
         sample = latents.posterior.sample(noise * config.noise_scale)
-        write_png(output, session.decode(sample, latents.size))
+        write_image(output, session.decode(sample, latents.size))
 
 
 _WORK = {
@@ -279,7 +280,8 @@ def read_image(path: Path, config: InferConfig, channels: int) -> torch.Tensor:
     return to_float(torch.from_numpy(pixels).permute(2, 0, 1)[None])
 
 
-def write_png(path: Path, pixels: np.ndarray) -> None:
-    """Write uint8 (H, W, C) or grey (H, W) pixels as PNG, atomically."""
+def write_image(path: Path, pixels: np.ndarray) -> None:
+    """Write uint8 (H, W, C) or grey (H, W) pixels as .png or lossless .webp, atomically."""
     with atomic_path(path) as temporary:
-        to_pil(np.atleast_3d(pixels)).save(temporary, format="PNG")
+        # PNG ignores both; exact: WebP keeps the colors of pixels with alpha 0
+        to_pil(np.atleast_3d(pixels)).save(temporary, path.suffix[1:], lossless=True, exact=True)

@@ -95,15 +95,15 @@ def _interpolation(config: InferConfig, inputs: list[tuple[str, Path]], output_d
     (first, start), (second, end) = inputs
     stem = f"{Path(first).stem}_to_{Path(second).stem}"
     digits = max(3, len(str(config.steps - 1)))
-    outputs = tuple(output_dir / f"{stem}_{step:0{digits}}.png" for step in range(config.steps))
+    outputs = tuple(output_dir / f"{stem}_{step:0{digits}}.{config.format}" for step in range(config.steps))
     return Task(f"{first} to {second}", (start, end), outputs)
 
 
 def _endings(config: InferConfig) -> list[str]:
     if config.mode == "variations":
         digits = max(2, len(str(config.count - 1)))
-        return [f"_{index:0{digits}}.png" for index in range(config.count)]
-    return [LATENTS if config.mode == "encode" else ".png"]
+        return [f"_{index:0{digits}}.{config.format}" for index in range(config.count)]
+    return [LATENTS if config.mode == "encode" else f".{config.format}"]
 
 
 def _stems(inputs: list[tuple[str, Path]]) -> list[str]:

@@ -14,7 +14,7 @@ from typing import Any, BinaryIO
 import numpy as np
 from torch.utils.tensorboard import SummaryWriter
 
-from vae.inference.infer import write_png
+from vae.inference.infer import write_image
 from vae.interop.run_files import METRICS_NAME
 from vae.system import console, files
 from vae.system.addresses import public_text
@@ -134,7 +134,7 @@ class Logbook:
         if not self.active:
             return
         path = self.folder / "samples" / f"{name}_step_{step:07d}.png"
-        self._try("samples", lambda: write_png(path, pixels))
+        self._try("samples", lambda: write_image(path, pixels))
         self._show(lambda events: events.add_image(name, pixels, step, dataformats="HWC"))
 
     def draw_results(self) -> None:
