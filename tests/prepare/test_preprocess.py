@@ -276,6 +276,40 @@ def test_background_and_rotation_are_applied(tmp_path):
     assert decode_image(tmp_path / "out" / "turned.png").shape == (64, 32, 3)
 
 
+@pytest.mark.parametrize("file_format", ["png", "webp"])
+def test_alpha_is_kept_and_hidden_colors_do_not_bleed(file_format, tmp_path):
+    """Red cut-outs whose invisible pixels are green, from files and from a tar, in each kind of file."""
+    raw = tmp_path / "raw"
+    raw.mkdir()
+    y, x = np.mgrid[0:64, 0:96]
+    alpha = np.where(np.hypot(y - 32, x - 48) < 24, 255, 0).astype(np.uint8)
+    red, green = np.uint8([250, 10, 10]), np.uint8([0, 255, 0])
+    cut_out = Image.fromarray(np.dstack([np.where(alpha[..., None] > 0, red, green), alpha]))
+    cut_out.save(raw / "a.png")
+    cut_out.transpose(Image.Transpose.ROTATE_90).save(raw / "b.webp", lossless=True, exact=True)
+    cut_out.rotate(180).save(raw / "c.tif")
+    detailed(0, 64, 96).save(raw / "opaque.jpg")
+    write_tar(tmp_path / "cut_outs.tar", [("d.png", (raw / "a.png").read_bytes())])
+    flags = "--target_size", 32, "--resize_mode", "pad", "--keep_alpha", "--format", file_format
+    preprocess(raw, tmp_path / "files", *flags)
+    preprocess(tmp_path / "cut_outs.tar", tmp_path / "tar", *flags)
+    paths = tmp_path.glob(f"[ft]*/**/*.{file_format}")
+    images = {path.stem: np.asarray(Image.open(path)) for path in paths}
+    assert {name: image.shape[2] for name, image in images.items()} == dict.fromkeys("abcd", 4) | {
+        "opaque": 3
+    }
+    for name in "abcd":
+        pixels = images[name]
+        assert pixels.shape == (32, 32, 4)
+        share = (pixels[..., 3] / 255).sum() / (np.pi * 8**2)
+        assert share == pytest.approx(1, abs=0.03)
+        seen = pixels[pixels[..., 3] > 64, :3].astype(int)
+        assert np.abs(seen - red).max() <= (6 if file_format == "png" else 40)  # 8 bits; quality 95, 4:2:0
+        assert (pixels[[0, -1], :, 3] == 0).all()
+    assert not any("alpha_flattened" in row["flags"] for row in manifest(tmp_path / "files"))
+    preprocess(raw, tmp_path / "jpeg", "--keep_alpha", code=2, says="--keep_alpha needs --format png")
+
+
 def test_other_settings_and_other_sources_are_errors(raw, tmp_path):
     preprocess(raw, tmp_path / "out", "--target_size", 32)
     before = tree(tmp_path / "out")

@@ -135,6 +135,9 @@ class PreprocessConfig(SelectConfig, ReadingConfig):
     )
     format: str = option("jpeg", "format of the output files", choices=("jpeg", "png", "webp"))
     quality: int = option(95, "quality of jpeg and webp", metavar="1-100", at_least=1, at_most=100)
+    keep_alpha: bool = option(
+        False, "keep alpha, for train_vae.py --image_channels 4; --background is then that of the rules only"
+    )
     upscale: bool = option(False, "enlarge images that are too small instead of rejecting them")
     drop_duplicates: bool = option(
         False,
@@ -331,6 +334,8 @@ def _check_together(config: PrepareConfig, given: set[str]) -> None:
         raise UsageError(f"--max_aspect {config.max_aspect} is not a ratio: give 1 or more, or 0 for any")
     if isinstance(config, PreprocessConfig) and "--quality" in given and config.format == "png":
         raise UsageError(f"--quality {config.quality} has no effect with --format png: leave it out")
+    if isinstance(config, PreprocessConfig) and config.keep_alpha and config.format == "jpeg":
+        raise UsageError("--keep_alpha needs --format png or --format webp: jpeg files have no alpha")
     if part := getattr(config, "part", None):
         _check_part(part, getattr(config, "limit", None))
     if isinstance(config, SelectConfig | SplitConfig) and "--join_on" in given and not config.join:
