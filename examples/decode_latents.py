@@ -1,4 +1,4 @@
-"""Decode latents without this project, with any VAE that it exports as a folder, also at twice the size.
+"""Decode latents without this project, with a VAE that it exports as a folder, also at twice the size.
 
 LATENTS is a file of infer_vae.py --mode encode: python examples/decode_latents.py FOLDER LATENTS OUTPUT.png
 """
@@ -7,7 +7,6 @@ import json
 import sys
 from pathlib import Path
 
-import torch
 import torch.nn.functional as F
 from PIL import Image
 from safetensors.torch import load_file
@@ -55,6 +54,7 @@ for name in sorted(name for name in weights if name.startswith("decoder.up_block
         h = block(h, name.removesuffix(".conv1.weight"))
     elif name.endswith(".upsamplers.0.conv.weight"):
         h = layer(F.interpolate(h, scale_factor=2), name.removesuffix(".weight"))
-h = layer(F.silu(norm(h, "decoder.conv_norm_out")), "decoder.conv_out")  # (1, 3 or 12, H, W)
-pixels = ((F.pixel_shuffle(h, 2 if h.shape[1] == 12 else 1)[0] + 1) * 127.5).round().clamp(0, 255)
-Image.fromarray(pixels.to(torch.uint8).permute(1, 2, 0).numpy()).save(output)
+h = layer(F.silu(norm(h, "decoder.conv_norm_out")), "decoder.conv_out")  # (1, C or 4C, H, W)
+scale = 1 if h.shape[1] == config["in_channels"] else 2
+pixels = ((F.pixel_shuffle(h, scale)[0] + 1) * 127.5).round().clamp(0, 255).byte()  # grey, RGB or RGBA
+Image.fromarray(pixels.permute(1, 2, 0).numpy().squeeze()).save(output)

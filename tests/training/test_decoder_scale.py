@@ -124,14 +124,18 @@ def test_diffusers_returns_the_pixels_as_channels(cls, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("family", ["sd", "wan", "reflect"])
+@pytest.mark.parametrize("family", ["sd", "wan", "reflect", "grey", "alpha"])
 @pytest.mark.parametrize("scale", [1, 2])
 def test_the_example_decodes_without_this_project(family, scale, tmp_path, image_folder):
-    (wan_model() if family == "wan" else diffusers_model("sd")).save_pretrained(tmp_path / "vae")
-    model = enlarged(tmp_path / "vae", scale)
-    if family == "reflect":
-        model.config = replace(model.config, padding="reflect")
-    write(model, tmp_path / "scaled")
+    if channels := {"grey": 1, "alpha": 4}.get(family):
+        shape = replace(SMALL, image_channels=channels, decoder_scale=scale)
+        write_vae(tmp_path / "scaled", shape=shape)
+    else:
+        (wan_model() if family == "wan" else diffusers_model("sd")).save_pretrained(tmp_path / "vae")
+        model = enlarged(tmp_path / "vae", scale)
+        if family == "reflect":
+            model.config = replace(model.config, padding="reflect")
+        write(model, tmp_path / "scaled")
     photo = image_folder / "image_00.png"
     for mode, words in (("encode", [photo]), ("decode", [tmp_path / "encode" / "image_00.safetensors"])):
         done = encode(tmp_path / "scaled", *words, tmp_path / mode, "--mode", mode, "--any_vae")
