@@ -77,12 +77,13 @@ class LatentMeter:
         std, log_sigma = channel_facts(self._noise.sums())
         dead = std.square() < MIN_SIGNAL_SHARE * sampled.std.square()
         dead |= std <= MIN_STD_SHARE * std.max()
+        kl = (self._kl / self._images).item() / model.downsampling**2
         return LatentFacts(
             channels=model.config.z_channels,
             downsampling=model.downsampling,
             mean=sampled.mean.tolist(),
             std=sampled.std.tolist(),
-            kl_nats_per_pixel=(self._kl / self._images).item() / model.downsampling**2,
+            kl_nats_per_pixel=None if model.config.family == "tiny" else kl,
             sigma_over_std=_sigma_over_std(log_sigma, std),
             dead_channels=dead.nonzero().flatten().tolist(),
             dead_share=dead.double().mean().item(),

@@ -61,7 +61,7 @@ class LatentFacts:
     downsampling: int
     mean: list[float]  # per channel, of sampled latents
     std: list[float]
-    kl_nats_per_pixel: float  # of the image, mean over images
+    kl_nats_per_pixel: float | None  # of the image, mean over images; None: an encoder without a variance
     sigma_over_std: float  # posterior noise beside the spread of the means: see vae/evaluation/latents.py
     dead_channels: list[int]  # channels without information: see vae/evaluation/latents.py
     dead_share: float  # share of dead channels

@@ -17,6 +17,7 @@ from torch import nn
 from vae.config.options import LossConfig, ModelConfig, build
 from vae.interop.vae_files import load_vae, read_vae
 from vae.losses.terms import LossTerms, Term, build_terms
+from vae.model.activation_scale import UNKNOWN, scale_activations
 from vae.model.autoencoder import AutoencoderKL
 from vae.ops.shapes import Images, Latents
 from vae.system.errors import UserError
@@ -63,9 +64,14 @@ class Teacher(nn.Module):
         return (mean - self.facts.shift) * self.facts.scaling
 
 
-def terms_of(loss: LossConfig, dtype: torch.dtype, device: torch.device | str) -> LossTerms:
-    """The terms of `build_terms`, and that of the teacher. On the meta device it has no weights."""
+def terms_of(loss: LossConfig, family: str, dtype: torch.dtype, device: torch.device | str) -> LossTerms:
+    """The terms of `build_terms`, and that of the teacher. On the meta device it has no weights.
+
+    An AutoencoderTiny has no posterior, and so no terms of one.
+    """
     terms = build_terms(loss, dtype, device)
+    if family == "tiny":
+        terms = terms._replace(latent=())
     if loss.teacher is None:
         return terms
     facts = read_teacher(loss.teacher)
@@ -75,5 +81,6 @@ def terms_of(loss: LossConfig, dtype: torch.dtype, device: torch.device | str) -
     else:
         model = load_vae(Path(loss.teacher), flag="--teacher", needs=("encoder",)).autoencoder
         model.to(device).to(memory_format=torch.channels_last)
+    scale_activations(model, UNKNOWN if dtype == torch.float16 else 1.0)
     term = Term("teacher", "latents of the teacher", loss.teacher_weight, Teacher(model, facts))
     return terms._replace(teacher=(term,))

@@ -201,7 +201,7 @@ def meta_networks(spec: StepSpec) -> Networks:
         if spec.loss.adversarial_weight > 0:
             discriminator = Discriminator(spec.loss.disc_channels, spec.loss.disc_layers)
     scale_activations(autoencoder, spec.activation_scale)
-    terms = terms_of(spec.loss, spec.dtype, META)
+    terms = terms_of(spec.loss, spec.model.family, spec.dtype, META)
     return Networks(autoencoder, discriminator, terms, spec.dtype, spec.channels_last)
 
 

@@ -385,7 +385,7 @@ def begin_stability(run: PreparedRun) -> Stability:
 
 def _terms(config: Config, dist: Distributed, dtype: torch.dtype) -> LossTerms:
     """The terms of the loss. The main process downloads their weights before others load them."""
-    return dist.main_first(partial(terms_of, config.loss, dtype, dist.device))
+    return dist.main_first(partial(terms_of, config.loss, config.model.family, dtype, dist.device))
 
 
 def _kernel_shapes(
