@@ -21,11 +21,12 @@ from vae.interop.vae_files import load_vae
 from vae.model.autoencoder import Posterior
 
 
-def gather(mean: torch.Tensor, logvar: torch.Tensor):
+def gather(mean: torch.Tensor, logvar: torch.Tensor, family: str = "kl"):
     meter = LatentMeter(mean.shape[1])
     for part in range(len(mean)):
         meter.add(Posterior(mean[part : part + 1], logvar[part : part + 1]))
-    model = SimpleNamespace(config=SimpleNamespace(z_channels=mean.shape[1]), downsampling=8)
+    config = SimpleNamespace(z_channels=mean.shape[1], family=family)
+    model = SimpleNamespace(config=config, downsampling=8)
     return meter.facts(model)
 
 
@@ -43,6 +44,7 @@ def test_statistics_equal_numpy():
     assert np.allclose(facts.std, np.sqrt(m.var((0, 2, 3)) + v.mean((0, 2, 3))), rtol=1e-10)
     kl = 0.5 * (m**2 + v - 1 - np.log(v)).sum((1, 2, 3)).mean() / (6 * 7 * 8 * 8)
     assert np.isclose(facts.kl_nats_per_pixel, kl, rtol=1e-10)
+    assert gather(mean, logvar, "tiny").kl_nats_per_pixel is None  # its encoder has no variance
     ratio = np.exp(np.log(v).mean((0, 2, 3)) / 2) / m.std((0, 2, 3))
     assert np.isclose(facts.sigma_over_std, np.sort(ratio)[1], rtol=1e-10)  # torch: the lower of two medians
     assert (facts.dead_channels, facts.dead_share) == ([], 0.0)

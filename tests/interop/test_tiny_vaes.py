@@ -2,6 +2,7 @@
 
 import json
 import logging
+from functools import partial
 
 import pytest
 import torch
@@ -17,7 +18,6 @@ from vae.config.options import LossConfig, ModelConfig
 from vae.config.resolve import tiny_shape
 from vae.config.trained_vae_flags import ExportConfig
 from vae.interop.exporting import export
-from vae.interop.parameter_names import to_taesd
 from vae.interop.teacher import terms_of
 from vae.interop.vae_files import load_vae
 from vae.interop.vae_path import WEIGHTS_NAME
@@ -39,12 +39,21 @@ def teacher(tmp_path):
     return tmp_path / "teacher"
 
 
-def theirs(levels=4):
+SCALING = {"vae_scale": torch.tensor(0.18215), "vae_shift": torch.tensor(0.0)}
+
+
+def half_of(part, whole):
+    """A file of its own with one part of taesd."""
+    names = [name for name in whole if name.startswith(f"{part}.")]
+    return {name.removeprefix(f"{part}."): whole[name] for name in names}
+
+
+def theirs(levels=4, **shape):
     torch.manual_seed(3)
     widths, more = (64,) * levels, (3,) * (levels - 1)
     blocks = {"num_encoder_blocks": (1, *more), "num_decoder_blocks": (*more, 1)}
     return AutoencoderTiny(
-        encoder_block_out_channels=widths, decoder_block_out_channels=widths, **blocks
+        encoder_block_out_channels=widths, decoder_block_out_channels=widths, **blocks, **shape
     ).eval()
 
 
@@ -73,21 +82,83 @@ def assert_same_function(ours, model):
 
 
 @pytest.mark.parametrize("levels", [2, 4])
-def test_folders_and_files_of_taesd_are_the_same_network(levels, tmp_path, caplog):
+def test_a_folder_and_its_exports_are_the_same_network(levels, tmp_path, caplog):
     model = theirs(levels)
     model.save_pretrained(tmp_path / "a")
-    save_file(to_taesd(model.state_dict()), tmp_path / "taesd.safetensors")
-    for name in ("a", "taesd.safetensors"):
+    for output in ("folder", "one.safetensors"):
+        export(ExportConfig(vae=(str(tmp_path / "a"),), output=str(tmp_path / output)))
+    assert_same(load_quietly(tmp_path / "folder", caplog).state_dict(), model.state_dict(), "folder")
+    for name in ("a", "folder", "one.safetensors"):
         loaded = load_vae(tmp_path / name)
         assert_same_function(loaded.autoencoder, model)
         assert (loaded.scaling_factor, loaded.shift_factor) == (1.0, 0.0)
     assert loaded.autoencoder.state_dict().keys() == model.state_dict().keys()
-    for output in ("folder", "one.safetensors"):
-        export(ExportConfig(vae=(str(tmp_path / "a"),), output=str(tmp_path / output)))
-    assert_same(load_quietly(tmp_path / "folder", caplog).state_dict(), model.state_dict(), "folder")
-    single = load_file(tmp_path / "one.safetensors")
-    assert_same(single, load_file(tmp_path / "taesd.safetensors"), "single")
-    assert single.keys() >= {"taesd_encoder.0.weight", "taesd_encoder.2.weight", "taesd_decoder.1.weight"}
+
+
+class Taesd(torch.nn.Module):
+    """The modules of the published code with the weights of `model`, and the names that follow from them."""
+
+    def __init__(self, model):
+        super().__init__()
+        self.encoder = model.encoder.layers
+        self.decoder = torch.nn.Sequential(torch.nn.Identity(), *model.decoder.layers)
+
+
+LAYOUTS = {  # files by name, of the state_dict of a Taesd
+    "whole.pth": lambda whole: whole,
+    "combined.pth": lambda whole: {f"taesd_{name}": value for name, value in whole.items()} | SCALING,
+    "taesd_encoder.safetensors": partial(half_of, "encoder"),
+    "taesd_decoder.safetensors": partial(half_of, "decoder"),
+}
+
+
+@pytest.mark.parametrize("z_channels", [4, 16])
+def test_published_files_of_taesd_are_read(z_channels, tmp_path):
+    model = theirs(latent_channels=z_channels)
+    whole = Taesd(model).state_dict()
+    for name, layout in LAYOUTS.items():
+        save = torch.save if name.endswith(".pth") else save_file
+        save(layout(whole), tmp_path / name)
+    for name in LAYOUTS:  # a half is read with the other one beside it
+        assert_same_function(load_vae(tmp_path / name).autoencoder, model)
+    (tmp_path / "taesd_decoder.safetensors").unlink()
+    encoder = load_vae(tmp_path / "taesd_encoder.safetensors", needs=("encoder",)).autoencoder
+    assert torch.equal(
+        encoder.encode(image()).mode(), load_vae(tmp_path / "whole.pth").autoencoder.encode(image()).mode()
+    )
+
+
+@pytest.mark.parametrize("half", ["encoder", "decoder"])
+def test_the_name_of_an_export_chooses_a_half(half, tmp_path):
+    model = theirs()
+    model.save_pretrained(tmp_path / "a")
+    output = tmp_path / f"taesd_{half}.safetensors"
+    export(ExportConfig(vae=(str(tmp_path / "a"),), output=str(output), dtype="fp16"))
+    weights = half_of(half, Taesd(model).state_dict())
+    expected = {name: weights[name].half() for name in sorted(weights)}
+    assert_same(dict(sorted(load_file(output).items())), expected, half)
+
+
+def test_comfyui_returns_the_latents_of_the_diffusion_model(tmp_path, capsys):
+    model = theirs()
+    model.save_pretrained(tmp_path / "a")
+    given = {"vae": (str(tmp_path / "a"),), "output": str(tmp_path / "one.safetensors")}
+    export(ExportConfig(**given))
+    assert "needs the scaling of the diffusion model" in capsys.readouterr().out
+    export(ExportConfig(**given, overwrite=True, scaling_factor=0.5, shift_factor=0.25))
+    stored = load_file(tmp_path / "one.safetensors")
+    scale, shift = stored.pop("vae_scale"), stored.pop("vae_shift")
+    assert (scale, shift) == (0.5, 0.25)
+    # its VAE returns latents as those of other VAEs, which the diffusion model then scales
+    latents = model.encode(image()).latents
+    torch.testing.assert_close(((latents / scale + shift) - 0.25) * 0.5, latents)
+    assert stored.keys() == {f"taesd_{name}" for name in Taesd(model).state_dict()}
+    loaded = load_vae(tmp_path / "one.safetensors")
+    assert_same_function(loaded.autoencoder, model)
+    assert loaded.scaling_factor == 1.0
+    for output in ("folder", "taesd_decoder.safetensors"):
+        with pytest.raises(UserError, match=r"^--scaling_factor: .* has the latents of others: omit it$"):
+            export(ExportConfig(vae=given["vae"], output=str(tmp_path / output), scaling_factor=0.5))
 
 
 @pytest.mark.slow
@@ -97,6 +168,7 @@ def test_student_learns_the_latents_and_images_of_its_teacher(teacher, image_fol
     trained = load_vae(tmp_path / "run/vae").autoencoder
     assert_same_function(trained, load_quietly(tmp_path / "run/vae", caplog))
     losses = records(tmp_path / "run", "train")
+    assert "kl" not in losses[0]  # it has no posterior
     for name in ("teacher", "reconstruction"):
         assert losses[-1][name] < 0.7 * losses[0][name], name
     config = json.loads((tmp_path / "run/vae/config.json").read_text())
@@ -133,7 +205,7 @@ def test_latents_of_the_teacher_are_those_of_diffusion_models(family, tmp_path):
     model = wan_model() if family == "wan" else diffusers_model(family, (32, 32), 1)
     model.save_pretrained(tmp_path / "vae")
     loss = LossConfig(perceptual_weight=0.0, teacher=str(tmp_path / "vae"), teacher_weight=2.0)
-    (term,) = terms_of(loss, torch.float32, "cpu").teacher
+    (term,) = terms_of(loss, "tiny", torch.float32, "cpu").teacher
     loaded = load_vae(tmp_path / "vae")
     latents = loaded.autoencoder.encode(image()).mode()
     if family in ("sd", "sd3"):
@@ -143,9 +215,21 @@ def test_latents_of_the_teacher_are_those_of_diffusion_models(family, tmp_path):
         expected = F.pixel_shuffle(norm.normalize(latents), norm.patch)
     torch.testing.assert_close(term.function(image()), expected)
     assert term.weight == 2.0
-    (planned,) = terms_of(loss, torch.float32, "meta").networks()
+    (planned,) = terms_of(loss, "tiny", torch.float32, "meta").networks()
     sizes = [sum(p.nbytes for p in network.parameters()) for network in (planned, term.function)]
     assert sizes[0] == sizes[1]
+
+
+def test_a_teacher_with_large_activations_computes_in_fp16(tmp_path):
+    model = diffusers_model("sd", (32, 32), 1)
+    model.encoder.conv_in.weight.data *= 1e6
+    model.save_pretrained(tmp_path / "vae")
+    loss = LossConfig(perceptual_weight=0.0, teacher=str(tmp_path / "vae"))
+    full, half = (
+        terms_of(loss, "tiny", dtype, "cpu").teacher[0].function(image().to(dtype)).float()
+        for dtype in (torch.float32, torch.float16)
+    )
+    assert (half - full).abs().max() < 0.05 * full.abs().max()  # without a scale it is not finite
 
 
 @pytest.mark.parametrize("level", RECOMPUTE_LEVELS)

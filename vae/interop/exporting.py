@@ -33,10 +33,11 @@ from vae.interop.latent_statistics import (
 )
 from vae.interop.model_card import COMPVIS, card_files, modelspec, run_of
 from vae.interop.parameter_names import into_wan, to_compvis, to_taesd
-from vae.interop.vae_files import CONFIG_KEY, START_KEY, LoadedVae, check_fit, load_vae, read_vae
+from vae.interop.vae_files import CONFIG_KEY, PARTS, START_KEY, LoadedVae, check_fit, load_vae, read_vae
 from vae.interop.vae_path import WEIGHTS_NAME, locate_vae
 from vae.interop.weight_file import read_tensors
 from vae.interop.writing import (
+    TAESD,
     describe,
     read_config,
     save_diffusers_folder,
@@ -122,11 +123,7 @@ def export(config: ExportConfig) -> None:
     loaded = combine(vaes, config) if len(vaes) > 1 else vaes[0]
     findings = _Findings(_given_scaling(loaded, config))
     model = loaded.autoencoder
-    unfit = ("fold_scaling", "into", "add_quant_conv", "scaling_factor")
-    is_tiny = model.config.decoder or model.config.family == "tiny"
-    if is_tiny and (flags := [name for name in unfit if getattr(config, name)]):
-        kind = "a tiny decoder, which is written alone" if model.config.decoder else "the latents of others"
-        raise UserError(f"--{flags[0]}: --vae {config.vae[0]} has {kind}: omit it")
+    _check_tiny(model, config)
     needs_quant_conv = config.fold_scaling == CHANNELS and model.quant_conv is None
     if config.add_quant_conv or needs_quant_conv:
         model = with_quant_conv(model)
@@ -153,7 +150,8 @@ def export(config: ExportConfig) -> None:
             "docs/export.md has the lines that change it in diffusers"
         )
     constants = ""
-    if findings.scaling is not None and model.bn is None and not model.config.decoder:
+    has_scaling = model.bn is None and not model.config.decoder and model.config.family != "tiny"
+    if findings.scaling is not None and has_scaling:
         constants = ", scaling {:.5g}, shift {:.5g}".format(*findings.scaling)
     console.info(f"written: {output} ({config.dtype}{constants})")
     if model.config.image_channels == 4:
@@ -163,6 +161,23 @@ def export(config: ExportConfig) -> None:
         )
     if config.push_to is not None:
         _push(config.push_to, output, model, config, content, loaded.file.step)
+
+
+def _check_tiny(model: AutoencoderKL, config: ExportConfig) -> None:
+    """Raise UserError for flags that have no effect on a tiny decoder, or a whole AutoencoderTiny."""
+    unfit = ["fold_scaling", "into", "add_quant_conv"]
+    is_combined = config.is_single and _taesd_half(config) is None
+    if model.config.decoder or not is_combined:  # no program reads a scaling there
+        unfit.append("scaling_factor")
+    is_tiny = model.config.decoder or model.config.family == "tiny"
+    if is_tiny and (flags := [name for name in unfit if getattr(config, name)]):
+        kind = "a tiny decoder, which is written alone" if model.config.decoder else "the latents of others"
+        raise UserError(f"--{flags[0]}: --vae {config.vae[0]} has {kind}: omit it")
+
+
+def _taesd_half(config: ExportConfig) -> str | None:
+    """The half of an AutoencoderTiny that --output asks for by its name, as in taesd_decoder.safetensors."""
+    return next((part for part in PARTS if Path(config.output).stem.endswith(f"_{part}")), None)
 
 
 def _push(
@@ -189,7 +204,7 @@ def _given_scaling(loaded: LoadedVae, config: ExportConfig) -> tuple[float, floa
         raise UserError(
             "--fold_scaling: this VAE's file contains the statistics of its latents: omit the flag"
         )
-    if config.scaling_factor is not None:
+    if config.scaling_factor is not None and loaded.autoencoder.config.family != "tiny":
         return config.scaling_factor, config.shift_factor or 0.0
     if loaded.scaling_factor is not None:
         return loaded.scaling_factor, loaded.shift_factor or 0.0
@@ -288,15 +303,33 @@ def _write(
         return content
     if problem := comfyui_problem(model.config, findings.scaling):
         console.warning(f"ComfyUI {problem}")
-    metadata |= modelspec(model, output, size, source, implementation=COMPVIS, license=config.license)
+    is_tiny = model.config.family == "tiny"
+    code = TAESD if is_tiny else COMPVIS
+    metadata |= modelspec(model, output, size, source, implementation=code, license=config.license)
     if findings.scaling is None:
         content = {k: v for k, v in content.items() if k not in ("scaling_factor", "shift_factor")}
-    if model.config.family == "tiny":
-        weights = to_taesd(weights)
+    if is_tiny:
+        weights = _with_names_of_taesd(weights, config)
     elif model.config.family != "wan":
         weights = to_compvis(weights, quant_conv_inside=model.bn is not None)
     write_safetensors(output, weights, {**metadata, CONFIG_KEY: json.dumps(content)})
     return content
+
+
+def _with_names_of_taesd(weights: dict[str, torch.Tensor], config: ExportConfig) -> dict[str, torch.Tensor]:
+    """One half; or both, with the scaling by which ComfyUI makes its VAE's latents those of the encoder."""
+    half = _taesd_half(config)
+    named = to_taesd(weights, half)
+    if half is not None:
+        return named
+    if config.scaling_factor is None:
+        console.warning(
+            "as a VAE in ComfyUI, this file needs the scaling of the diffusion model, whose latents are not "
+            f"scaled there: {published_flags()}"
+        )
+        return named
+    scaling, shift = config.scaling_factor, config.shift_factor or 0.0
+    return named | {"vae_scale": torch.tensor(scaling), "vae_shift": torch.tensor(shift)}
 
 
 def _write_into(video: Path, output: Path, model: AutoencoderKL, dtype: str) -> None:

@@ -123,6 +123,8 @@ def comfyui_problem(model: ModelConfig, scaling: tuple[float, float] | None) -> 
     """
     z = model.z_channels
     if model.family == "tiny":
+        if z == 32 or len(model.channels) != 4:
+            return f"has no taesd with {z} latent channels and {len(model.channels)} levels: use its folder"
         return None
     if model.image_channels != 3:
         return f"reads images of 3 channels, not of {model.image_channels}: use its folder with diffusers"

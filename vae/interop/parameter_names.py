@@ -40,6 +40,7 @@ _LEVELS = (  # and of the levels of encoder and decoder
 _LINEARS = ("to_q.weight", "to_k.weight", "to_v.weight", "to_out.0.weight")
 # Names in attention of the first releases of diffusers, and the current ones.
 _OLD_ATTENTION = {"query": "to_q", "key": "to_k", "value": "to_v", "proj_attn": "to_out.0"}
+_TAESD = re.compile(rf"(?:(?:.*\.)?taesd_)?(encoder|decoder)\.({BLOCK})\.(.+)")
 WEIGHT_DIMS = 5  # of a convolution in space and time
 
 _FLAT = re.compile(r"(encoder\.down_blocks|decoder\.up_blocks)\.(\d+)\.(.*)")
@@ -118,20 +119,36 @@ def _to_compvis_name(name: str, levels: int, quant_conv_inside: bool) -> str:
     return name
 
 
-def from_taesd(name: str) -> str:
-    """Diffusers' name of a parameter of taesd: in its decoder, the first layer limits the latents."""
-    match = re.match(rf"(?:.*\.)?taesd_(en|de)coder\.({BLOCK})\.", name)
-    if match is None:
-        return name
-    return f"{match[1]}coder.layers.{int(match[2]) - (match[1] == 'de')}.{name[match.end() :]}"
+def from_taesd(names: Collection[str]) -> dict[str, str]:
+    """Diffusers' names of the parameters in a file of taesd, by its own; those of other files stay.
+
+    Its encoder and decoder are also files of their own, without a name for the part. In its decoder, the
+    first layer limits the latents.
+    """
+    part = taesd_half(names)
+    renamed = {}
+    for name in names:
+        match = _TAESD.match(name if part is None else f"{part}.{name}")
+        layer = int(match[2]) - (match[1] == "decoder") if match else 0
+        renamed[name] = f"{match[1]}.layers.{layer}.{match[3]}" if match else name
+    return renamed
 
 
-def to_taesd(weights: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """The weights of an AutoencoderTiny with taesd's names."""
+def taesd_half(names: Collection[str]) -> str | None:
+    """The part of taesd, "encoder" or "decoder", whose names begin with the number of a layer."""
+    if "0.weight" in names and "1.conv.0.weight" in names:
+        return "encoder"
+    return "decoder" if "1.weight" in names and "3.conv.0.weight" in names else None
+
+
+def to_taesd(weights: dict[str, torch.Tensor], half: str | None = None) -> dict[str, torch.Tensor]:
+    """The weights of an AutoencoderTiny with taesd's names; of its `half` alone, as a file of its own."""
     renamed = {}
     for name, value in weights.items():
         part, _, layer, rest = name.split(".", 3)
-        renamed[f"taesd_{part}.{int(layer) + (part == 'decoder')}.{rest}"] = value
+        prefix = f"taesd_{part}." if half is None else ""
+        if half in (None, part):
+            renamed[f"{prefix}{int(layer) + (part == 'decoder')}.{rest}"] = value
     return renamed
 
 

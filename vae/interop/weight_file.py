@@ -13,7 +13,15 @@ from safetensors import SafetensorError, safe_open
 
 from vae.config.declare import PUBLISHED_SCALING
 from vae.interop.checkpoint_file import DamagedFileError, NeedsCodeError, read_torch_file
-from vae.interop.parameter_names import BLOCK, from_compvis, from_taesd, from_wan, is_compvis, is_wan
+from vae.interop.parameter_names import (
+    BLOCK,
+    from_compvis,
+    from_taesd,
+    from_wan,
+    is_compvis,
+    is_wan,
+    taesd_half,
+)
 from vae.interop.vae_path import CONVERT, VaePath
 from vae.system import console
 from vae.system.errors import UserError
@@ -28,8 +36,9 @@ _OF_VAE = re.compile(
     rf"|decoder\.{_WRAPPERS}*(?:conv_in|up(?:_blocks)?|layers\.0))\."
 )
 _OF_EMA = re.compile(r"(^|[._])ema([._]|$)")  # in a prefix
-# Discriminator and LPIPS; EMA weights with flattened names; what AsymmetricAutoencoderKL uses with masks only
-_DROPPED = re.compile(r"(loss|model_ema|decoder\.condition_encoder)\.")
+# Discriminator and LPIPS; EMA weights with flattened names; of AsymmetricAutoencoderKL, what only masks use;
+# the scaling in files of taesd for ComfyUI, whose latents of VAEs are not scaled
+_DROPPED = re.compile(r"(loss|model_ema|decoder\.condition_encoder)\.|vae_(scale|shift)$")
 
 # Other networks by the name of a tensor: the first match is reported if a file contains no VAE.
 OTHER_NETWORKS = (
@@ -46,6 +55,7 @@ _SCALING_BY_OTHER_NETWORK = (
     ("model.diffusion_model.double_blocks.", PUBLISHED_SCALING["flux"]),
 )
 
+_OTHER_HALF = {"encoder": "decoder", "decoder": "encoder"}  # of a taesd, in the names of its two files
 
 _Stored = Mapping[str, Callable[[], torch.Tensor]]  # the tensors of a file, which are read when needed
 
@@ -94,18 +104,24 @@ def _read(
     with ExitStack() as stack:
         stored = dict[str, Callable[[], torch.Tensor]]()
         metadata = dict[str, str]()
-        for path in located.weights:
+        paths = list(located.weights)
+        for path in paths:  # gets the other half of a taesd
             if kind == "pickle":
-                part = content if content is not None else read_pickle(path, where)
-                stored |= _stored_in(part)
-                continue
-            try:
-                file = stack.enter_context(safe_open(path, framework="pt"))
-            except (SafetensorError, OSError) as error:
-                raise _damaged(path, where, error) from None
-            stored |= {name: partial(file.get_tensor, name) for name in file.keys()}  # noqa: SIM118
-            metadata |= file.metadata() or {}
-        stored = {from_taesd(name): read for name, read in stored.items()}
+                part = _stored_in(content if content is not None else read_pickle(path, where))
+                content = None
+            else:
+                try:
+                    file = stack.enter_context(safe_open(path, framework="pt"))
+                except (SafetensorError, OSError) as error:
+                    raise _damaged(path, where, error) from None
+                part = {name: partial(file.get_tensor, name) for name in file.keys()}  # noqa: SIM118
+                metadata |= file.metadata() or {}
+            half = taesd_half(part)
+            other = path.with_name(path.name.replace(half, _OTHER_HALF[half])) if half else path
+            if other not in paths and other.is_file():
+                console.info(f"{where}: read with {other.name} beside it")
+                paths.append(other)
+            stored |= {ours: part[name] for name, ours in from_taesd(part).items()}
         prefix, chosen = _vae_names(stored, where, weights)
         tensors = {ours: stored[name]() for ours, name in chosen.items()}
         _check_dtypes(tensors, where)

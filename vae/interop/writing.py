@@ -23,6 +23,7 @@ from vae.device import DTYPES
 from vae.interop.families import FAMILIES, PADDING_KEY, TINY_CLASS, check_class, class_of, latents_config
 from vae.interop.latent_statistics import LatentConstants
 from vae.interop.model_card import modelspec
+from vae.interop.parameter_names import to_taesd
 from vae.interop.vae_path import WEIGHTS_NAME
 from vae.model.autoencoder import AutoencoderKL, TinyDecoder, TinyEncoder
 from vae.system import console
@@ -223,22 +224,20 @@ def write_tiny(
     assert isinstance(decoder, TinyDecoder)
     mean, std = ([float(f"{x:.6g}") for x in v.tolist()] for v in (decoder.latents_mean, decoder.latents_std))
     stored = stored_weights(decoder, dtype)
-    weights = {name: value for name, value in stored.items() if name.startswith("layers.")}
+    weights = {f"decoder.{name}": value for name, value in stored.items() if name.startswith("layers.")}
     content = {"_class_name": TINY_CLASS, "_diffusers_version": "0.35.0"}
     content |= FAMILIES[TINY_CLASS](model.config)
     metadata = {"latents_mean": json.dumps(mean), "latents_std": json.dumps(std)}
     source = TAESD if is_single else "diffusers"
     metadata |= modelspec(model, output, size, implementation=source, license=license)
-    if is_single:  # the first layer of taesd limits the latents
-        weights = {f"{int(n.split('.')[1]) + 1}.{n.split('.', 2)[2]}": v for n, v in weights.items()}
-        write_safetensors(output, weights, metadata)
+    if is_single:
+        write_safetensors(output, to_taesd(weights, "decoder"), metadata)
         if len(mean) == TAEF2_CHANNELS:
             console.warning(
                 "programs take a tiny decoder with 32 latent channels for taef2, which has other layers, so "
                 "they cannot read this file: write a folder for diffusers"
             )
     else:
-        weights = {f"decoder.{name}": value for name, value in weights.items()}
         weights |= {n: value.to(DTYPES[dtype]) for n, value in _empty_encoder(content, decoder).items()}
         write_safetensors(output / WEIGHTS_NAME, weights, metadata)
         write_json(output / "config.json", dict(sorted(content.items())), indent=2)
