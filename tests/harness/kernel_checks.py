@@ -7,6 +7,7 @@ separate process because Triton reads that variable when it is imported.
 import itertools
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 from unittest.mock import patch
 
 import torch
@@ -64,14 +65,24 @@ def compare(results: list[Tensor], expected: list[Tensor], dtype: torch.dtype, c
         assert error < TOLERANCE[dtype], f"{case}: error of {name} is {error:.1e}"  # fails for NaN too
 
 
+def check_skip(
+    backward: Callable[..., tuple[Tensor, ...]], skip: Tensor, exact: Tensor, grad: Tensor, *rest: Any
+) -> None:
+    """A norm's backward adds `skip` to the gradient of h, which is `exact` without it, and sums it."""
+    skip = skip.to(grad.device, grad.dtype, memory_format=LAYOUT)
+    grad_h, *_, sums = backward(grad, *rest, skip=skip)
+    expected = [exact + skip.double(), skip.double().sum((0, 2, 3))]
+    compare([grad_h, sums], expected, grad.dtype, f"backward with skip {tuple(skip.shape)} {grad.dtype}")
+
+
 def check_norm(
     device: str, shape: tuple[int, int, int, int], groups: int, programs: int, dtype: torch.dtype, silu: bool
 ) -> None:
     """Compare statistics, forward and backward of one case with the reference in fp64."""
     generator = torch.Generator().manual_seed(0)
-    draw = [torch.randn(s, generator=generator) for s in (shape, shape, shape[1], shape[1], shape[1])]
+    draw = [torch.randn(s, generator=generator) for s in (shape, shape, *[shape[1]] * 3, shape)]
     h, grad = (t.to(device, dtype, memory_format=LAYOUT) for t in (draw[0] * 2 + 3, draw[1]))
-    weight, bias, h_bias = (t.to(device) for t in draw[2:])
+    weight, bias, h_bias = (t.to(device) for t in draw[2:5])
     with_bias = (h_bias,) if silu else ()  # both variants, each with one of two activations
     exact = [t.detach().double().requires_grad_() for t in (h, weight, bias, *with_bias)]
     shifted = exact[0] + exact[3][:, None, None] if with_bias else exact[0]
@@ -85,6 +96,7 @@ def check_norm(
         out, gradients = norm_triton.normalize(*arguments), norm_triton.normalize_backward(grad, *arguments)
         results = [out, *gradients[: 3 + len(with_bias)]]
         assert torch.equal(fused, out)
+        check_skip(norm_triton.normalize_backward, draw[5], expected[1], grad, *arguments)
         in_place, *_ = norm_triton.normalize_backward(grad, *arguments, in_place=True)
         assert in_place is grad
         assert torch.equal(in_place, results[1])
@@ -113,9 +125,9 @@ def check_rms_norm(
 ) -> None:
     """Compare forward and backward of one case with the reference in fp64."""
     generator = torch.Generator().manual_seed(0)
-    draw = [torch.randn(s, generator=generator) for s in (shape, shape, shape[1], shape[1])]
+    draw = [torch.randn(s, generator=generator) for s in (shape, shape, shape[1], shape[1], shape)]
     h, grad = (t.to(device, dtype, memory_format=LAYOUT) for t in (draw[0] * 2 + 3, draw[1]))
-    weight, h_bias = (t.to(device) for t in draw[2:])
+    weight, h_bias = (t.to(device) for t in draw[2:4])
     with_bias = (h_bias,) if silu else ()
     exact = [t.detach().double().requires_grad_() for t in (h, weight, *with_bias)]
     shifted = exact[0] + exact[2][:, None, None] if with_bias else exact[0]
@@ -130,6 +142,7 @@ def check_rms_norm(
             end_dtype: rms_norm_triton.rms_normalize(h, norm._replace(out_dtype=end_dtype))
             for end_dtype in (torch.float16, torch.float32)
         }
+        check_skip(rms_norm_triton.rms_normalize_backward, draw[4], expected[1], grad, h, norm)
         in_place, *_ = rms_norm_triton.rms_normalize_backward(grad, h, norm, in_place=True)
     finally:
         library.REDUCTION_PROGRAMS = before
@@ -237,7 +250,9 @@ def check_operations(device: str) -> None:
     generator = torch.Generator().manual_seed(0)
     shapes: list[tuple[int, ...]] = [(2, 8, 5, 6), (8,), (8,), (16, 8, 3, 3), (16,)]
     shapes += [(16,), (16,), (16, 16, 3, 3), (16,), (16, 8, 1, 1), (16,)]
+    shapes += [(8,), (8,), (8, 8, 3, 3), (8,)] * 2
     x, *parameters = (torch.randn(shape, generator=generator).to(device) for shape in shapes)
+    parameters, same_width = parameters[:10], parameters[10:]
     x = x.contiguous(memory_format=LAYOUT)
     tokens = [x.flatten(2).mT.contiguous() * factor for factor in (1.0, -0.5, 2.0)]
     cases: list[tuple[Callable[..., Tensor], Callable[..., Tensor], list[Tensor]]] = [
@@ -260,6 +275,16 @@ def check_operations(device: str) -> None:
             lambda h, *rest: residual_block(h, _without_biases(rest), 0, 0.0),
             lambda h, *rest: residual_block_reference(h, _without_biases(rest), 0, 0.0),
             [x, *(parameters[i] for i in (0, 2, 3, 4, 6, 7, 8, 9))],
+        ),
+        (
+            lambda h, *rest: residual_block(h, rest, 4, EPS),
+            lambda h, *rest: residual_block_reference(h, rest, 4, EPS),
+            [x, *same_width],
+        ),
+        (
+            lambda h, *rest: residual_block(h, _without_biases(rest), 0, 0.0),
+            lambda h, *rest: residual_block_reference(h, _without_biases(rest), 0, 0.0),
+            [x, *(same_width[i] for i in (0, 2, 3, 4, 6, 7))],
         ),
         (attention_module.attention, attention_module.attention_reference, tokens),
     ]

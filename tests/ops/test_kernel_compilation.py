@@ -69,11 +69,12 @@ def norm_launches(capability):
     none = {"h_bias": None}
     whole = [(kernels.moments_kernel, {}), (kernels.sums_kernel, {"SILU": True}), (kernels.add_kernel, {})]
     whole += [(kernels.normalize_kernel, {"SILU": True} | given) for given in ({}, none | {"moments": None})]
-    whole += [(kernels.input_gradient_kernel, {"SILU": True} | given) for given in ({}, none)]
+    of_norms = (none, {"skip": None}, none | {"skip": None})  # two in a residual block, and others
+    whole += [(kernels.input_gradient_kernel, {"SILU": True} | given) for given in of_norms]
     cases = [("*bf16", 128), ("*fp32", 128), ("*bf16", 384)][: 3 if capability == 120 else 1]
     for (kernel, switches), (element, channels) in itertools.product(whole, cases):
         blocks = norm_blocks(1, channels, 1024**2, 32, reduction_programs())
-        known = common | dict.fromkeys(("h", "x", "out", "grad_out", "grad_h"), element)
+        known = common | dict.fromkeys(("h", "x", "out", "grad_out", "skip", "grad_h"), element)
         types = {name: known[name] for name in kernel.arg_names if name in known and name not in switches}
         constants = {"BLOCK": blocks.channels, "ROWS": blocks.rows, "COLUMNS": blocks.columns}
         constants |= {"GROUPS": blocks.groups}
@@ -117,8 +118,9 @@ def rms_norm_launches(capability):
     common |= dict.fromkeys(("pixels", "channels", "tiles_per_program"), "i32")
     cases = [("*bf16", 96), (fp32, 4096), (fp32, 96), ("*bf16", 384), (fp32, 384)]
     cases = cases[: 5 if capability == 120 else 2]
-    for kernel, (element, channels), without in itertools.product(whole, cases, ({}, {"h_bias": None})):
-        known = common | dict.fromkeys(("h", "out", "grad_out", "grad_h"), element)
+    for kernel, (element, channels), absent in itertools.product(whole, cases, ("h_bias", "skip")):
+        without = {absent: None} if absent in kernel.arg_names else {}
+        known = common | dict.fromkeys(("h", "out", "grad_out", "skip", "grad_h"), element)
         types = {name: known[name] for name in kernel.arg_names if name in known and name not in without}
         blocks = rms_blocks(channels, 1024**2, reduction_programs())
         constants = {"ROWS": blocks.rows, "COLUMNS": blocks.columns, "SILU": True}
@@ -139,8 +141,8 @@ def test_kernels_compile_within_shared_memory(launches, capability, tmp_path, mo
         compiled = compile_kernel(kernel, types, constants, aligned, num_warps, capability)
         assert compiled.metadata.shared <= SHARED_MEMORY_BYTES
         name = f"{kernel.__name__} {constants}"
-        # one or two values that wait for the end of the loop; a spill in the loop would be of whole tiles
-        assert stack_bytes(compiled) <= 16, f"{name} spills registers"
+        # a few values that wait for the end of the loop; a spill in the loop would be of tiles, 64 bytes each
+        assert stack_bytes(compiled) <= 24, f"{name} spills registers"
         if "root" in types:  # rows are reduced within the loop, by barriers if they are wider than a warp
             assert re.search(r"cp\.async\.cg.*, 0x10|ld\.global\.v4\.b32", compiled.asm["ptx"]), name
         elif {"h", "scores"} & set(types):  # tiles are read early, 16 bytes at a time, and nothing is reduced

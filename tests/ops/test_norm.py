@@ -114,6 +114,10 @@ def test_bias_before_the_norm_is_added_and_the_gradient_may_overwrite(layout, si
     for mine, truth in zip(found, expected, strict=True):
         torch.testing.assert_close(mine, truth, rtol=1e-10, atol=1e-11)
     assert torch.equal(normalize(h, statistics, norm), out)
+    skip = torch.randn_like(h)
+    grad_h, *_, sums = normalize_backward(grad, h, statistics, norm, skip=skip)
+    torch.testing.assert_close(grad_h, found[1] + skip, rtol=1e-10, atol=1e-11)
+    torch.testing.assert_close(sums, skip.sum((0, 2, 3)), rtol=1e-10, atol=1e-11)
     grad = grad.contiguous(memory_format=layout)
     overwriting = normalize_backward(grad, h, statistics, norm, in_place=True)
     assert overwriting[0].data_ptr() == grad.data_ptr()

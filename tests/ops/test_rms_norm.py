@@ -62,6 +62,9 @@ def test_bias_is_added_before_the_norm_and_the_gradient_may_overwrite():
     h, weight, h_bias = (t.detach() for t in inputs)
     norm = Norm(weight, None, 0, 0.0, h_bias=h_bias)
     statistics = h.new_empty(0)
+    skip = torch.randn_like(h)
+    with_skip, *_, sums = normalize_backward(grad, h, statistics, norm, skip=skip)
+    assert_near([with_skip, sums], [expected[1] + skip, skip.sum((0, 2, 3))], 1e-13)
     grad_h, grad_weight, _, grad_bias = normalize_backward(grad, h, statistics, norm, in_place=True)
     assert grad_h.data_ptr() == grad.data_ptr()
     found = [normalize(h, statistics, norm), grad_h, grad_weight, grad_bias]

@@ -255,7 +255,7 @@ def _norm_cases(shape: NormShape, dtype: torch.dtype, device: torch.device) -> C
     draw, channels, groups = _draw(device), shape.channels, shape.groups
     rows = _rows(shape.height, channels * shape.width)
     sizes = (1, channels, rows, shape.width)
-    h, grad = (draw(*sizes).to(dtype, memory_format=torch.channels_last) for _ in range(2))
+    h, grad, skip = (draw(*sizes).to(dtype, memory_format=torch.channels_last) for _ in range(3))
     parameters = [draw(channels) for _ in range(3 if shape.has_h_bias else 2)]  # weight, bias and h_bias
     variance, mean = torch.var_mean(h.float().unflatten(1, (groups, -1)), dim=(2, 3, 4), correction=0)
     statistics = torch.stack((mean, (variance + EPS).rsqrt()))
@@ -274,6 +274,10 @@ def _norm_cases(shape: NormShape, dtype: torch.dtype, device: torch.device) -> C
         statistics, *given = t
         return ops.normalize_backward(grad, h, statistics, norm(*given))[: 1 + len(given)]
 
+    def with_skip(ops: ModuleType, skip: Tensor, *t: Tensor) -> tuple[Tensor, ...]:
+        *features, weight, bias = t
+        return ops.normalize_backward(*features, norm(weight, bias), skip=skip)
+
     def end(ops: ModuleType, h: Tensor, *t: Tensor, out_dtype: torch.dtype) -> tuple[Tensor, ...]:
         return ops.normalize_with_statistics(h, norm(*t)._replace(silu=True, out_dtype=out_dtype))[:1]
 
@@ -286,6 +290,8 @@ def _norm_cases(shape: NormShape, dtype: torch.dtype, device: torch.device) -> C
     yield "normalize_backward", backward, [grad, h, statistics, *parameters]
     if shape.has_h_bias:  # as the end of a residual block, which has a convolution with bias there
         yield "add_with_bias", lambda ops, *t: (ops.add_with_bias(*t),), [h, grad, parameters[-1]]
+    else:  # as the start of one
+        yield "normalize_backward with skip", with_skip, [skip, grad, h, statistics, *parameters]
 
 
 def _attention_cases(shape: AttentionShape, dtype: torch.dtype, device: torch.device) -> Cases:
@@ -328,7 +334,7 @@ def _rms_cases(shape: RmsShape, dtype: torch.dtype, device: torch.device) -> Cas
     """The same for vae.ops.norm and rms_norm_triton."""
     draw, channels = _draw(device), shape.channels
     sizes = (1, channels, _rows(shape.height, channels * shape.width), shape.width)
-    h, grad = (draw(*sizes).to(dtype, memory_format=torch.channels_last) for _ in range(2))
+    h, grad, skip = (draw(*sizes).to(dtype, memory_format=torch.channels_last) for _ in range(3))
     parameters = [draw(channels) for _ in range(2 if shape.has_h_bias else 1)]  # weight and h_bias
 
     def norm(weight: Tensor, h_bias: Tensor | None = None) -> Norm:
@@ -343,12 +349,17 @@ def _rms_cases(shape: RmsShape, dtype: torch.dtype, device: torch.device) -> Cas
     def backward(ops: ModuleType, grad: Tensor, h: Tensor, *t: Tensor) -> tuple[Tensor, ...]:
         return ops.rms_normalize_backward(grad, h, norm(*t))[: 1 + len(t)]
 
+    def with_skip(ops: ModuleType, skip: Tensor, grad: Tensor, h: Tensor, *t: Tensor) -> tuple[Tensor, ...]:
+        return ops.rms_normalize_backward(grad, h, norm(*t), skip=skip)
+
     yield "rms_normalize", forward, [h, *parameters]
     if not shape.has_h_bias:
         for out_dtype in END_DTYPES.get(dtype, ()):
             name = f"rms_normalize to {DTYPE_NAMES[out_dtype]}"
             yield name, partial(end, out_dtype=out_dtype), [h, *parameters]
     yield "rms_normalize_backward", backward, [grad, h, *parameters]
+    if not shape.has_h_bias:
+        yield "rms_normalize_backward with skip", with_skip, [skip, grad, h, *parameters]
 
 
 _CASES: dict[str, tuple[type, Callable[..., Cases]]] = {

@@ -114,28 +114,35 @@ def normalize(h: Tensor, statistics: Tensor, norm: Norm) -> Tensor:
 
 
 def normalize_backward(
-    grad_out: Tensor, h: Tensor, statistics: Tensor, norm: Norm, in_place: bool = False
-) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
+    grad_out: Tensor,
+    h: Tensor,
+    statistics: Tensor,
+    norm: Norm,
+    in_place: bool = False,
+    skip: Tensor | None = None,
+) -> tuple[Tensor, Tensor, Tensor | None, Tensor]:
     """Gradients of h (in its dtype and layout), weight, bias and h_bias (in their dtypes, from sums in fp32).
 
     The gradient of h includes the paths through the statistics. With `in_place` it overwrites grad_out, and
-    the caller must not use grad_out again.
+    the caller must not use grad_out again. `skip`, the gradient of h past the norm, is added to it. The last
+    result is then the sum of `skip` instead: the gradient of the bias at the end of a residual block.
     """
     h = _dense(h)
     grad_out = grad_out.contiguous(memory_format=layout_of(h))
+    skip = None if skip is None else skip.contiguous(memory_format=layout_of(h))
     if norm.bias is None:
-        grad_h, weight, h_bias = rms_normalize_backward(grad_out, h, norm, in_place)
-        return grad_h, weight, None, h_bias
+        grad_h, weight, sums = rms_normalize_backward(grad_out, h, norm, in_place, skip)
+        return grad_h, weight, None, sums
     if has_no_data(h):
         partial = _partial_results(h, norm, sums_width(h, norm))  # noqa: F841 - counted until this function returns
         grad_h = grad_out if in_place else torch.empty_like(h)
         weight, bias = torch.empty_like(norm.weight), torch.empty_like(norm.bias)
-        return grad_h, weight, bias, None if norm.h_bias is None else torch.empty_like(bias)
+        return grad_h, weight, bias, torch.empty_like(bias)
     kernels = backend(h)
     backward = kernels.normalize_backward if kernels else _normalize_backward
-    grad_h, weight, bias, h_bias = backward(grad_out, h, statistics, norm, in_place)
-    dtype = norm.weight.dtype
-    return grad_h, weight.to(dtype), bias.to(dtype), None if h_bias is None else h_bias.to(dtype)
+    grad_h, *of_parameters = backward(grad_out, h, statistics, norm, in_place, skip)
+    weight, bias, sums = (grad.to(norm.weight.dtype) for grad in of_parameters)
+    return grad_h, weight, bias, sums
 
 
 def rms_normalize(h: Tensor, norm: Norm) -> Tensor:
@@ -148,22 +155,20 @@ def rms_normalize(h: Tensor, norm: Norm) -> Tensor:
 
 
 def rms_normalize_backward(
-    grad_out: Tensor, h: Tensor, norm: Norm, in_place: bool = False
-) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Gradients of h, weight and h_bias; with `in_place`, the first overwrites grad_out.
+    grad_out: Tensor, h: Tensor, norm: Norm, in_place: bool = False, skip: Tensor | None = None
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Gradients of h and weight, and the last result of normalize_backward.
 
-    grad_out has h's layout.
+    grad_out and skip have h's layout.
     """
     if has_no_data(h):
         blocks = rms_blocks(h.shape[1], h.numel() // h.shape[1], reduction_programs())
-        columns = h.shape[1] * (1 if norm.h_bias is None else 2)
-        sums = h.new_empty(blocks.programs, columns, dtype=accumulation_dtype(h))  # noqa: F841 - counted
+        sums = h.new_empty(blocks.programs, 2 * h.shape[1], dtype=accumulation_dtype(h))  # noqa: F841 - counted
         grad_h = grad_out if in_place else torch.empty_like(h)
-        weight = torch.empty_like(norm.weight)
-        return grad_h, weight, None if norm.h_bias is None else torch.empty_like(weight)
-    if kernels := rms_backend(h):
-        return kernels.rms_normalize_backward(grad_out, h, norm, in_place)
-    return _rms_normalize_backward(grad_out, h, norm, in_place)
+        return grad_h, torch.empty_like(norm.weight), torch.empty_like(norm.weight)
+    kernels = rms_backend(h)
+    backward = kernels.rms_normalize_backward if kernels else _rms_normalize_backward
+    return backward(grad_out, h, norm, in_place, skip)
 
 
 def add_with_bias(h: Tensor, x: Tensor, bias: Tensor) -> Tensor:
@@ -188,8 +193,8 @@ def rms_backend(h: Tensor) -> ModuleType | None:
 
 
 def sums_width(h: Tensor, norm: Norm) -> int:
-    """Sums of each program in a kernel's backward: two per group, two or three per channel."""
-    return 2 * norm.groups + (2 if norm.h_bias is None else 3) * h.shape[1]
+    """Sums of each program in a kernel's backward: two per group, three per channel."""
+    return 2 * norm.groups + 3 * h.shape[1]
 
 
 def _dense(h: Tensor) -> Tensor:
@@ -258,15 +263,20 @@ def _normalize(h: Tensor, statistics: Tensor, norm: Norm) -> Tensor:
 
 
 def _normalize_backward(
-    grad_out: Tensor, h: Tensor, statistics: Tensor, norm: Norm, in_place: bool = False
-) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+    grad_out: Tensor,
+    h: Tensor,
+    statistics: Tensor,
+    norm: Norm,
+    in_place: bool = False,
+    skip: Tensor | None = None,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     grad_h = grad_out if in_place else torch.empty_like(h)  # each part is read before it is written
     mean, rstd = statistics
     weights, biases = (p.to(mean.dtype)[:, None, None] for p in (norm.weight, norm.bias))
     rstds, centers = _per_channel(rstd, h), _centers(mean, h, norm)
     unit_shift = -centers * rstds
-    # of grad * unit, of grad, and of grad_h: (B, C)
-    unit_sums, sums, h_sums = h.new_zeros(3, *h.shape[:2], dtype=torch.float64)
+    # of grad * unit, of grad, and of grad_h or skip: (B, C)
+    unit_sums, sums, last_sums = h.new_zeros(3, *h.shape[:2], dtype=torch.float64)
     for part in _parts_of(h):
         images, grad = part[0], grad_out[part].to(mean.dtype)
         unit = (h[part] * rstds[images]).add_(unit_shift[images])
@@ -282,10 +292,11 @@ def _normalize_backward(
     grad_in = grad_h if norm.silu else grad_out
     for part in _parts_of(h):
         values = (h[part] * slope[part[0]]).add_(offset[part[0]])
-        grad_h[part] = values.addcmul_(grad_in[part], gain[part[0]])
-        if norm.h_bias is not None:
-            h_sums[part[0]] += values.sum((2, 3))
-    return grad_h, unit_sums.sum(0), sums.sum(0), None if norm.h_bias is None else h_sums.sum(0)
+        values.addcmul_(grad_in[part], gain[part[0]])
+        addend = values if skip is None else skip[part]
+        last_sums[part[0]] += addend.sum((2, 3), dtype=mean.dtype)
+        grad_h[part] = values if skip is None else values.add_(addend)
+    return grad_h, unit_sums.sum(0), sums.sum(0), last_sums.sum(0)
 
 
 def _add_with_bias(h: Tensor, x: Tensor, bias: Tensor) -> Tensor:
@@ -332,25 +343,24 @@ def _rms_normalize(h: Tensor, norm: Norm) -> Tensor:
 
 
 def _rms_normalize_backward(
-    grad_out: Tensor, h: Tensor, norm: Norm, in_place: bool = False
-) -> tuple[Tensor, Tensor, Tensor | None]:
+    grad_out: Tensor, h: Tensor, norm: Norm, in_place: bool = False, skip: Tensor | None = None
+) -> tuple[Tensor, Tensor, Tensor]:
     grad_h = grad_out if in_place else torch.empty_like(h)  # each part is read before it is written
     weight = norm.weight.to(accumulation_dtype(h))[:, None, None]
-    weight_sums, h_sums = h.new_zeros(2, h.shape[1], dtype=torch.float64)
+    sums = h.new_zeros(2, h.shape[1], dtype=torch.float64)  # of grad * unit, and of grad_h or skip
     for part in _parts_of(h):
         unit, scale = _unit(h, norm, part)
         grad = grad_out[part].to(unit.dtype)
         if norm.silu:
             grad = torch.ops.aten.silu_backward(grad, unit * weight)
         products = unit * grad
-        weight_sums += products.sum((0, 2, 3))
+        sums[0] += products.sum((0, 2, 3))
         means = products.mul_(weight).mean(1, keepdim=True)
         values = (grad * weight).sub_(unit.mul_(means)).mul_(scale)
-        grad_h[part] = values
-        if norm.h_bias is not None:
-            h_sums += values.sum((0, 2, 3))
-    dtype = norm.weight.dtype
-    return grad_h, weight_sums.to(dtype), None if norm.h_bias is None else h_sums.to(dtype)
+        addend = values if skip is None else skip[part]
+        sums[1] += addend.sum((0, 2, 3), dtype=unit.dtype)
+        grad_h[part] = values if skip is None else values.add_(addend)
+    return grad_h, *sums.to(norm.weight.dtype)
 
 
 def _unit(h: Tensor, norm: Norm, part: Part) -> tuple[Tensor, Tensor]:

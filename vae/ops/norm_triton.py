@@ -101,12 +101,9 @@ def _load_unit_and_gradient(h, grad_out, offsets, inside, center, rstd, w, b, SI
 
 
 @triton.jit
-def _width(h_bias, channels, groups):
+def _width(channels, groups):
     """Columns of the matrix of sums: sums_kernel and input_gradient_kernel."""
-    width = 2 * (channels + groups)
-    if h_bias is not None:
-        width += channels
-    return width
+    return 3 * channels + 2 * groups
 
 
 @triton.jit
@@ -273,7 +270,7 @@ def sums_kernel(
 ):
     """Sums of grad * unit and of grad over this program's pixels: per channel, and times weight per group.
 
-    They are columns of this program's row of `sums`, which also has columns for the sums of grad_h.
+    They are columns of this program's row of `sums`, which also has columns for input_gradient_kernel.
     """
     program, image = tl.program_id(0), tl.program_id(2).to(tl.int64)
     c, has_c, g, has_g, member = _block(channels, groups, BLOCK, COLUMNS, GROUPS)
@@ -289,7 +286,7 @@ def sums_kernel(
         unit_sum += grad * unit
         grad_sum += grad
     channel_unit, channel_grad = tl.sum(unit_sum, 0), tl.sum(grad_sum, 0)
-    own = sums + (image * tl.num_programs(0) + program) * _width(h_bias, channels, groups)
+    own = sums + (image * tl.num_programs(0) + program) * _width(channels, groups)
     tl.store(own + c, channel_unit, mask=has_c)
     tl.store(own + channels + c, channel_grad, mask=has_c)
     tl.store(own + 2 * channels + g, _group_sums(channel_unit * w, member), mask=has_g)
@@ -301,6 +298,7 @@ def input_gradient_kernel(
     grad_out,
     h,
     h_bias,
+    skip,
     grad_h,
     statistics,
     weight,
@@ -318,13 +316,13 @@ def input_gradient_kernel(
     GROUPS: tl.constexpr,
     SILU: tl.constexpr,
 ):
-    """grad_h = (grad * weight - mean(grad * weight) - unit * mean(grad * weight * unit)) * rstd.
+    """grad_h = (grad * weight - mean(grad * weight) - unit * mean(grad * weight * unit)) * rstd + skip.
 
     The gradients of weight and bias are sums over all programs: each program sums a few of its channels, as
-    far as any are left. With h_bias, each program writes its sums of grad_h.
+    far as any are left. Each program writes its sums of `skip`, or without `skip` those of grad_h.
     """
     program, programs = tl.program_id(0), tl.num_programs(0)
-    image, width = tl.program_id(2).to(tl.int64), _width(h_bias, channels, groups)
+    image, width = tl.program_id(2).to(tl.int64), _width(channels, groups)
     FEW: tl.constexpr = min(COLUMNS, 16)  # fp32: 64 bytes
     SOME: tl.constexpr = ROWS * COLUMNS // FEW // 4
     rows = tl.num_programs(2) * programs
@@ -345,17 +343,20 @@ def input_gradient_kernel(
     group_mean, group_rstd = _load_statistics(statistics, image, groups, g, has_g)
     center, channel_rstd = _centers(group_mean, h_bias, c, has_c, member), _per_channel(group_rstd, member)
     w, b = _load_weight_and_bias(weight, bias, c, has_c)
-    h_sum = tl.zeros([ROWS, COLUMNS], tl.float32)
+    last_sum = tl.zeros([ROWS, COLUMNS], tl.float32)
     for index in tl.range(0, tiles_per_program, num_stages=STAGES):
         tile = program * tiles_per_program + index
         offsets, inside = _tile(tile, pixels, channels, c, has_c, image, ROWS)
         unit, grad = _load_unit_and_gradient(h, grad_out, offsets, inside, center, channel_rstd, w, b, SILU)
         result = (grad * w[None, :] - grad_mean[None, :] - unit * unit_mean[None, :]) * channel_rstd[None, :]
+        if skip is not None:
+            addend = tl.load(skip + offsets, mask=inside, other=0.0).to(tl.float32)
+            last_sum += addend
+            result += addend
         tl.store(grad_h + offsets, result.to(grad_h.dtype.element_ty), mask=inside)
-        if h_bias is not None:
-            h_sum += tl.where(inside, result, 0.0)
-    if h_bias is not None:
-        tl.store(own + program * width + 2 * (channels + groups) + c, tl.sum(h_sum, 0), mask=has_c)
+        if skip is None:
+            last_sum += tl.where(inside, result, 0.0)
+    tl.store(own + program * width + 2 * (channels + groups) + c, tl.sum(last_sum, 0), mask=has_c)
 
 
 @triton.jit
@@ -406,9 +407,14 @@ def normalize(h: Tensor, statistics: Tensor, norm: Norm) -> Tensor:
 
 
 def normalize_backward(
-    grad_out: Tensor, h: Tensor, statistics: Tensor, norm: Norm, in_place: bool = False
-) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
-    """Implements vae.ops.norm.normalize_backward; grad_out has h's strides."""
+    grad_out: Tensor,
+    h: Tensor,
+    statistics: Tensor,
+    norm: Norm,
+    in_place: bool = False,
+    skip: Tensor | None = None,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Implements vae.ops.norm.normalize_backward; grad_out and skip have h's strides."""
     cut, h_bias, parameters = _cut(h, norm.groups), norm.h_bias, (statistics, norm.weight, norm.bias)
     sums = h.new_empty(h.shape[0] * cut.programs, sums_width(h, norm), dtype=torch.float32)
     grad_weight = torch.empty_like(norm.weight, dtype=torch.float32)
@@ -417,9 +423,9 @@ def normalize_backward(
     numbers = (*cut.numbers, norm.silu)
     inputs = (grad_out, h, h_bias, *parameters, sums)
     _run(sums_kernel, cut, inputs, numbers)
-    tensors = (grad_out, h, h_bias, grad_h, *parameters, sums, grad_weight, grad_bias)
+    tensors = (grad_out, h, h_bias, skip, grad_h, *parameters, sums, grad_weight, grad_bias)
     _run(input_gradient_kernel, cut, tensors, numbers)
-    return grad_h, grad_weight, grad_bias, None if h_bias is None else sums[:, -h.shape[1] :].sum(0)
+    return grad_h, grad_weight, grad_bias, sums[:, -h.shape[1] :].sum(0)
 
 
 def add_with_bias(h: Tensor, x: Tensor, bias: Tensor) -> Tensor:

@@ -89,26 +89,27 @@ class _ResidualBlock(torch.autograd.Function):
         norm2 = Norm(gamma2, beta2, ctx.groups, eps=0.0, h_bias=bias1)
         if h is None:
             h = F.conv2d(normalize(x, statistics1, norm1), cast1, padding=1)
-        grad, grad_weight2, grad_bias2 = activated_conv_backward(
-            grad_out, activated2, h, statistics2, norm2, cast2
+        grad, grad_weight2, *of_bias2 = activated_conv_backward(
+            grad_out, activated2, h, statistics2, norm2, cast2, has_bias=bool(shortcut)
         )
         del activated2
         grad, grad_gamma2, grad_beta2, grad_bias1 = normalize_backward(
             grad, h, statistics2, norm2, in_place=True
         )
-        assert grad_bias1 is not None
         del h
         grad, grad_weight1 = activated_conv_backward(
             grad, activated1, x, statistics1, norm1, cast1, has_bias=False
         )
         del activated1
-        grad, grad_gamma1, grad_beta1, _ = normalize_backward(grad, x, statistics1, norm1, in_place=True)
-        of_convs, like = [grad_weight1, grad_weight2, grad_bias2], [weight1, weight2, bias2]
+        grad, grad_gamma1, grad_beta1, skip_sums = normalize_backward(
+            grad, x, statistics1, norm1, in_place=True, skip=None if shortcut else grad_out
+        )
+        of_convs, like = [grad_weight1, grad_weight2, *of_bias2], [weight1, weight2, bias2]
         if shortcut:
-            of_convs += [*conv_backward(grad_out, x, cast3[0], WEIGHT), grad_bias2.clone()]
+            of_convs += [*conv_backward(grad_out, x, cast3[0], WEIGHT), of_bias2[0].clone()]
             add_pointwise_input_gradient(grad, grad_out, cast3[0])
         else:
-            grad += grad_out
+            of_convs.append(skip_sums)
         of_convs = cast_together(of_convs, weight1.dtype, like=[*like, *shortcut])
         grad_weight1, grad_weight2, grad_bias2, *of_shortcut = of_convs
         first = (grad_gamma1, grad_beta1, grad_weight1, grad_bias1)

@@ -72,6 +72,7 @@ def backward_kernel(
     grad_out,
     h,
     h_bias,
+    skip,
     grad_h,
     weight,
     sums,
@@ -84,15 +85,15 @@ def backward_kernel(
     COLUMNS: tl.constexpr,
     SILU: tl.constexpr,
 ):
-    """grad_h = (grad * weight - unit * mean of grad * weight * unit over the channels) * scale.
+    """grad_h = (grad * weight - unit * mean of grad * weight * unit over the channels) * scale + skip.
 
-    A row of `sums`: this program's sums over pixels of grad * unit and, with h_bias, of grad_h.
+    A row of `sums`: this program's sums over pixels of grad * unit, and of `skip` or, without it, of grad_h.
     """
     program, channel = tl.program_id(0), tl.arange(0, COLUMNS)
     has = channel < channels
     w = tl.load(weight + channel, mask=has, other=0.0).to(tl.float32)
     weight_sum = tl.zeros([ROWS, COLUMNS], tl.float32)
-    h_sum = tl.zeros([ROWS, COLUMNS], tl.float32)
+    last_sum = tl.zeros([ROWS, COLUMNS], tl.float32)
     for index in tl.range(0, tiles_per_program, num_stages=STAGES):
         offsets, inside = _tile(program * tiles_per_program + index, pixels, channels, ROWS, COLUMNS)
         unit, scale = _load_unit(h, h_bias, offsets, inside, channels, root, least, COLUMNS)
@@ -105,16 +106,16 @@ def backward_kernel(
         weight_sum += product
         mean = tl.sum(product * w[None, :], 1) / channels
         result = (grad * w[None, :] - unit * mean[:, None]) * scale[:, None]
+        if skip is not None:
+            addend = tl.load(skip + offsets, mask=inside, other=0.0).to(tl.float32)
+            last_sum += addend
+            result += addend
         tl.store(grad_h + offsets, result.to(grad_h.dtype.element_ty), mask=inside)
-        if h_bias is not None:
-            h_sum += tl.where(inside, result, 0.0)
-    width = channels
-    if h_bias is not None:
-        width += channels
-    row = sums + program.to(tl.int64) * width + channel
+        if skip is None:
+            last_sum += tl.where(inside, result, 0.0)
+    row = sums + program.to(tl.int64) * 2 * channels + channel
     tl.store(row, tl.sum(weight_sum, 0), mask=has)
-    if h_bias is not None:
-        tl.store(row + channels, tl.sum(h_sum, 0), mask=has)
+    tl.store(row + channels, tl.sum(last_sum, 0), mask=has)
 
 
 def rms_normalize(h: Tensor, norm: Norm) -> Tensor:
@@ -129,20 +130,18 @@ def rms_normalize(h: Tensor, norm: Norm) -> Tensor:
 
 
 def rms_normalize_backward(
-    grad_out: Tensor, h: Tensor, norm: Norm, in_place: bool = False
-) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Implements vae.ops.norm.rms_normalize_backward; grad_out has h's strides."""
+    grad_out: Tensor, h: Tensor, norm: Norm, in_place: bool = False, skip: Tensor | None = None
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Implements vae.ops.norm.rms_normalize_backward; grad_out and skip have h's strides."""
     assert h.is_contiguous(memory_format=torch.channels_last)
     channels = h.shape[1]
-    pixels, h_bias = h.numel() // channels, norm.h_bias
+    pixels = h.numel() // channels
     blocks = rms_blocks(channels, pixels, reduction_programs(processors(h.get_device())))
     grad_h = grad_out if in_place else torch.empty_like(h)  # each program reads a tile before it writes it
-    width = channels if h_bias is None else 2 * channels
-    sums = h.new_empty(blocks.programs, width, dtype=torch.float32)
+    sums = h.new_empty(blocks.programs, 2, channels, dtype=torch.float32)
     numbers = (channels**0.5, MIN_LENGTH, pixels, channels, blocks.tiles_per_program)
     constants = (blocks.rows, blocks.columns, norm.silu)
-    tensors = (grad_out, h, h_bias, grad_h, norm.weight, sums)
+    tensors = (grad_out, h, norm.h_bias, skip, grad_h, norm.weight, sums)
     grid = blocks.programs, 1, 1
     launch(backward_kernel, grid, NUM_WARPS, tensors, (*numbers, *constants), MAX_REGISTERS)
-    total = sums.sum(0).to(norm.weight.dtype)
-    return grad_h, total[:channels], None if h_bias is None else total[channels:]
+    return grad_h, *sums.sum(0).to(norm.weight.dtype)
