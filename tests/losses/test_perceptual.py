@@ -43,7 +43,8 @@ def test_equals_the_package(net, packages, weights_files):
     assert expected.min() > 0.005
     assert (ours(recon, images) - expected).abs().max() < 1e-6
     theirs = gradient(packages[net], recon, images)
-    assert (gradient(ours, recon, images) - theirs).norm() < 1e-5 * theirs.norm()
+    # convolutions in another layout add in another order
+    assert (gradient(ours, recon, images) - theirs).norm() < 2e-5 * theirs.norm()
 
 
 @pytest.mark.parametrize("elements", [700, 4000])  # at most one row; several rows and a smaller last piece
