@@ -4,16 +4,18 @@ import json
 import os
 import re
 import struct
+import sys
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
 from tests.harness.checkpoints import checkpoint as checkpoint_content
+from tests.harness.small_vae import write_vae
 from tests.harness.vae_families import FAMILIES, SMALL, diffusers_model, image, research_model, save_research
 from vae.config.options import build
 from vae.interop.checkpoint_file import save_checkpoint
-from vae.interop.vae_files import load_vae
+from vae.interop.vae_files import load_vae, read_vae
 from vae.interop.vae_path import WEIGHTS_NAME
 from vae.model.autoencoder import AutoencoderKL
 from vae.system.errors import EXIT_CONFIG, UserError
@@ -251,6 +253,18 @@ def test_pickles_are_read_by_their_content(name, tmp_path):
     assert loaded.kind == "compvis"
     latents = theirs.encode(image())
     assert (loaded.autoencoder.decode(latents) - theirs.decode(latents)).abs().max() < 1e-5
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="names of files are Unicode")
+def test_names_of_any_bytes_are_read(tmp_path):
+    folder = tmp_path / "caf\udce9"
+    write_vae(folder)
+    own = load_vae(folder).autoencoder.state_dict()
+    with open(folder / "own.pt", "wb") as file:
+        torch.save(own, file)
+    for path in (folder / WEIGHTS_NAME, folder / "own.pt"):
+        read = read_vae(path).weights
+        assert all(value.equal(read[name]) for name, value in own.items())
 
 
 def test_ema_weights_of_a_training_file_are_one_vae_and_two_vaes_are_an_error(tmp_path):

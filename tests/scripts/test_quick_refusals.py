@@ -36,6 +36,7 @@ INFER = {**VAE, "--mode": "reconstruct", "--input": "F/data/a.png", "--output_di
 EVALUATE = {**VAE, "--data_path": "F/data", "--output_dir": "F/out"}
 EXPORT = {**VAE, "--output": "F/out"}
 VALIDATE = {"--mode": "validate", "--input_dir": "F/data"}
+ANALYZE = {"--mode": "analyze", "--input_dir": "F/data", "--output_dir": "F/caf\udce9"}
 
 # script, its flags, changed flags, exit code, words of the line; F is the folder
 MANIFEST = ["--data_path F/manifest.jsonl is a manifest", "validation.json", "--mode shard"]
@@ -50,6 +51,7 @@ REFUSALS = [
     ("train_vae.py", TRAIN, {"--output_dir": "F/a.safetensors"}, 78, ["F/a.safetensors", "another folder"]),
     ("train_vae.py", TRAIN, {"--output_dir": "F/data/out"}, 78, ["--output_dir F/data/out", "outside"]),
     ("train_vae.py", TRAIN, {"--output_dir": "F/caf\udce9"}, 78, ["F/caf\\udce9 is not valid UTF-8", "name"]),
+    ("prepare_data.py", ANALYZE, {}, 78, ["F/caf\\udce9 is not valid UTF-8, so DuckDB", "another name"]),
     ("train_vae.py", TRAIN, {"--data_path": "F/dta"}, 77, ["--data_path F/dta", "does not exist"]),
     ("train_vae.py", TRAIN, {"--data_path": "F/empty"}, 77, ["--data_path F/empty", "jpg", "another folder"]),
     ("train_vae.py", TRAIN, {"--data_path": "F/phone"}, 77, ["F/phone", "1 file", "b.heic", "pillow-heif"]),

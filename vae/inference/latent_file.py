@@ -16,6 +16,7 @@ from vae.inference.codec import padded_side
 from vae.interop.averaging import hash_of_weights
 from vae.interop.writing import write_safetensors
 from vae.model.autoencoder import AutoencoderKL, Posterior
+from vae.system.files import utf8_path
 
 FORMAT = "vae-latents-2"  # 1: the fingerprint was another hash
 _SHOWN_DIGITS = 12  # digits of a fingerprint in messages
@@ -90,7 +91,7 @@ def save_latents(path: Path, latents: Latents, source: LatentSource, image: str)
 def load_latents(path: Path, source: LatentSource, any_vae: bool = False) -> Latents:
     """Latents that the encoder `source` made, or any encoder with `any_vae`. Raises BadLatentsError."""
     try:
-        with safe_open(path, framework="pt") as file:
+        with utf8_path(path) as readable, safe_open(readable, framework="pt") as file:
             metadata = file.metadata() or {}
             names = sorted(file.keys())
             version = metadata.get("format")

@@ -25,6 +25,7 @@ from vae.system.files import (
     replace_file,
     scratch_folder,
     sha256_of_file,
+    utf8_path,
 )
 from vae.update import UpdateState
 
@@ -293,7 +294,8 @@ def read_torch_file(path: Path) -> Any:
     try:
         is_whole = zipfile.is_zipfile(path)
         if is_whole and path.suffix != ".safetensors":
-            return torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+            with utf8_path(path) as readable:
+                return torch.load(readable, map_location="cpu", weights_only=True, mmap=True)
         # What PyTorch cannot map: the format before 1.6, and a name for which it uses another reader.
         with open(path, "rb") as file:
             if not is_whole and file.read(len(_ARCHIVE)) == _ARCHIVE:

@@ -25,6 +25,7 @@ from vae.interop.parameter_names import (
 from vae.interop.vae_path import CONVERT, VaePath
 from vae.system import console
 from vae.system.errors import UserError
+from vae.system.files import utf8_path
 
 _READABLE = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 # Parts of names that PyTorch's wrappers of a module add, anywhere in a name.
@@ -111,7 +112,8 @@ def _read(
                 content = None
             else:
                 try:
-                    file = stack.enter_context(safe_open(path, framework="pt"))
+                    readable = stack.enter_context(utf8_path(path))
+                    file = stack.enter_context(safe_open(readable, framework="pt"))
                 except (SafetensorError, OSError) as error:
                     raise _damaged(path, where, error) from None
                 part = {name: partial(file.get_tensor, name) for name in file.keys()}  # noqa: SIM118

@@ -8,14 +8,13 @@ VAE's. Its encoder is all zero, because it was not trained. A whole AutoencoderT
 """
 
 import json
-import re
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
+from safetensors.torch import save
 from torch import nn
 
 from vae.config.options import ModelConfig
@@ -28,7 +27,7 @@ from vae.interop.vae_path import WEIGHTS_NAME
 from vae.model.autoencoder import AutoencoderKL, TinyDecoder, TinyEncoder
 from vae.system import console
 from vae.system.errors import UserError
-from vae.system.files import atomic_path, utf8_text, write_json
+from vae.system.files import replace_bytes, utf8_path, utf8_text, write_json
 
 TAESD = "https://github.com/madebyollin/taesd"  # whose parameter names single files have
 # Pipelines of SDXL apply scaling_factor *and* the channels' constants if config.json has both; its training
@@ -40,7 +39,7 @@ TAEF2_CHANNELS = 32  # taef2, for FLUX.2's latents, has group norms in its first
 def stored_metadata(path: Path) -> dict[str, str]:
     """The metadata of a safetensors file; empty if it has none or cannot be read."""
     try:
-        with safe_open(path, framework="pt") as file:
+        with utf8_path(path) as readable, safe_open(readable, framework="pt") as file:
             return file.metadata() or {}
     except (OSError, SafetensorError):
         return {}
@@ -68,13 +67,7 @@ def write_safetensors(path: Path, tensors: dict[str, torch.Tensor], metadata: di
     """Write a safetensors file atomically; OSError if it cannot be written."""
     tensors = {name: value.contiguous() for name, value in tensors.items()}
     metadata = {"format": "pt"} | {name: utf8_text(value) for name, value in metadata.items()}
-    try:
-        with atomic_path(path) as temporary:
-            save_file(tensors, temporary, metadata=metadata)
-    except SafetensorError as error:  # for example a full disk, whose number is in the text
-        number = re.search(r"\(os error (\d+)\)", str(error))
-        code = int(number[1]) if number else 0
-        raise OSError(code, str(error), str(path), code) from error  # the last one is the number on Windows
+    replace_bytes(path, save(tensors, metadata=metadata))
 
 
 def diffusers_config(

@@ -9,6 +9,7 @@ from typing import Any
 from vae.config.declare import nearest
 from vae.prepare.blocks import find_files, local_file
 from vae.system.errors import DataError, UserError
+from vae.system.files import check_utf8
 from vae.system.host import GIB, free_memory
 
 OFFLINE = {"autoinstall_known_extensions": False, "autoload_known_extensions": False}
@@ -38,7 +39,8 @@ def sql(name: str) -> str:
 
 
 def literal(path: str | os.PathLike[str]) -> str:
-    """A path as DuckDB reads it: not as a pattern."""
+    """A path as DuckDB reads it: not as a pattern. UserError if DuckDB cannot read it."""
+    check_utf8(path, "file", "DuckDB")
     return glob.escape(os.fspath(path))
 
 

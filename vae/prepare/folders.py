@@ -10,7 +10,14 @@ from typing import Any
 
 from vae.system.addresses import is_remote
 from vae.system.errors import UserError
-from vae.system.files import claim_folder, long_path_remedy, read_json, why_not_writable, write_json
+from vae.system.files import (
+    check_utf8,
+    claim_folder,
+    long_path_remedy,
+    read_json,
+    why_not_writable,
+    write_json,
+)
 
 HIDDEN = ".prepare"  # in an output folder
 FULL_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
@@ -37,6 +44,7 @@ _OF_DUCKDB = ("IOException", "OutOfMemoryException")  # which is not imported fo
 @contextmanager
 def output_folder(output_dir: str, verb: str, flag: str = "--output_dir") -> Iterator[Path]:
     """The folder, which is new, empty or of this verb; errors of the disk within become one line."""
+    check_utf8(output_dir, flag, "DuckDB")
     try:
         claim_folder(Path(output_dir), verb, flag)
         yield Path(output_dir)

@@ -61,7 +61,12 @@ def atomic_path(path: Path) -> Iterator[Path]:
     path.parent.mkdir(parents=True, exist_ok=True)
     with scratch_folder(path.parent) as folder:
         temporary = folder / path.name
-        yield temporary
+        try:
+            yield temporary
+        except OSError as error:
+            if error.errno and error.filename is None:  # of writing to a full disk, for example
+                error.filename = os.fspath(path)
+            raise
         temporary.chmod(folder.stat().st_mode & 0o666)  # safetensors' files are readable by their owner only
         flush_file(temporary)
         replace_file(temporary, path)
@@ -115,6 +120,12 @@ def utf8_text(text: str) -> str:
     return text.encode("utf-8", "backslashreplace").decode().replace("\0", "\\0")
 
 
+def check_utf8(path: str | os.PathLike[str], flag: str, libraries: str) -> None:
+    """UserError if a path has other bytes, so that these libraries cannot open it."""
+    if os.fspath(path) != utf8_text(os.fspath(path)):
+        raise UserError(f"{flag} {path} is not valid UTF-8, so {libraries} cannot use it: give another name")
+
+
 def write_json(path: Path, content: Any, indent: int | None = None) -> None:
     """Write a JSON file atomically; OSError if it cannot be written."""
     replace_text(path, [json.dumps(content, indent=indent) + "\n"])
@@ -137,6 +148,21 @@ def sha256_of_file(path: str | os.PathLike[str]) -> str:
         while chunk := file.read(_CHUNK_BYTES):
             digest.update(chunk)
     return digest.hexdigest()
+
+
+@contextmanager
+def utf8_path(path: Path) -> Iterator[Path]:
+    """A path of a file for libraries that take UTF-8 alone: on Linux, names may have any bytes.
+
+    It is valid until the block ends. Raises OSError if the file cannot be opened.
+    """
+    try:
+        os.fspath(path).encode()
+    except UnicodeEncodeError:
+        with open(path, "rb") as file:
+            yield Path(f"/dev/fd/{file.fileno()}")
+    else:
+        yield path
 
 
 def read_json(path: str | os.PathLike[str], *, max_bytes: int = MAX_JSON_BYTES) -> Any:

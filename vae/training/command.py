@@ -24,7 +24,7 @@ from vae.prepare.hub_dataset import local_dataset
 from vae.shards.dataset_json import dataset_paths, is_dataset, read_dataset
 from vae.shards.hub_files import is_hub_dataset
 from vae.system.errors import UserError
-from vae.system.files import check_folder, utf8_text
+from vae.system.files import check_folder, check_utf8
 from vae.training.run_folder import checkpoint_paths, contains_run, resume_command
 
 
@@ -152,11 +152,7 @@ def _check_output(command: Command) -> None:
     checkpoint.
     """
     folder, checkpoint = command.output_dir, command.checkpoint
-    if str(folder) != utf8_text(str(folder)):
-        raise UserError(
-            f"--output_dir {folder} is not valid UTF-8, so PyTorch and TensorBoard cannot open files in it: "
-            "give another name"
-        )
+    check_utf8(folder, "--output_dir", "PyTorch and TensorBoard")
     check_folder(folder, RUN_COMMAND)
     if command.resume_from == "latest" or (checkpoint and checkpoint.parent.resolve() == folder.resolve()):
         return
