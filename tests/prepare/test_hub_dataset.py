@@ -1,14 +1,20 @@
 """Datasets of the Hugging Face hub by name, against a stand-in: prepared, trained, evaluated."""
 
 import json
+import os
+from functools import partial
+from pathlib import Path
 
+import duckdb
 import pytest
 
+from tests.harness.faults import limit_file_size
 from tests.harness.hub_datasets import dataset_hub, write_parquet
 from tests.harness.image_kinds import detailed, encoded
 from tests.harness.preparing import shard, without_workers
 from tests.harness.runs import TINY, run_here
 from vae.config.options import Config
+from vae.prepare.hub_dataset import local_dataset
 from vae.shards import hub_files, store
 from vae.shards.dataset_json import read_dataset
 from vae.shards.shard_images import ShardImages
@@ -29,6 +35,13 @@ def write_split(path, first, count):
     write_parquet(path, pictures(first, count), labels, ANIMALS)
 
 
+def write_two_columns(path):
+    path.parent.mkdir(parents=True)
+    image = "{'bytes': ?::BLOB, 'path': 'a.png'}"
+    query = f"COPY (SELECT {image} AS before, {image} AS after) TO '{path}' (FORMAT parquet)"
+    duckdb.execute(query, pictures(0, 2))
+
+
 @pytest.fixture(scope="module")
 def root(tmp_path_factory):
     """A dataset with Parquet files, and one of image files that the hub has converted."""
@@ -40,6 +53,7 @@ def root(tmp_path_factory):
     (root / "main/someone/files").mkdir()
     (root / "main/someone/files/1.png").write_bytes(pictures(0, 1)[0])
     write_split(root / "refs/convert/parquet/someone/files/default/partial-train/0000.parquet", 0, 3)
+    write_two_columns(root / "main/someone/pairs/data/train.parquet")
     (root / "main/someone/text").mkdir()
     (root / "main/someone/text/a.csv").write_text("a,b\n")
     return root
@@ -142,7 +156,7 @@ def test_run_reads_a_dataset_once_resumes_without_the_hub_and_is_evaluated(hub, 
     given |= {"data_path": f"{PHOTOS}/train", "val_split": 0.25}
     with without_workers():
         assert train(given) == 0
-    local = tmp_path / "cache/hub/someone--photos--train--val-0.25/dataset.json"
+    local = tmp_path / "cache/vae-trainer-hub/someone--photos--train--val-0.25/dataset.json"
     validation = images_of(local.with_name("validation.json"))
     training = images_of(local)
     assert not validation.keys() & training.keys()
@@ -178,6 +192,39 @@ def test_validation_images_of_another_split_and_a_mistake_before_the_hub_is_aske
     assert hub.requests == []
     with without_workers():
         assert train({**given, "data_path": f"{PHOTOS}/train", "val_path": f"{PHOTOS}/test"}) == 0
-    folders = sorted(path.name for path in (tmp_path / "cache/hub").iterdir() if path.is_dir())
+    folders = sorted(path.name for path in (tmp_path / "cache/vae-trainer-hub").iterdir() if path.is_dir())
     assert folders == ["someone--photos--test--val-0", "someone--photos--train--val-0"]
     assert Config().data.val_split == 0.1  # the share that is set aside without --val_path
+
+
+@pytest.mark.slow
+def test_cache_dir_has_the_copy_and_its_shards_are_not_copied_again(hub, tmp_path, capsys):
+    given = {**TINY, "output_dir": str(tmp_path / "run"), "max_steps": 1, "image_size": 16}
+    given |= {"data_path": f"{PHOTOS}/train", "val_split": 0.25, "cache_dir": str(tmp_path / "mine")}
+    with without_workers():
+        assert train(given) == 0
+    (shards,) = (tmp_path / "mine").rglob("images-*.tar")
+    assert shards.parent == tmp_path / "mine/vae-trainer-hub/someone--photos--train--val-0.25"
+    assert not (tmp_path / "cache").exists()
+    assert "cache   none, shards are read in place" in capsys.readouterr().out
+
+
+def test_dataset_that_needs_other_flags_is_one_line(hub, tmp_path):
+    with without_workers(), pytest.raises(UserError, match=r"has several columns of images") as caught:
+        local_dataset("hf://datasets/someone/pairs", "--data_path", str(tmp_path / "mine"))
+    assert str(caught.value).startswith("--data_path hf://datasets/someone/pairs: --input_dir hf://")
+    assert "by --image_column before (prepare_data.py --mode shard --input_dir hf://" in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.skipif(os.name == "nt", reason="Windows has no limits of file sizes")
+def test_full_disk_is_one_line_and_the_same_command_continues(hub, tmp_path):
+    copy = partial(local_dataset, f"{PHOTOS}/test", "--val_path", str(tmp_path / "mine"))
+    with without_workers():
+        limit_file_size(1000)
+        try:
+            with pytest.raises(UserError, match=r"^--val_path .*/test: .*mine.*: the disk is full"):
+                copy()
+        finally:
+            limit_file_size(None)
+        assert images_of(Path(copy())).keys() == set(pictures(12, 4))

@@ -99,7 +99,8 @@ def cache_dir_option() -> Any:
     """--cache_dir of every script that reads a dataset of shards."""
     return option(
         None,
-        "folder on this machine for shards of remote datasets; if given, also for those on a shared disk",
+        "folder on this machine for shards of remote datasets and copies of those of the Hugging Face hub; "
+        "if given, also for shards on a shared disk",
         metavar="DIR",
         unset="vae-trainer in the user's cache folder",
         inherited=False,

@@ -5,6 +5,7 @@ It is read once; later commands use the shards, without asking the hub. Nothing 
 
 import re
 from dataclasses import replace
+from pathlib import Path
 
 from filelock import FileLock
 
@@ -14,35 +15,50 @@ from vae.shards.dataset_json import read_dataset
 from vae.shards.hub_files import SCHEME, is_hub_dataset, parquet_files
 from vae.shards.shard_cache import default_folder
 from vae.system import console
-from vae.system.errors import DataError
+from vae.system.errors import DataError, UserError
+from vae.system.files import why_not_writable
+
+FOLDER_NAME = "vae-trainer-hub"
 
 
-def local_dataset(text: str, flag: str, val_split: float = 0.0) -> str:
+def local_dataset(text: str, flag: str, cache_dir: str | None, val_split: float = 0.0) -> str:
     """The path of the dataset.json with the images that a name of the hub means, written if it is missing.
 
-    DataError if the hub has no such images.
+    It is in FOLDER_NAME in --cache_dir. DataError if the hub has no such images, UserError if they cannot be
+    read without other flags.
     """
     from vae.prepare.shard import TRAINING, run_shard  # imports DuckDB, which an existing copy does not need
 
     name = re.sub(r"[^\w.@-]", "--", text.removeprefix(SCHEME))
-    folder = default_folder() / "hub" / f"{name}--val-{val_split:g}"
+    root = Path(cache_dir) if cache_dir else default_folder()
+    folder = root / FOLDER_NAME / f"{name}--val-{val_split:g}"
+    if problem := why_not_writable(folder):
+        raise UserError(f"--cache_dir {root}: {folder} {problem}")
     folder.parent.mkdir(parents=True, exist_ok=True)
     with FileLock(folder.with_name(f"{folder.name}.lock")):  # the processes of a run, and other runs
         if (folder / TRAINING).is_file():
             read_dataset(folder / TRAINING, flag=flag)
             console.info(f"{flag} {text}: uses its copy in {folder}; to read it anew, remove that folder")
-        else:
-            parquet_files(text, flag)  # a mistake is an error with this flag
-            console.info(f"{flag} {text}: is read into {folder}")
-            config = ShardConfig(input_dir=text, output_dir=str(folder), val_split=val_split)
-            if run_shard(config) != 0:
-                raise DataError(f"{flag} {text}: none of its images can be used")
+            return str(folder / TRAINING)
+        parquet_files(text, flag)  # a mistake is an error with this flag
+        console.info(f"{flag} {text}: is read into {folder}")
+        config = ShardConfig(input_dir=text, output_dir=str(folder), val_split=val_split)
+        try:
+            code = run_shard(config)
+        except UserError as error:
+            own = f"prepare_data.py --mode shard --input_dir {text} --output_dir DIR"
+            raise type(error)(
+                f"{flag} {text}: {error} ({own} writes it elsewhere, and has more flags)"
+            ) from None
+        if code != 0:
+            raise DataError(f"{flag} {text}: none of its images can be used")
     return str(folder / TRAINING)
 
 
 def with_local_data(config: EvaluateConfig) -> EvaluateConfig:
     """The command with a local dataset.json instead of each dataset of the hub."""
     paths = [
-        local_dataset(path, "--data_path") if is_hub_dataset(path) else path for path in config.data_path
+        local_dataset(path, "--data_path", config.cache_dir) if is_hub_dataset(path) else path
+        for path in config.data_path
     ]
     return replace(config, data_path=tuple(paths))

@@ -45,7 +45,7 @@ def _row_groups(file: Path, image_column: str | None) -> list[int]:
 
     try:
         db = connect()
-        _columns(db, file, image_column)  # an error, if it has no images
+        _columns(db, file, image_column, file)  # an error, if it has no images
         query = (
             "SELECT DISTINCT row_group_id, row_group_num_rows FROM parquet_metadata(?) "
             "WHERE row_group_num_rows > 0 ORDER BY 1"
@@ -57,8 +57,11 @@ def _row_groups(file: Path, image_column: str | None) -> list[int]:
         raise DataError(f"{FLAG} {file} is no Parquet file, or is damaged ({short(error)})") from error
 
 
-def _columns(db: Any, path: Path, image_column: str | None) -> tuple[str, bool, list[str]]:
-    """The column with images, whether it is a struct, and the columns with numbers and texts."""
+def _columns(db: Any, path: Path, image_column: str | None, file: File) -> tuple[str, bool, list[str]]:
+    """The column with images, whether it is a struct, and the columns with numbers and texts.
+
+    `path` is the local copy of the `file` that messages name.
+    """
     rows = db.execute("DESCRIBE SELECT * FROM read_parquet(?)", [literal(path)]).fetchall()
     kinds = {name: kind for name, kind, *_ in rows}
     images = [
@@ -69,18 +72,18 @@ def _columns(db: Any, path: Path, image_column: str | None) -> tuple[str, bool, 
     if image_column is not None:
         if image_column not in images:
             raise UserError(
-                f"--image_column {image_column}: {path} has no such column of images (columns: "
+                f"--image_column {image_column}: {file} has no such column of images (columns: "
                 f"{', '.join(f'{name} {kind}' for name, kind in kinds.items())[:500]})"
             )
         images = [image_column]
     if not images:
         raise DataError(
-            f"{FLAG} {path} has no column with the bytes of images (columns: {', '.join(kinds)[:500]}): give "
+            f"{FLAG} {file} has no column with the bytes of images (columns: {', '.join(kinds)[:500]}): give "
             "the image files or tar files that it names, and the table as --join"
         )
     if len(images) > 1:
         raise UserError(
-            f"{FLAG} {path} has several columns of images: choose one by --image_column {images[0]}"
+            f"{FLAG} {file} has several columns of images: choose one by --image_column {images[0]}"
         )
     return (
         images[0],
@@ -124,7 +127,7 @@ class ParquetBlock(Block):
                 raise DataError(f"{FLAG} {self.file} cannot be read: {error.strerror}") from error
 
     def _items(self, db: Any, path: Path) -> Iterator[Item]:
-        image, is_struct, others = _columns(db, path, self.image_column)
+        image, is_struct, others = _columns(db, path, self.image_column, self.file)
         columns = [f"{quoted(image)}.bytes, {quoted(image)}.path" if is_struct else f"{quoted(image)}, NULL"]
         labels = _label_names(db, path)
         last = self.first + self.count - 1 if self.count else 2**62

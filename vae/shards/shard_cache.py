@@ -71,12 +71,20 @@ def default_folder() -> Path:
 def open_cache(paths: Iterable[str | None], folder: str | None, max_gib: float) -> "ShardCache | None":
     """The cache of --cache_gib and --cache_dir, which is `folder` if it was given.
 
-    None if none of the paths is a dataset of shards; or if no `folder` was given and all shards are local.
+    None if none of the paths is a dataset of shards that it keeps.
     """
-    is_used = is_dataset if folder else has_remote_shards
-    if not any(path and is_used(path) for path in paths):
+    if not any(path and is_kept(path, folder) for path in paths):
         return None
     return ShardCache(Path(folder) if folder else default_folder(), max_gib, keeps_local=bool(folder))
+
+
+def is_kept(path: str, folder: str | None) -> bool:
+    """Whether a cache keeps the shards of a dataset: remote ones, and with --cache_dir those elsewhere."""
+    return has_remote_shards(path) or bool(folder and is_dataset(path) and not _is_inside(path, folder))
+
+
+def _is_inside(path: str | Path, folder: str | Path) -> bool:
+    return Path(os.path.realpath(path)).is_relative_to(os.path.realpath(folder))
 
 
 def has_remote_shards(path: str) -> bool:
@@ -103,6 +111,12 @@ class ShardCache:
         except (OSError, NotImplementedError) as error:  # a file system without locks
             reason = getattr(error, "strerror", None) or "its file system has no locks"
             raise UserError(f"--cache_dir {self.folder}: {reason}: use another folder") from error
+
+    def keeps(self, dataset: ShardedDataset) -> bool:
+        """Whether the shards of a dataset go through this cache."""
+        return dataset.store is not None or (
+            self.keeps_local and not _is_inside(dataset.folder, self.folder.parent)
+        )
 
     def path(self, name: str, sha256: str) -> Path:
         """Where a file is, if it is here."""

@@ -348,6 +348,6 @@ class ShardImages:
 
 
 def _open_files(dataset: ShardedDataset, cache: ShardCache | None) -> LocalShards | CachedShards:
-    if cache is not None and (cache.keeps_local or dataset.store is not None):
+    if cache is not None and cache.keeps(dataset):
         return CachedShards(dataset, cache)
     return LocalShards(dataset.folder, dataset.index_folder)

@@ -92,7 +92,7 @@ def with_local_datasets(given: dict[str, Any]) -> dict[str, Any]:
         if name == "data_path" and not given.get("val_path"):
             share = given.get("val_split", Config().data.val_split)
             options.pop("val_split", None)  # the shards have that validation set
-        options[name] = local_dataset(given[name], f"--{name}", share)
+        options[name] = local_dataset(given[name], f"--{name}", given.get("cache_dir"), share)
     return options
 
 

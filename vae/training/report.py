@@ -15,7 +15,7 @@ from vae.memory.plan import checkpoint_bytes
 from vae.model.autoencoder import AutoencoderKL
 from vae.sampling.buckets import Shape
 from vae.shards.dataset_json import dataset_paths, is_dataset
-from vae.shards.shard_cache import default_folder, has_remote_shards
+from vae.shards.shard_cache import default_folder, is_kept
 from vae.system import console
 from vae.system.addresses import public_text
 from vae.system.console import command_line, counted
@@ -155,7 +155,7 @@ def cache_line(data: DataConfig) -> str | None:
     paths = [path for path in (*dataset_paths(data.data_path), data.val_path) if path and is_dataset(path)]
     if not paths:
         return None
-    if data.cache_dir is None and not any(map(has_remote_shards, paths)):
+    if not any(is_kept(path, data.cache_dir) for path in paths):
         return "cache   none, shards are read in place (from a shared disk, --cache_dir keeps them here)"
     return f"cache   at most {data.cache_gib:g} GiB of shards in {data.cache_dir or default_folder()}"
 
