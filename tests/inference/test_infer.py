@@ -1,5 +1,6 @@
 """The five modes on real files, and bad files among good ones."""
 
+import os
 import re
 import shutil
 from pathlib import Path
@@ -88,6 +89,20 @@ def test_results_keep_file_names_and_subfolders(command, image_folder, tmp_path)
     assert command("reconstruct", "--input", image_folder) == 0
     written = sorted(p.relative_to(tmp_path / "out") for p in (tmp_path / "out").rglob("*.png"))
     assert written == sorted(p.relative_to(image_folder) for p in image_folder.rglob("*.png"))
+
+
+def test_names_too_long_for_their_ending_are_shortened(command, odd_image, tmp_path):
+    folder = tmp_path / "long"
+    folder.mkdir()
+    length = 40 if os.name == "nt" else 251  # bytes: Windows limits the whole path
+    for last in "ab":
+        shutil.copy(odd_image, folder / f"{(length - 2) // 2 * 'é'}{last}.png")
+    for mode in ("encode", "variations"):
+        assert command(mode, "--input", folder, "--output_dir", tmp_path / mode) == 0
+    assert len(list((tmp_path / "encode").glob("é*.safetensors"))) == 2
+    assert command("decode", "--input", tmp_path / "encode") == 0
+    ends = sorted(folder.iterdir())
+    assert command("interpolate", "--input", *ends, "--steps", 2, "--output_dir", tmp_path / "series") == 0
 
 
 def test_encode_then_decode_equals_reconstruct(command, odd_image, tmp_path):
@@ -179,6 +194,8 @@ def test_bad_files_are_reported_and_others_are_finished(command, image_folder, o
     assert "text.jpg: not_an_image" in found.err
     assert "thin.png: too_small: 40x7 px" in found.err
     assert len(list((tmp_path / "out").glob("[!.]*"))) == 8
+    assert command("reconstruct", "--input", folder / "torn.png", "--output_dir", tmp_path / "none") == 77
+    assert "0 of 1 done, 1 failed\n" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("mode", ["decode", "encode", "reconstruct"])

@@ -184,10 +184,8 @@ def infer(config: InferConfig, tasks: list[Task]) -> int:
             failed += 1
             console.error(f"{task.name}: {reason}")
     failures = f", {failed} failed" if failed else ""
-    console.info(
-        f"{config.mode}: {len(tasks) - failed} of {len(tasks)} done{failures}; results are in "
-        f"{config.output_dir}"
-    )
+    results = f"; results are in {config.output_dir}" if failed < len(tasks) else ""
+    console.info(f"{config.mode}: {len(tasks) - failed} of {len(tasks)} done{failures}{results}")
     return EXIT_DATA if failed else 0
 
 

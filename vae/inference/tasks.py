@@ -13,7 +13,7 @@ from vae.images.decoding import parse_background
 from vae.images.folder import Skips, no_images, print_skips, walk_images
 from vae.interop.vae_path import locate_vae
 from vae.system.errors import DataError, UserError
-from vae.system.files import check_folder
+from vae.system.files import check_folder, shortened
 
 COMMAND = "infer"  # in the marker of the output folder
 LATENTS = ".safetensors"
@@ -52,7 +52,7 @@ def plan_tasks(config: InferConfig) -> list[Task]:
         tasks = [_interpolation(config, inputs, output_dir)]
     else:
         tasks = [
-            Task(name, (path,), tuple(output_dir / (stem + end) for end in _endings(config)))
+            Task(name, (path,), tuple(_output(output_dir, stem, end) for end in _endings(config)))
             for (name, path), stem in zip(inputs, _stems(inputs), strict=True)
         ]
     _check_outputs(tasks, config.overwrite)
@@ -95,8 +95,14 @@ def _interpolation(config: InferConfig, inputs: list[tuple[str, Path]], output_d
     (first, start), (second, end) = inputs
     stem = f"{Path(first).stem}_to_{Path(second).stem}"
     digits = max(3, len(str(config.steps - 1)))
-    outputs = tuple(output_dir / f"{stem}_{step:0{digits}}.{config.format}" for step in range(config.steps))
+    endings = [f"_{step:0{digits}}.{config.format}" for step in range(config.steps)]
+    outputs = tuple(_output(output_dir, stem, ending) for ending in endings)
     return Task(f"{first} to {second}", (start, end), outputs)
+
+
+def _output(output_dir: Path, stem: str, ending: str) -> Path:
+    folder, name = os.path.split(stem)
+    return output_dir / folder / (shortened(name, name) + ending)
 
 
 def _endings(config: InferConfig) -> list[str]:

@@ -37,7 +37,7 @@ from vae.prepare.table import Table, apply_rules, check_where, drop_exact, drop_
 from vae.prepare.tar_source import TarBlock
 from vae.system import console
 from vae.system.errors import EXIT_DATA
-from vae.system.files import replace_text, utf8_text, write_json
+from vae.system.files import replace_text, shortened, utf8_text, write_json
 
 SETTINGS_NAME, REJECTED_NAME = "preprocess_settings.json", "rejected.jsonl"
 # Flags that decide which images are accepted, and their pixels; all images of a folder have the same.
@@ -200,7 +200,6 @@ def _write_manifest(table: Table, root: Path) -> int:
 
 # Devices of Windows, with any extension.
 _RESERVED = re.compile(r"(con|prn|aux|nul|conin\$|conout\$|com[0-9¹²³]|lpt[0-9¹²³]) *(\.|$)", re.IGNORECASE)
-MAX_BYTES = 240  # of one name, on all common file systems, without an extension and the digits of a size
 
 
 def name_outputs(blocks: Sequence[Block]) -> list[Block]:
@@ -241,15 +240,7 @@ def output_name(name: str, *, hashed: bool = False) -> str:
     """`folder/stem.png` as `folder/stem`; `hashed`: with eight digits of the name's hash after the stem."""
     parts = [_safe(part) for part in name.replace("\\", "/").split("/")]
     stem = os.path.splitext(parts[-1])[0] if "." in parts[-1].lstrip(".") else parts[-1]
-    return "/".join([*(_shortened(part, part) for part in parts[:-1]), _shortened(stem, name, hashed)])
-
-
-def _shortened(text: str, name: str, hashed: bool = False) -> str:
-    """A text of at most MAX_BYTES. One that is longer, or `hashed`, ends with a hash of `name`."""
-    if len(text.encode()) <= MAX_BYTES and not hashed:
-        return text
-    mark = "_" + hashlib.blake2b(os.fsencode(name), digest_size=16).hexdigest()[:8]
-    return text.encode()[: MAX_BYTES - len(mark)].decode("utf-8", "ignore") + mark
+    return "/".join([*(shortened(part, part) for part in parts[:-1]), shortened(stem, name, hashed)])
 
 
 def _safe(part: str) -> str:

@@ -24,6 +24,7 @@ _CHUNK_BYTES = 2**20
 _SCRATCH = ".vae-scratch-"  # begin of the names of folders with unfinished files
 _MAX_PATH = 259  # characters of a path on Windows, unless long paths are allowed
 _LONGEST = 80  # characters in a folder of ours: vae/.vae-scratch-*/diffusion_pytorch_model.safetensors has 74
+_MAX_NAME_BYTES = 240  # of 255 on all common file systems: an extension and numbers follow
 _LONG_PATHS = "allow long paths (docs/WINDOWS_SETUP.md, step 5), or use a shorter folder"
 
 
@@ -118,6 +119,15 @@ def replace_text(path: Path, parts: Iterable[str]) -> None:
 def utf8_text(text: str) -> str:
     """A text that every reader of UTF-8 and JSON takes: names of files may have any bytes."""
     return text.encode("utf-8", "backslashreplace").decode().replace("\0", "\\0")
+
+
+def shortened(text: str, name: str, hashed: bool = False) -> str:
+    """A name of at most _MAX_NAME_BYTES; a longer one, or with `hashed`, ends with a hash of `name`."""
+    data = os.fsencode(text)
+    if len(data) <= _MAX_NAME_BYTES and not hashed:
+        return text
+    mark = "_" + hashlib.blake2b(os.fsencode(name), digest_size=16).hexdigest()[:8]
+    return data[: _MAX_NAME_BYTES - len(mark)].decode("utf-8", "ignore") + mark
 
 
 def check_utf8(path: str | os.PathLike[str], flag: str, libraries: str) -> None:
