@@ -109,6 +109,13 @@ def test_prune_keeps_the_best_the_last_of_each_stage_and_the_newest(tmp_path):
     }
 
 
+def test_prune_leaves_and_does_not_count_what_it_cannot_read(three, tmp_path):
+    three[0].write_bytes(b"notes of a user")
+    assert prune(tmp_path, 2, apart=set(), needed=set()) == []
+    assert prune(tmp_path, 1, apart=set(), needed=set()) == [three[1]]
+    assert three[0].read_bytes() == b"notes of a user"
+
+
 def test_prune_removes_the_sha256_of_a_checkpoint_whose_removal_was_interrupted(tmp_path):
     put(tmp_path, "checkpoint_step_10.pt", 10)
     put(tmp_path, "checkpoint_step_20.pt", 20)
@@ -133,12 +140,17 @@ def test_newer_checkpoints_are_moved_out_of_the_way(tmp_path, capsys):
     record_path(tmp_path / "checkpoint_step_40.pt").unlink()
     (tmp_path / "checkpoint_step_50.pt").write_bytes(b"damaged")  # its step is not known
     abandon_newer(tmp_path, 20)
-    assert {path.name for path in tmp_path.glob("*.pt")} == {f"checkpoint_step_{n}.pt" for n in (10, 20, 50)}
-    moved = {path.name for path in (tmp_path / "abandoned").iterdir()}
-    assert moved == {"checkpoint_step_30.pt", "checkpoint_step_30.pt.sha256", "checkpoint_step_40.pt"}
-    assert "2 newer checkpoints (checkpoint_step_40.pt, checkpoint_step_30.pt) are" in capsys.readouterr().out
+    assert {path.name for path in tmp_path.glob("*.pt")} == {f"checkpoint_step_{n}.pt" for n in (10, 20)}
+    moved = {"checkpoint_step_30.pt", "checkpoint_step_30.pt.sha256", "checkpoint_step_40.pt"}
+    moved.add("checkpoint_step_50.pt")
+    assert {path.name for path in (tmp_path / "abandoned").iterdir()} == moved
+    assert "3 newer or unreadable checkpoints (checkpoint_step_40.pt, " in capsys.readouterr().out
     abandon_newer(tmp_path, 20)
     assert capsys.readouterr().out == ""
+    put(tmp_path, "checkpoint_step_30.pt", 30)
+    abandon_newer(tmp_path, 20)
+    moved |= {"checkpoint_step_30_again.pt", "checkpoint_step_30_again.pt.sha256"}
+    assert {path.name for path in (tmp_path / "abandoned").iterdir()} == moved
 
 
 # ---- real runs ----------------------------------------------------------------------------------------

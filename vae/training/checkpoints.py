@@ -68,18 +68,24 @@ def load_on_all(find: Callable[[], Loaded | None], dist: Distributed) -> Loaded 
 
 
 def abandon_newer(folder: Path, step: int) -> None:
-    """Move the checkpoints after `step`, from which training continues, out of the way of the new ones."""
-    newer = [path for path in list_checkpoints(folder) if saved_step(path) > step]
+    """Move the checkpoints after `step`, from which training continues, out of the way of the new ones.
+
+    Also those that cannot be opened: a new one of the same name would replace them.
+    """
+    newer = [path for path in list_checkpoints(folder) if not 0 <= saved_step(path) <= step]
     if not newer:
         return
     abandoned = folder / ABANDONED_NAME
     abandoned.mkdir(exist_ok=True)
     for path in newer:
-        os.replace(path, abandoned / path.name)
+        target = abandoned / path.name
+        while target.exists():  # the run has gone back before
+            target = target.with_stem(f"{target.stem}_again")
+        os.replace(path, target)
         if record_path(path).exists():
-            os.replace(record_path(path), record_path(abandoned / path.name))
+            os.replace(record_path(path), record_path(target))
     names = ", ".join(path.name for path in newer[:3])
-    console.info(f"{len(newer)} newer checkpoints ({names}) are moved to {abandoned}: delete it if you like")
+    console.info(f"{len(newer)} newer or unreadable checkpoints ({names}) are moved to {abandoned}")
 
 
 def stage_ends(stages: list[Stage], position: Position) -> set[str]:
@@ -90,10 +96,10 @@ def stage_ends(stages: list[Stage], position: Position) -> set[str]:
 def prune(folder: Path, keep: int, *, apart: set[str], needed: set[str]) -> list[Path]:
     """Remove all but the newest `keep` checkpoints and those with these names; returns the removed.
 
-    Those `apart` do not count. OSError, after the others are removed, if one cannot be: on Windows, because a
-    program has it open.
+    Those `apart` do not count, nor do files that cannot be opened, which others may have written. OSError,
+    after the others are removed, if one cannot be: on Windows, because a program has it open.
     """
-    counted = [path for path in list_checkpoints(folder) if path.name not in apart]
+    counted = [p for p in list_checkpoints(folder) if p.name not in apart and saved_step(p) >= 0]
     removed, failure = [], None
     for path in counted[keep:]:
         if path.name in needed:
