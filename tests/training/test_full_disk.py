@@ -10,6 +10,7 @@ from tests.harness.checkpoints import checkpoint
 from tests.harness.faults import Fault, injected, limit_file_size, run_forked
 from tests.harness.training_runs import assert_same, last_checkpoint, reproducible_records
 from vae.config.options import build
+from vae.interop.checkpoint_file import Position, Stage
 from vae.memory.plan import checkpoint_bytes
 from vae.system.errors import UserError
 from vae.training.logbook import Appender
@@ -49,14 +50,25 @@ def test_warning_before_the_start_if_the_checkpoints_do_not_fit(tmp_path, monkey
 
     monkeypatch.setattr(shutil, "disk_usage", disk_usage)
     free = 6 * size + size // 4  # 3 newest, the best, the last of the stage, the one being written
-    assert space_warning(tmp_path, config, stages=1) is None
+    run = [Stage(0, 10, 32, 2)], Position()
+    assert space_warning(tmp_path, config, *run) is None
     free -= 1
-    warning = space_warning(tmp_path, config, stages=1)
+    warning = space_warning(tmp_path, config, *run)
     assert warning.startswith(f"--output_dir {tmp_path} has ")
     assert "--keep_checkpoints 3" in warning
     with (tmp_path / "checkpoint_epoch_1.pt").open("wb") as file:  # a resumed run has written some
         file.truncate(size)
-    assert space_warning(tmp_path, config, stages=1) is None
+    assert space_warning(tmp_path, config, *run) is None
+
+
+def test_short_runs_write_fewer_checkpoints_than_are_kept(tmp_path, monkeypatch):
+    config = build({**checkpoint()["config"], "max_steps": 3})
+    size = checkpoint_bytes(config)
+    free = 2 * size + size // 4  # of one epoch, and of a signal
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: type("Usage", (), {"free": free}))
+    assert space_warning(tmp_path, config, [Stage(0, 1, 32, 2)], Position()) is None
+    assert space_warning(tmp_path, config, [Stage(0, 9, 32, 2)], Position(epoch=8, step=2)) is None
+    assert "(4 checkpoints" in space_warning(tmp_path, config, [Stage(0, 9, 32, 2)], Position())
 
 
 def test_run_warns_before_its_first_step(tiny, monkeypatch, capsys):

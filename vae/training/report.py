@@ -1,5 +1,6 @@
 """What a run prints: before it trains, the stage and warnings; after it, the result and the next command."""
 
+import math
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
@@ -8,6 +9,7 @@ import torch
 
 from vae.config.options import Config, DataConfig, LossConfig, ModelConfig, OptimConfig, SpeedConfig
 from vae.images.pixels import OFF_BY_ONE_DB
+from vae.interop.checkpoint_file import Position, Stage
 from vae.interop.latent_statistics import LatentConstants
 from vae.losses.perceptual import RANDOM_NOTE
 from vae.losses.terms import LossTerms
@@ -40,7 +42,7 @@ DTYPE_NAMES = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp
 
 def print_remarks(run: PreparedRun) -> None:
     """Print what makes this run slow, its start bad, or its disk full."""
-    if warning := space_warning(run.output_dir, run.config, len(run.state.stages)):
+    if warning := space_warning(run.output_dir, run.config, run.state.stages, run.state.position):
         console.warning(warning)
     loss = run.config.loss
     if loss.perceptual_weight and loss.perceptual_net == "random":
@@ -181,15 +183,22 @@ def _last_step(run: PreparedRun, steps: StageSteps) -> int:
     return last if limit is None else min(last, limit)
 
 
-def space_warning(folder: Path, config: Config, stages: int) -> str | None:
+def space_warning(folder: Path, config: Config, stages: list[Stage], position: Position) -> str | None:
     """The warning that the checkpoints and the export may not fit on the disk of `folder`."""
     size = checkpoint_bytes(config)
-    count = config.run.keep_checkpoints + stages + 2  # the best one, and the one that is being written
+    options = config.run
+    saves = math.inf if options.checkpoint_steps else stages[-1].end_epoch - position.epoch
+    if options.max_steps is not None:
+        saves = min(saves, options.max_steps - position.step)
+    # With the best one, and the one that is being written; a signal also saves.
+    kept = options.keep_checkpoints + len(stages) + 2
     try:
-        existing = sum(path.stat().st_size for path in checkpoint_paths(folder))
+        paths = checkpoint_paths(folder)
+        existing = sum(path.stat().st_size for path in paths)
         free = shutil.disk_usage(nearest_existing(folder)).free
     except OSError:  # nobody knows
         return None
+    count = int(min(kept, len(paths) + saves + 1))
     export = size // 4  # fp32 weights: a checkpoint also has EMA weights and two moments
     needed = count * size + export - existing
     if needed <= free:
