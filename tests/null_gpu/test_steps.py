@@ -46,6 +46,7 @@ REGULARISERS = {
 }
 AUTO = {"micro_batch": "auto", "recompute": "auto", "steps": 2}
 CLOSE = {
+    "twice": {"options": {**ADVERSARIAL, "image_size": 512, "decoder_scale": 2}},
     "card-8gb": {"profile": "card-8gb", "gib": 6.9, **AUTO},
     "card-12gb": {"profile": "card-12gb", "gib": 10.9, **AUTO},
     "regularisers": {"profile": "ultra", "options": REGULARISERS, **AUTO},
@@ -54,7 +55,6 @@ CLOSE = {
 CASES |= {
     **{level: {"options": SMALL, "recompute": level, "steps": 2} for level in RECOMPUTE[2:]},
     "bf16": {"options": ADVERSARIAL},
-    "twice": {"options": {**ADVERSARIAL, "image_size": 512, "decoder_scale": 2}},
     "graph": {"options": ADVERSARIAL, "graph": True, "disc_start": 5, "steps": 11},
     "fp16": {"options": ADVERSARIAL, "dtype": "float16"},
     "fp16, scaled": {"options": SMALL, "dtype": "float16", "activation_scale": 1 / 64},

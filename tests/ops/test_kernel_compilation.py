@@ -10,6 +10,7 @@ import pytest
 from tests.harness.operations import SHARED_MEMORY_BYTES
 from vae.ops.library import (
     MAX_REGISTERS,
+    MAX_RMS_CHANNELS,
     NUM_WARPS,
     norm_blocks,
     reduction_programs,
@@ -133,16 +134,19 @@ def rms_norm_launches(capability):
     "launches", [norm_launches, attention_launches, feature_distance_launches, rms_norm_launches]
 )
 def test_kernels_compile_within_shared_memory(launches, capability, tmp_path, monkeypatch):
-    pytest.importorskip("triton", reason="Triton has no build for this platform")
+    triton = pytest.importorskip("triton", reason="Triton has no build for this platform")
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    is_old = [int(number) for number in triton.__version__.split(".")[:2]] < [3, 8]
     for kernel, types, constants, num_warps in launches(capability):
         aligned = [name for name, kind in types.items() if kind.startswith("*")]
         aligned += ["channels", "pixels", "stride"]
         compiled = compile_kernel(kernel, types, constants, aligned, num_warps, capability)
         assert compiled.metadata.shared <= SHARED_MEMORY_BYTES
         name = f"{kernel.__name__} {constants}"
-        # a few values that wait for the end of the loop; a spill in the loop would be of tiles, 64 bytes each
-        assert stack_bytes(compiled) <= 24, f"{name} spills registers"
+        # a few values that wait for the end of the loop, up to ten with Triton 3.6 and 3.7 in the widest
+        # norm; a spill in the loop would be of tiles, 64 bytes each
+        is_widest = "root" in types and constants["COLUMNS"] == MAX_RMS_CHANNELS
+        assert stack_bytes(compiled) <= (40 if is_old and is_widest else 24), f"{name} spills registers"
         if "root" in types:  # rows are reduced within the loop, by barriers if they are wider than a warp
             assert re.search(r"cp\.async\.cg.*, 0x10|ld\.global\.v4\.b32", compiled.asm["ptx"]), name
         elif {"h", "scores"} & set(types):  # tiles are read early, 16 bytes at a time, and nothing is reduced
