@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from launchers import environment, virtual_environment
-from launchers.stamp import torch_requirements
+from launchers.stamp import STAMP, torch_requirements
 from launchers.torch_builds import Machine
 from tests.harness.launcher_projects import make_pair, make_wheel
 from tests.harness.runs import ROOT, closed_pipe
@@ -37,6 +37,16 @@ def test_a_version_has_an_environment_of_its_own(capsys):
         with pytest.raises(SystemExit):
             venv("--torch", wrong)
         assert f"--torch {wrong} is not one of" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("version", "runs_mypy"), [("2.9.1", 0), ("2.13.0+cu126", 0), ("2.14.0", 1)])
+def test_mypy_runs_only_with_a_torch_that_has_the_types(monkeypatch, tmp_path, version, runs_mypy):
+    modules: list[str] = []
+    monkeypatch.setattr(environment, "runs", lambda *given: False)
+    monkeypatch.setattr(environment, "run_command", lambda words: modules.append(words[2]) or 0)
+    (tmp_path / STAMP).write_text(json.dumps({"torch": version}))
+    assert environment.run_tests(tmp_path, []) == 0
+    assert modules == ["ruff", *["mypy"] * runs_mypy, "pytest"]
 
 
 RTX_5090 = Machine(580, (("NVIDIA GeForce RTX 5090", (12, 0)),))
@@ -199,7 +209,7 @@ def test_life_of_an_environment(project, tmp_path):
     make_wheel(wheels, "torch", "2.13.0+cpu", "__version__ = '2.13.0+cpu'")  # no torchvision for it
     for name in ("ruff", "mypy", "pytest"):
         make_wheel(wheels, name, "1.0", "")
-    make_pair(tmp_path, "2.11.0+cu128", "0.26.0+cu128")
+    make_pair(tmp_path, "2.14.0+cu128", "0.29.0+cu128")
     for name in ("torch", "torchvision"):
         (index / name).mkdir(parents=True)
         for wheel in tmp_path.glob(f"{name}-*.whl"):
@@ -277,7 +287,7 @@ def test_life_of_an_environment(project, tmp_path):
         online = {"PIP_NO_INDEX": "0", "PIP_INDEX_URL": address + "/cu128", "VAE_TORCH_INDEX": address}
         output = setup("--torch", "cu128", **online)
     assert f"from {address}/cu128" in output
-    assert json.loads(stamp.read_text())["torch"] == "2.11.0+cu128"
+    assert json.loads(stamp.read_text())["torch"] == "2.14.0+cu128"
 
     lines = setup("--test", "-k", "a b").splitlines()
     assert lines.index("ruff check .") < lines.index("mypy")
