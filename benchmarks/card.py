@@ -33,16 +33,12 @@ sys.path.insert(0, str(ROOT))
 from benchmarks.on_card import result  # noqa: E402
 from benchmarks.on_card.result import Found  # noqa: E402
 from vae.images.folder import list_images  # noqa: E402
-from vae.system.errors import UserError  # noqa: E402
-from vae.system.files import (  # noqa: E402
-    claim_folder,
-    replace_text,
-    write_json,
-)
-from vae.system.gpus import set_gpu_memory_variables  # noqa: E402
+from vae.system.files import claim_folder, replace_text, write_json  # noqa: E402
+from vae.system.script import run_script  # noqa: E402
 
 PYTHON = sys.executable
 FILES = ("results.json", "summary.txt", "logs.txt", "samples.jpg", "trace.json.gz")
+STOPPED = "stopped: --out has the results of the cases before"  # after Ctrl-C or SIGTERM
 KILL_SECONDS = 3.0  # from SIGTERM to SIGKILL
 LOG_BYTES = 40_000  # of each case
 SUMMARY_CHARACTERS = 9_400
@@ -51,7 +47,7 @@ DRAWINGS, IMAGES = 24, 320  # an epoch of more than nine steps of 32, the larges
 # A kernel that fails is an error and not replaced
 TRAINER = """--output_dir {folder}/run --upscale --perceptual_net random --mixed_precision --kernels triton
 --num_epochs 1000 --checkpoint_freq 1000 --val_freq 1000 """
-COMPARISON = "--cases 2 --rounds 3 --out {folder}/result.json "
+COMPARISON = "--rounds 3 --out {folder}/result.json --cases "
 SMALL = "--image_size 64 --batch_size 2 --channels 32 64 --layers_per_block 1 --norm_groups 8"
 PROBE = """
 import json, torch
@@ -76,7 +72,7 @@ class Case:
     codes: tuple[int, ...] = (0,)  # exit codes with results
 
 
-def read_options() -> argparse.Namespace:
+def read_options(words: list[str]) -> argparse.Namespace:
     """Parse the command line."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
@@ -88,7 +84,7 @@ def read_options() -> argparse.Namespace:
         "--only", nargs="+", metavar="CASE", help="only these cases, in this order; they share all the time"
     )
     parser.add_argument("--small", action="store_true", help="small networks and images, to try the program")
-    options = parser.parse_args()
+    options = parser.parse_args(words)
     if options.out.is_file():
         parser.error(f"--out {options.out} is a file: give a folder")
     if options.images and not options.images.is_dir():
@@ -127,12 +123,13 @@ def build_cases(machine: Found, images: Path, small: bool) -> list[Case]:
         own("steps", "Are losses and gradients those of a CPU in fp64?", 90, 20),
         train("standard", fits, 75, 30, f"--profile standard {steps} {margin}"),
         train("learns", "Do 200 steps learn?", 75, 30, learn),
-        compare("speed", "How fast beside diffusers?", 90, 30, "--no-compile"),
-        own("where", "Where does the time of a step go?", 45, 20),
-        compare("compiled", "How fast, both compiled?", 130, 60, "--compile --minutes 1.5"),
+        compare("speed", "How fast beside diffusers?", 90, 30, "2 --no-compile"),
+        own("where", "Where does the time of a step go?", 60, 20),
+        compare("compiled", "How fast, both compiled?", 130, 60, "2 --compile --minutes 1.5"),
         train("ultra", fits, 75, 40, f"--profile ultra {steps} {margin}"),
         train("small", fits, 60, 30, f"--profile small {steps} {margin}"),
         Case("tests", "Do the tests pass that need a card?", tests, 90, 30, result.read_tests, (0, 1)),
+        compare("parts", "How fast at 512 px, and which part is slow?", 90, 30, "1,7,8,9 --no-compile"),
     ]
     if machine["free_gib"] > 1.1 * RTX_5090_GIB:
         found.append(train("whole-card", fits, 60, 30, f"--profile standard {steps}"))
@@ -267,29 +264,24 @@ def run_all(options: argparse.Namespace, scratch: Path) -> int:
                 found["verdict"] = re.sub("^(ok|WRONG)", "no arithmetic", found["verdict"])
             results[case.name] = found
             keep(case, scratch / case.name, options.out)
-            print(f"{time.monotonic() - began:.0f} s: {case.name} [{found['verdict']}]", flush=True)
         write_json(options.out / "results.json", {**machine, "about": head, "cases": results}, indent=1)
         used = f"{head}; {time.monotonic() - began:.0f} of {options.seconds:.0f} s used"
         replace_text(options.out / "summary.txt", [summary(results, used) + "\n"])
+        print(f"{time.monotonic() - began:.0f} s: {case.name} [{results[case.name]['verdict']}]", flush=True)
     print(summary(results, used), flush=True)
     return int(any(found["verdict"].startswith(("WRONG", "FAILED")) for found in results.values()))
 
 
-def main() -> int:
+def main(words: list[str]) -> int:
     """Delete the results of an earlier run, then run the cases."""
-    options = read_options()
-    set_gpu_memory_variables()  # for the cases
+    options = read_options(words)
     os.environ["PYTHONUNBUFFERED"] = "1"
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that it also ends the case that runs
     with tempfile.TemporaryDirectory(prefix="card-", ignore_cleanup_errors=True) as scratch:
-        try:
-            claim_folder(options.out, "card", "--out")
-            for name in FILES:
-                (options.out / name).unlink(missing_ok=True)
-            return run_all(options, Path(scratch))
-        except UserError as error:
-            sys.exit(str(error))
+        claim_folder(options.out, "card", "--out")
+        for name in FILES:
+            (options.out / name).unlink(missing_ok=True)
+        return run_all(options, Path(scratch))
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run_script("card.py", main, STOPPED)

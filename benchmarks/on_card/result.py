@@ -114,17 +114,20 @@ def read_learning(folder: Path, printed: str) -> Found:
 
 
 def read_comparison(folder: Path, printed: str) -> Found:
-    """Seconds and GiB of a step beside diffusers', of what benchmarks/run.py has measured so far."""
-    found = read_result(folder, printed)["cases"]["2"]
-    if not (rows := found["contestants"]):
+    """Seconds and GiB of what benchmarks/run.py has measured so far, beside diffusers or PyTorch."""
+    cases = read_result(folder, printed)["cases"]
+    lines = []
+    failed = False
+    for case in cases.values():
+        ratios = f"theirs / ours {case.get('speed')}, share of the peak {case.get('share_of_bf16_rate')}"
+        lines.append(f"{case['title']}: {ratios}")
+        for name, row in case["contestants"].items():
+            shown = f"{row['seconds']} s" if "seconds" in row else row["failure"]
+            lines.append(f"   {name} {shown}, {row.get('allocated_bytes', 0) / 2**30:.2f} GiB")
+            failed |= row["side"] == "ours" and row.get("failure") == "out of memory"
+    if len(lines) == len(cases):
         raise ValueError("nothing was measured")
-    peak = found.get("share_of_bf16_rate")
-    line = f"diffusers' best / our best {found.get('speed')}, share of the peak {peak}"
-    for name, row in rows.items():
-        shown = f"{row['seconds']} s" if "seconds" in row else row["failure"]
-        line += f"\n   {name} {shown}, {row.get('allocated_bytes', 0) / 2**30:.2f} GiB"
-    failed = any(row["side"] == "ours" and row.get("failure") == "out of memory" for row in rows.values())
-    return {"line": line, "verdict": "WRONG" if failed else "-", **found}
+    return {"line": "\n".join(lines), "verdict": "WRONG" if failed else "-", "cases": cases}
 
 
 def read_tests(folder: Path, printed: str) -> Found:

@@ -1,4 +1,4 @@
-"""Where the time of a step goes: kernels by kind, from a trace of PyTorch's profiler, which is kept."""
+"""Where the time of a step goes: kernels by kind, from traces of PyTorch's profiler; the first is kept."""
 
 import gzip
 import json
@@ -17,6 +17,8 @@ from vae.system.script import end_process
 from vae.training.precision import set_backends
 
 STEPS, WARMUP_STEPS = 2, 4
+SIZES = ((1024, 2, "none"), (2048, 1, "activations"))  # px, batch, recompute level
+SIZE_SECONDS = 15.0  # that must be left to start the second one
 NO_KERNELS = "the trace has no kernels"
 PREDICTED = "benchmarks/LOG.md predicts: convolutions 74 %, attention 11 %, other traffic 15 %"
 KINDS = {  # names of kernels; the first match counts
@@ -60,21 +62,29 @@ def main() -> None:
     device = torch.device("cuda")
     set_backends(SpeedConfig())
     choose_kernels("triton", device, [torch.bfloat16])
-    work = Work(64 if options.small else 1024, 2)
-    side = Ours(work, device)
-    for _ in range(WARMUP_STEPS):
-        side.step()
-    torch.cuda.synchronize()
-    with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as profiler:
-        for _ in range(STEPS):
+    result = Result(options)
+    lines = [PREDICTED]
+    for px, batch, level in SIZES:
+        if result.rows and result.seconds_left() < SIZE_SECONDS:
+            break
+        px //= 16 if options.small else 1
+        side = Ours(Work(px, batch), device, recompute=level)
+        for _ in range(WARMUP_STEPS):
             side.step()
         torch.cuda.synchronize()
-    path = options.out.with_name("trace.json.gz")
-    profiler.export_chrome_trace(str(path))
-    with gzip.open(path, "rt", encoding="utf-8") as packed:
-        line = describe(json.load(packed)["traceEvents"], STEPS)
-    verdict = "WRONG" if line == NO_KERNELS else "-"
-    Result(options).write(f"{work.image_size} px x {work.batch}: {line}\n   {PREDICTED}", verdict)
+        with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as profiler:
+            for _ in range(STEPS):
+                side.step()
+            torch.cuda.synchronize()
+        path = options.out.with_name(f"trace{px if result.rows else ''}.json.gz")  # the first one is kept
+        profiler.export_chrome_trace(str(path))
+        with gzip.open(path, "rt", encoding="utf-8") as packed:
+            shown = describe(json.load(packed)["traceEvents"], STEPS)
+        result.add({"px": px, "shown": shown})
+        lines.append(f"{px} px x {batch}: {shown}")
+        result.write("\n   ".join(lines), "WRONG" if NO_KERNELS in shown else "-")
+        del side, profiler
+        torch.cuda.empty_cache()
 
 
 if __name__ == "__main__":

@@ -2,6 +2,8 @@
 
 import importlib
 import json
+import signal
+import subprocess
 import sys
 import time
 from dataclasses import replace
@@ -17,8 +19,8 @@ from benchmarks.on_card import result, steps, where
 from tests.harness.runs import ROOT
 from tests.null_gpu.child import NEEDS_NULL_GPU, run_on_null_gpu
 from vae.config.options import ActionConfig, all_options
+from vae.system.errors import EXIT_INTERRUPTED, UserError
 from vae.system.files import MARKER_NAME, claim_folder
-from vae.system.gpus import ALLOCATOR_VARIABLES
 
 OK = {"line": "figures", "verdict": "ok"}
 PLAN = "plan    1024 px, batch 16 as 8 x 2: predicted peak 25.80 GiB of 30.10\n"
@@ -82,13 +84,22 @@ def test_verdict_on_the_comparison_is_about_our_side(tmp_path):
     rows = {"ours none": {"side": "ours", "seconds": 0.3}, "diffusers bf16": {"side": "theirs"}}
     rows["diffusers bf16"]["failure"] = "out of memory"
     path = tmp_path / "result.json"
-    path.write_text(json.dumps({"cases": {"2": {"contestants": rows}}}))
+    cases = {
+        "2": {"title": "Whole step", "speed": 1.5, "contestants": rows},
+        "7": {"title": "N", "contestants": {}},
+    }
+    path.write_text(json.dumps({"cases": cases}))
     found = result.read_comparison(tmp_path, "")
     assert found["verdict"] == "-"
+    assert "Whole step: theirs / ours 1.5" in found["line"]
     assert "ours none 0.3 s" in found["line"]
     rows["ours none"] = {"side": "ours", "failure": "out of memory"}
-    path.write_text(json.dumps({"cases": {"2": {"contestants": rows}}}))
+    path.write_text(json.dumps({"cases": cases}))
     assert result.read_comparison(tmp_path, "")["verdict"] == "WRONG"
+    rows.clear()
+    path.write_text(json.dumps({"cases": cases}))
+    with pytest.raises(ValueError, match="nothing was measured"):
+        result.read_comparison(tmp_path, "")
 
 
 @pytest.fixture
@@ -234,13 +245,10 @@ def test_cases_run_until_the_budget_is_used(tmp_path, monkeypatch, capsys, compu
     monkeypatch.setattr(card, "PROBE", f"print({json.dumps(machine)})")
     monkeypatch.setattr(card, "build_cases", lambda *given: cases)
     monkeypatch.setattr(card, "prepare_images", lambda *given: None)
-    monkeypatch.setenv(ALLOCATOR_VARIABLES[0], "")  # main() sets variables of this process
-    monkeypatch.setenv("PYTHONUNBUFFERED", "1")
-    monkeypatch.setattr(card.signal, "signal", lambda *given: None)
-    monkeypatch.setattr(sys, "argv", ["card.py", "--seconds", "60", "--out", str(tmp_path)])
+    monkeypatch.setenv("PYTHONUNBUFFERED", "1")  # main() sets it
     claim_folder(tmp_path, "card")
     (tmp_path / "trace.json.gz").touch()  # of an earlier run
-    assert card.main() == 1
+    assert card.main(["--seconds", "60", "--out", str(tmp_path)]) == 1
     found = json.loads((tmp_path / "results.json").read_text())
     states = [case["verdict"] for case in found["cases"].values()]
     assert states == [verdict, "FAILED", "not reached"]
@@ -285,9 +293,36 @@ def test_cases_run_on_the_null_gpu(tmp_path):
     assert "THIS DEVICE COMPUTES NOTHING" in done.stdout
 
 
-def test_a_folder_with_other_files_is_left_as_it_is(monkeypatch, tmp_path):
+INTERRUPTED = """
+import sys
+from benchmarks import card
+from vae.system.script import run_script
+line = {"line": "figures", "verdict": "ok"}
+cases = [
+    card.Case(name, "Does it work?", [sys.executable, "-c", program], 60.0, 0.1, lambda *given: dict(line))
+    for name, program in (("short", "pass"), ("long", "import time; time.sleep(600)"))
+]
+card.PROBE = "print('{\\"card\\": \\"H100\\", \\"free_gib\\": 79.0, \\"computes\\": true}')"
+card.build_cases = lambda *given: cases
+card.prepare_images = lambda *given: None
+run_script("card.py", card.main, card.STOPPED)
+"""
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="signals of POSIX")
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_ends_it_with_one_line_and_keeps_the_results(tmp_path, number):
+    words = [sys.executable, "-c", INTERRUPTED, "--out", str(tmp_path)]
+    process = subprocess.Popen(words, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert "short [ok]" in process.stdout.readline()
+    process.send_signal(number)
+    _, errors = process.communicate(timeout=30)
+    assert (errors, process.returncode) == (f"{card.STOPPED}\n", EXIT_INTERRUPTED)
+    assert [*json.loads((tmp_path / "results.json").read_text())["cases"]] == ["short"]
+
+
+def test_a_folder_with_other_files_is_left_as_it_is(tmp_path):
     (tmp_path / "results.json").write_text("mine")
-    monkeypatch.setattr(sys, "argv", ["card.py", "--out", str(tmp_path)])
-    with pytest.raises(SystemExit, match=r"--out .* contains files that this command did not write"):
-        card.main()
+    with pytest.raises(UserError, match=r"--out .* contains files that this command did not write"):
+        card.main(["--out", str(tmp_path)])
     assert [path.name for path in tmp_path.iterdir()] == ["results.json"]
