@@ -2,6 +2,7 @@
 
 import json
 import logging
+from dataclasses import replace
 from functools import partial
 
 import pytest
@@ -11,6 +12,7 @@ from diffusers import AutoencoderTiny
 from safetensors.torch import load_file, save_file
 
 from tests.harness.runs import TINY, run_here
+from tests.harness.small_vae import SMALL, write_vae
 from tests.harness.training_runs import assert_same, last_checkpoint, records
 from tests.harness.vae_families import diffusers_model, image
 from tests.harness.wan_models import wan_model
@@ -194,6 +196,11 @@ def test_a_resumed_run_equals_one_without_a_stop_and_micro_batches_change_nothin
     assert train(resumed) == 0
     whole = last_checkpoint(tmp_path / "whole")["model"]
     assert_same(whole, last_checkpoint(tmp_path / "stopped")["model"], "resumed")
+    theirs(levels=3).save_pretrained(tmp_path / "other")
+    with pytest.raises(
+        UserError, match=r"^--resume_from .* has 4 latent channels and 2 levels, but --teacher"
+    ):
+        train({**resumed, "max_steps": 4, "teacher": str(tmp_path / "other")})
     train_tiny(image_folder, tmp_path / "cut", **given, micro_batch_size=1)
     for name, value in last_checkpoint(tmp_path / "cut")["model"].items():
         # Adam's first steps are about the learning rate, whatever the gradient: 3e-4 each
@@ -258,12 +265,18 @@ def test_recompute_levels_give_the_same_gradients(level):
         ({"init_from": "tiny", "teacher": "T"}, r"^--init_from .* has 4 latent channels and 4 levels, but"),
         ({**DECODER, "decoder": "tiny"}, r"^--decoder tiny: .* has its own"),
         ({**DECODER, "teacher": "T"}, r"^--teacher has no effect with --train_part decoder: remove one"),
+        (
+            {"family": "tiny", "teacher": "grey"},
+            r"^--teacher .* of images with 1 channels: give a VAE of RGB",
+        ),
         ({"family": "tiny", "teacher": "missing"}, r"^--teacher missing: there is no such file or folder"),
     ],
 )
 def test_mistakes_are_one_line(options, said, teacher, image_folder, tmp_path):
+    write_vae(tmp_path / "grey", shape=replace(SMALL, image_channels=1))
     theirs().save_pretrained(tmp_path / "tiny")
-    folders = {"init_from": {"tiny": str(tmp_path / "tiny")}, "teacher": {"T": str(teacher)}}
+    teachers = {"T": str(teacher), "grey": str(tmp_path / "grey")}
+    folders = {"init_from": {"tiny": str(tmp_path / "tiny")}, "teacher": teachers}
     given = {name: folders.get(name, {}).get(value, value) for name, value in options.items()}
     with pytest.raises(UserError, match=said):
         train_tiny(image_folder, tmp_path / "run", **given)

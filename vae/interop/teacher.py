@@ -37,6 +37,10 @@ def read_teacher(path: str) -> TeacherFacts:
     """The shape and the latent scaling of the VAE at `path`; UserError that starts with --teacher."""
     file = read_vae(Path(path), flag="--teacher")
     model = build(file.shape).model
+    if model.image_channels != 3:
+        raise UserError(
+            f"--teacher {path} is of images with {model.image_channels} channels: give a VAE of RGB images"
+        )
     if not model.latent_norm and file.scaling_factor is None:
         raise UserError(
             f"--teacher {path} does not contain the scaling of its latents, which diffusion models apply: "

@@ -90,14 +90,16 @@ def resolve_options(
     if content is None:
         check_encoder(config, given)
         config, source = _existing_vae(config, given, dist)
-        config = _with_shape_of_teacher(with_tiny(config, given), given, dist)
+        where = f"--init_from {config.model.init_from}" if source else "--latent_norm"
+        config = _with_shape_of_teacher(with_tiny(config, given), given, where if source else None, dist)
         in_file = source is not None and source.scaling_factor is not None
         is_trained = source is not None and source.encoder_trained
-        _check_scaling(config, in_file, f"--init_from {config.model.init_from}", is_trained)
+        _check_scaling(config, in_file, where, is_trained)
     else:
-        config = with_tiny(config, given)
+        where = f"--resume_from {path}"
+        config = _with_shape_of_teacher(with_tiny(config, given), given, where, dist)
         config = replace(config, model=replace(config.model, init_from=content["config"]["init_from"]))
-        _check_scaling(config, content["latent_scaling"] is not None, f"--resume_from {path}")
+        _check_scaling(config, content["latent_scaling"] is not None, where)
     check_decoder(config)
     check_background(config)
     return ResolvedOptions(config, path, content, source)
@@ -187,8 +189,10 @@ def _existing_vae(config: Config, given: dict[str, Any], dist: Distributed) -> t
     return replace(config, model=wanted), file
 
 
-def _with_shape_of_teacher(config: Config, given: dict[str, Any], dist: Distributed) -> Config:
-    """The shape of a new AutoencoderTiny from its teacher; UserError if --init_from has another one."""
+def _with_shape_of_teacher(
+    config: Config, given: dict[str, Any], where: str | None, dist: Distributed
+) -> Config:
+    """The shape of an AutoencoderTiny from its teacher; UserError if its file, `where`, has another one."""
     path, model = config.loss.teacher, config.model
     if path is None:
         return config
@@ -196,9 +200,9 @@ def _with_shape_of_teacher(config: Config, given: dict[str, Any], dist: Distribu
     shape = tiny_shape(teacher.z_channels, len(teacher.channels))
     check_shape(given, {name: shape[name] for name in ("channels", "z_channels")}, "--teacher")
     wanted = replace(model, **shape)
-    if model.init_from and wanted != model:
+    if where and wanted != model:
         raise UserError(
-            f"--init_from {model.init_from} has {model.z_channels} latent channels and {len(model.channels)} "
+            f"{where} has {model.z_channels} latent channels and {len(model.channels)} "
             f"levels, but --teacher {path} {teacher.z_channels} and {len(teacher.channels)}: give its VAE"
         )
     if os.path.lexists(path):  # not of the hub; another working directory may resume
