@@ -25,13 +25,8 @@ from vae.system.host import usable_cores
 from vae.system.script import end_process
 from vae.training.precision import kernel_shapes
 
-KINDS = {  # the slowest to compile first
-    "norm": kernel_check.NormShape,
-    "rms_norm": kernel_check.RmsShape,
-    "attention": kernel_check.AttentionShape,
-    "feature_distance": kernel_check.FeatureShape,
-}
-NAMES = [f"{operation}:{dtype}" for operation in KINDS for dtype in ("bf16", "fp16", "fp32")]
+OPERATIONS = ("norm", "rms_norm", "attention", "feature_distance")  # the slowest to compile first
+NAMES = [f"{operation}:{dtype}" for operation in OPERATIONS for dtype in ("bf16", "fp16", "fp32")]
 MAX_JOBS = 12  # a process needs about 1 GiB of the card
 Row = dict[str, Any]
 
@@ -55,7 +50,7 @@ def step_sizes(operation: str, dtype: torch.dtype, small: bool) -> list[kernel_c
         config = resolve(options | (WAN_OPTIONS if operation == "rms_norm" else {}), None, None, {})
         spec = stage_spec(config, size, 1, dtype, reserve_bytes(config, is_gpu=True))
         shapes |= dict.fromkeys(kernel_shapes([spec]))
-    return [shape for shape in shapes if isinstance(shape, KINDS[operation])]
+    return [shape for shape in shapes if shape.operation == operation]
 
 
 def test(name: str, device: str, small: bool) -> Iterator[Row]:

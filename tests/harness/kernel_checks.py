@@ -7,6 +7,7 @@ separate process because Triton reads that variable when it is imported.
 import itertools
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from types import ModuleType
 from typing import Any
 from unittest.mock import patch
 
@@ -136,14 +137,16 @@ def check_rms_norm(
     library.REDUCTION_PROGRAMS, before = programs, library.REDUCTION_PROGRAMS
     try:
         norm = Norm(weight, None, 0, 0.0, silu, *with_bias)
-        gradients = rms_norm_triton.rms_normalize_backward(grad, h, norm)
-        results = [rms_norm_triton.rms_normalize(h, norm), *gradients[: 2 + len(with_bias)]]
+        out, statistics = rms_norm_triton.normalize_with_statistics(h, norm)
+        arguments = (h, statistics, norm)
+        grad_h, grad_weight, _, grad_bias = rms_norm_triton.normalize_backward(grad, *arguments)
+        results = [out, grad_h, grad_weight, *[grad_bias] * silu]
         ends = {  # of the network, after half precision
-            end_dtype: rms_norm_triton.rms_normalize(h, norm._replace(out_dtype=end_dtype))
+            end_dtype: rms_norm_triton.normalize(h, statistics, norm._replace(out_dtype=end_dtype))
             for end_dtype in (torch.float16, torch.float32)
         }
-        check_skip(rms_norm_triton.rms_normalize_backward, draw[4], expected[1], grad, h, norm)
-        in_place, *_ = rms_norm_triton.rms_normalize_backward(grad, h, norm, in_place=True)
+        check_skip(rms_norm_triton.normalize_backward, draw[4], expected[1], grad, *arguments)
+        in_place, *_ = rms_norm_triton.normalize_backward(grad, *arguments, in_place=True)
     finally:
         library.REDUCTION_PROGRAMS = before
     assert in_place is grad
@@ -185,12 +188,16 @@ def check_launches(device: str) -> None:
     assert names == ["moments_kernel", "normalize_kernel", "sums_kernel", "input_gradient_kernel"]
 
 
+def norm_kernels(_h: Tensor, norm: Norm | None = None) -> ModuleType:
+    """The module with the kernels of a norm."""
+    return norm_triton if norm is None or norm.groups else rms_norm_triton
+
+
 @contextmanager
 def triton_backends() -> Iterator[None]:
     """Every operation uses the Triton kernels, on CPU tensors too."""
     with (
-        patch.object(norm_module, "backend", lambda _: norm_triton),
-        patch.object(norm_module, "rms_backend", lambda _: rms_norm_triton),
+        patch.object(norm_module, "backend", norm_kernels),
         patch.object(attention_module, "backend", lambda _: attention_triton),
     ):
         yield

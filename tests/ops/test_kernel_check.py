@@ -14,7 +14,6 @@ from vae.ops.kernel_check import (
     FeatureShape,
     NormShape,
     Outcome,
-    RmsShape,
     choose_kernels,
     run_tests,
 )
@@ -37,16 +36,15 @@ def module_of(**functions) -> ModuleType:
 @pytest.fixture
 def kernels(monkeypatch):
     """Modules in the place of the Triton kernels, which tests break; nothing is replaced or tested yet."""
+    norms = {
+        "normalize": norm._normalize,
+        "normalize_with_statistics": norm._normalize_with_statistics,
+        "normalize_backward": norm._normalize_backward,
+        "add_with_bias": norm._add_with_bias,
+    }
     found = {
-        "ops.norm": module_of(
-            normalize=norm._normalize,
-            normalize_with_statistics=norm._normalize_with_statistics,
-            normalize_backward=norm._normalize_backward,
-            add_with_bias=norm._add_with_bias,
-        ),
-        "ops.rms_norm": module_of(
-            rms_normalize=norm._rms_normalize, rms_normalize_backward=norm._rms_normalize_backward
-        ),
+        "ops.norm": module_of(**norms),
+        "ops.rms_norm": module_of(**norms),
         "ops.attention": module_of(**vars(attention)),
         "losses.feature_distance": module_of(**vars(feature_distance)),
     }
@@ -58,7 +56,7 @@ def kernels(monkeypatch):
     monkeypatch.setattr(kernel_check, "NOTE_SECONDS", math.inf)  # a CPU is slow
     small: list[kernel_check.Shape] = [AttentionShape(50, 32), FeatureShape(8, 4, 4)]
     for use in (True, False):
-        small += [NormShape(32, 5, 6, 32, use, use), RmsShape(12, 5, 6, use, use)]
+        small += [NormShape(32, 5, 6, 32, use, use), NormShape(12, 5, 6, 0, use, use)]
     monkeypatch.setattr(kernel_check.run_tests, "__defaults__", (tuple(small),))
     REPLACED.clear()
     yield SimpleNamespace(**{name.partition(".")[2]: module for name, module in found.items()})
@@ -145,18 +143,18 @@ OWN = [
     NormShape(8, 3, 5, 4, False, False),
     AttentionShape(7, 8),
     FeatureShape(4, 2, 2),
-    RmsShape(8, 3, 5, True, True),
+    NormShape(8, 3, 5, 0, True, True),
 ]
 
 
 @pytest.mark.parametrize("own", OWN)
 def test_kernel_that_fails_with_a_shape_of_the_run_only_is_replaced(kernels, capsys, own):
-    name, function, argument, size = {
-        NormShape: ("norm", "normalize", 0, (1, 8, 3, 5)),
-        AttentionShape: ("attention", "softmax_step", 1, (1, 16, 7)),
-        FeatureShape: ("feature_distance", "distance", 0, (2, 4, 2, 2)),
-        RmsShape: ("rms_norm", "rms_normalize", 0, (1, 8, 3, 5)),
+    function, argument, size = {
+        NormShape: ("normalize", 0, (1, 8, 3, 5)),
+        AttentionShape: ("softmax_step", 1, (1, 16, 7)),
+        FeatureShape: ("distance", 0, (2, 4, 2, 2)),
     }[type(own)]
+    name = own.operation
     module = getattr(kernels, name)
     right = getattr(module, function)
 

@@ -39,7 +39,7 @@ def test_gpu_tensors_select_the_kernels():
     h = torch.zeros(1, 8, 4, 4, device="cuda").to(memory_format=torch.channels_last)
     assert norm.backend(h).__name__ == "vae.ops.norm_triton"
     assert norm.backend(h.double()) is None
-    assert norm.rms_backend(h).__name__ == "vae.ops.rms_norm_triton"
+    assert norm.backend(h, norm.Norm(h, None, 0, 0.0)).__name__ == "vae.ops.rms_norm_triton"
     assert attention.backend(h).__name__ == "vae.ops.attention_triton"
     assert feature_distance.backend(h).__name__ == "vae.losses.feature_distance_triton"
 

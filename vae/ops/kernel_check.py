@@ -16,7 +16,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator
 from functools import partial
 from itertools import chain, groupby
 from types import ModuleType
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -47,9 +47,13 @@ class NormShape(NamedTuple):
     channels: int
     height: int
     width: int
-    groups: int
+    groups: int  # 0: RMS norm
     silu: bool
     has_h_bias: bool
+
+    @property
+    def operation(self) -> str:
+        return "norm" if self.groups else "rms_norm"
 
 
 class AttentionShape(NamedTuple):
@@ -57,6 +61,10 @@ class AttentionShape(NamedTuple):
 
     tokens: int
     channels: int
+
+    @property
+    def operation(self) -> str:
+        return "attention"
 
 
 class FeatureShape(NamedTuple):
@@ -66,18 +74,12 @@ class FeatureShape(NamedTuple):
     height: int
     width: int
 
-
-class RmsShape(NamedTuple):
-    """Features of one image, and their RMS norm."""
-
-    channels: int
-    height: int
-    width: int
-    silu: bool
-    has_h_bias: bool
+    @property
+    def operation(self) -> str:
+        return "feature_distance"
 
 
-Shape = NormShape | AttentionShape | FeatureShape | RmsShape
+Shape = NormShape | AttentionShape | FeatureShape
 
 # The top level's width, with the tiles of real images, and with so many tiles that a program of a reduction
 # processes several of them (vae.ops.library); each row of scores has several tiles and a remainder.
@@ -86,8 +88,8 @@ SHAPES: tuple[Shape, ...] = (
     NormShape(128, 192, 256, groups=32, silu=False, has_h_bias=False),
     AttentionShape(5000, 512),
     FeatureShape(64, 24, 24),
-    RmsShape(96, 192, 256, silu=True, has_h_bias=True),
-    RmsShape(96, 192, 256, silu=False, has_h_bias=False),
+    NormShape(96, 192, 256, groups=0, silu=True, has_h_bias=True),
+    NormShape(96, 192, 256, groups=0, silu=False, has_h_bias=False),
 )
 
 MODULES = {  # of the reference, which is PyTorch for tensors in fp64, and of the kernels
@@ -202,11 +204,10 @@ def run_tests(
 
 def _test_operation(key: KernelKey, device: torch.device, shapes: Collection[Shape]) -> Iterator[Outcome]:
     """Test each kernel with each shape; direct launches end if they are what fails."""
-    kind, cases = _CASES[key.operation]
     for shape in shapes:
-        if not isinstance(shape, kind):
+        if shape.operation != key.operation:
             continue
-        for kernel, call, inputs in cases(shape, key.dtype, device):
+        for kernel, call, inputs in _CASES[type(shape)](shape, key.dtype, device):
             outcome = _test(key, shape, kernel, call, inputs)
             if outcome.is_broken and library.direct_launches and device.type == "cuda":
                 library.direct_launches = False
@@ -251,17 +252,21 @@ Cases = Iterator[tuple[str, Call, list[Tensor]]]  # kernel name, call and inputs
 
 
 def _norm_cases(shape: NormShape, dtype: torch.dtype, device: torch.device) -> Cases:
-    """The call works for vae.ops.norm and norm_triton."""
+    """The call works for vae.ops.norm, and for norm_triton or rms_norm_triton."""
     draw, channels, groups = _draw(device), shape.channels, shape.groups
     rows = _rows(shape.height, channels * shape.width)
     sizes = (1, channels, rows, shape.width)
     h, grad, skip = (draw(*sizes).to(dtype, memory_format=torch.channels_last) for _ in range(3))
-    parameters = [draw(channels) for _ in range(3 if shape.has_h_bias else 2)]  # weight, bias and h_bias
-    variance, mean = torch.var_mean(h.float().unflatten(1, (groups, -1)), dim=(2, 3, 4), correction=0)
-    statistics = torch.stack((mean, (variance + EPS).rsqrt()))
+    names = ["weight", *["bias"] * (groups > 0), *["h_bias"] * shape.has_h_bias]
+    parameters = [draw(channels) for _ in names]
+    statistics = h.new_empty(0)
+    if groups:
+        variance, mean = torch.var_mean(h.float().unflatten(1, (groups, -1)), dim=(2, 3, 4), correction=0)
+        statistics = torch.stack((mean, (variance + EPS).rsqrt()))
 
-    def norm(weight: Tensor, bias: Tensor, h_bias: Tensor | None = None) -> Norm:
-        return Norm(weight, bias, groups, EPS, shape.silu, h_bias)
+    def norm(*given: Tensor) -> Norm:
+        named: dict[str, Any] = {"bias": None} | dict(zip(names, given, strict=True))
+        return Norm(**named, groups=groups, eps=EPS, silu=shape.silu)
 
     def with_statistics(ops: ModuleType, h: Tensor, *t: Tensor) -> tuple[Tensor, ...]:
         out, statistics = ops.normalize_with_statistics(h, norm(*t))
@@ -270,13 +275,13 @@ def _norm_cases(shape: NormShape, dtype: torch.dtype, device: torch.device) -> C
     def normalize(ops: ModuleType, h: Tensor, statistics: Tensor, *t: Tensor) -> tuple[Tensor, ...]:
         return (ops.normalize(h, statistics, norm(*t)),)
 
-    def backward(ops: ModuleType, grad: Tensor, h: Tensor, *t: Tensor) -> tuple[Tensor, ...]:
-        statistics, *given = t
-        return ops.normalize_backward(grad, h, statistics, norm(*given))[: 1 + len(given)]
+    def backward(ops: ModuleType, *t: Tensor, skip: Tensor | None = None) -> tuple[Tensor, ...]:
+        features, given = t[:3], t[3:]
+        grads = ops.normalize_backward(*features, norm(*given), skip=skip)
+        return tuple(grad for grad in grads if grad is not None)[: 1 + len(given) + (skip is not None)]
 
     def with_skip(ops: ModuleType, skip: Tensor, *t: Tensor) -> tuple[Tensor, ...]:
-        *features, weight, bias = t
-        return ops.normalize_backward(*features, norm(weight, bias), skip=skip)
+        return backward(ops, *t, skip=skip)
 
     def end(ops: ModuleType, h: Tensor, *t: Tensor, out_dtype: torch.dtype) -> tuple[Tensor, ...]:
         return ops.normalize_with_statistics(h, norm(*t)._replace(silu=True, out_dtype=out_dtype))[:1]
@@ -288,10 +293,10 @@ def _norm_cases(shape: NormShape, dtype: torch.dtype, device: torch.device) -> C
             yield name, partial(end, out_dtype=out_dtype), [h, *parameters]
     yield "normalize", normalize, [h, statistics, *parameters]
     yield "normalize_backward", backward, [grad, h, statistics, *parameters]
-    if shape.has_h_bias:  # as the end of a residual block, which has a convolution with bias there
-        yield "add_with_bias", lambda ops, *t: (ops.add_with_bias(*t),), [h, grad, parameters[-1]]
-    else:  # as the start of one
+    if not shape.has_h_bias:  # as the start of a residual block
         yield "normalize_backward with skip", with_skip, [skip, grad, h, statistics, *parameters]
+    elif groups:  # as its end, which has a convolution with bias there
+        yield "add_with_bias", lambda ops, *t: (ops.add_with_bias(*t),), [h, grad, parameters[-1]]
 
 
 def _attention_cases(shape: AttentionShape, dtype: torch.dtype, device: torch.device) -> Cases:
@@ -330,43 +335,10 @@ def _distance_cases(shape: FeatureShape, dtype: torch.dtype, device: torch.devic
     yield "feature_gradient", lambda ops, *t: (ops.feature_gradient(*t),), [grad, *maps, linear]
 
 
-def _rms_cases(shape: RmsShape, dtype: torch.dtype, device: torch.device) -> Cases:
-    """The same for vae.ops.norm and rms_norm_triton."""
-    draw, channels = _draw(device), shape.channels
-    sizes = (1, channels, _rows(shape.height, channels * shape.width), shape.width)
-    h, grad, skip = (draw(*sizes).to(dtype, memory_format=torch.channels_last) for _ in range(3))
-    parameters = [draw(channels) for _ in range(2 if shape.has_h_bias else 1)]  # weight and h_bias
-
-    def norm(weight: Tensor, h_bias: Tensor | None = None) -> Norm:
-        return Norm(weight, None, 0, 0.0, shape.silu, h_bias)
-
-    def forward(ops: ModuleType, h: Tensor, *t: Tensor) -> tuple[Tensor, ...]:
-        return (ops.rms_normalize(h, norm(*t)),)
-
-    def end(ops: ModuleType, h: Tensor, *t: Tensor, out_dtype: torch.dtype) -> tuple[Tensor, ...]:
-        return (ops.rms_normalize(h, norm(*t)._replace(silu=True, out_dtype=out_dtype)),)
-
-    def backward(ops: ModuleType, grad: Tensor, h: Tensor, *t: Tensor) -> tuple[Tensor, ...]:
-        return ops.rms_normalize_backward(grad, h, norm(*t))[: 1 + len(t)]
-
-    def with_skip(ops: ModuleType, skip: Tensor, grad: Tensor, h: Tensor, *t: Tensor) -> tuple[Tensor, ...]:
-        return ops.rms_normalize_backward(grad, h, norm(*t), skip=skip)
-
-    yield "rms_normalize", forward, [h, *parameters]
-    if not shape.has_h_bias:
-        for out_dtype in END_DTYPES.get(dtype, ()):
-            name = f"rms_normalize to {DTYPE_NAMES[out_dtype]}"
-            yield name, partial(end, out_dtype=out_dtype), [h, *parameters]
-    yield "rms_normalize_backward", backward, [grad, h, *parameters]
-    if not shape.has_h_bias:
-        yield "rms_normalize_backward with skip", with_skip, [skip, grad, h, *parameters]
-
-
-_CASES: dict[str, tuple[type, Callable[..., Cases]]] = {
-    "norm": (NormShape, _norm_cases),
-    "attention": (AttentionShape, _attention_cases),
-    "feature_distance": (FeatureShape, _distance_cases),
-    "rms_norm": (RmsShape, _rms_cases),
+_CASES: dict[type, Callable[..., Cases]] = {
+    NormShape: _norm_cases,
+    AttentionShape: _attention_cases,
+    FeatureShape: _distance_cases,
 }
 
 

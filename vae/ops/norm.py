@@ -90,25 +90,24 @@ def normalize_with_statistics(h: Tensor, norm: Norm) -> tuple[Tensor, Tensor]:
     The statistics are (2, B, G), fp32 (fp64 if h is fp64).
     """
     h = _dense(h)
-    if norm.bias is None:
-        return rms_normalize(h, norm), h.new_empty(0)
     if has_no_data(h):
         partial = _partial_results(h, norm, 2 * norm.groups)  # noqa: F841 - counted until this function returns
         out = torch.empty_like(h, dtype=norm.out_dtype)
         return out, h.new_empty(2, len(h), norm.groups, dtype=accumulation_dtype(h))
-    if kernels := backend(h):
+    if kernels := backend(h, norm):
         return kernels.normalize_with_statistics(h, norm)
     return _normalize_with_statistics(h, norm)
 
 
 def normalize(h: Tensor, statistics: Tensor, norm: Norm) -> Tensor:
-    """(h + h_bias - mean) * rstd * weight + bias, then SiLU if requested, in norm's dtype and h's layout."""
+    """(h + h_bias - mean) * rstd * weight + bias, then SiLU if requested, in norm's dtype and h's layout.
+
+    The RMS norm is rms_norm_reference of h + h_bias instead, computed in at least fp32.
+    """
     h = _dense(h)
-    if norm.bias is None:
-        return rms_normalize(h, norm)
     if has_no_data(h):
         return torch.empty_like(h, dtype=norm.out_dtype)
-    if kernels := backend(h):
+    if kernels := backend(h, norm):
         return kernels.normalize(h, statistics, norm)
     return _normalize(h, statistics, norm)
 
@@ -130,45 +129,16 @@ def normalize_backward(
     h = _dense(h)
     grad_out = grad_out.contiguous(memory_format=layout_of(h))
     skip = None if skip is None else skip.contiguous(memory_format=layout_of(h))
-    if norm.bias is None:
-        grad_h, weight, sums = rms_normalize_backward(grad_out, h, norm, in_place, skip)
-        return grad_h, weight, None, sums
     if has_no_data(h):
         partial = _partial_results(h, norm, sums_width(h, norm))  # noqa: F841 - counted until this function returns
         grad_h = grad_out if in_place else torch.empty_like(h)
-        weight, bias = torch.empty_like(norm.weight), torch.empty_like(norm.bias)
-        return grad_h, weight, bias, torch.empty_like(bias)
-    kernels = backend(h)
+        bias = None if norm.bias is None else torch.empty_like(norm.bias)
+        return grad_h, torch.empty_like(norm.weight), bias, torch.empty_like(norm.weight)
+    kernels = backend(h, norm)
     backward = kernels.normalize_backward if kernels else _normalize_backward
-    grad_h, *of_parameters = backward(grad_out, h, statistics, norm, in_place, skip)
-    weight, bias, sums = (grad.to(norm.weight.dtype) for grad in of_parameters)
-    return grad_h, weight, bias, sums
-
-
-def rms_normalize(h: Tensor, norm: Norm) -> Tensor:
-    """rms_norm_reference of h + h_bias, in norm's dtype and h's layout; it computes in at least fp32."""
-    if has_no_data(h):
-        return torch.empty_like(h, dtype=norm.out_dtype)
-    if kernels := rms_backend(h):
-        return kernels.rms_normalize(h, norm)
-    return _rms_normalize(h, norm)
-
-
-def rms_normalize_backward(
-    grad_out: Tensor, h: Tensor, norm: Norm, in_place: bool = False, skip: Tensor | None = None
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients of h and weight, and the last result of normalize_backward.
-
-    grad_out and skip have h's layout.
-    """
-    if has_no_data(h):
-        blocks = rms_blocks(h.shape[1], h.numel() // h.shape[1], reduction_programs())
-        sums = h.new_empty(blocks.programs, 2 * h.shape[1], dtype=accumulation_dtype(h))  # noqa: F841 - counted
-        grad_h = grad_out if in_place else torch.empty_like(h)
-        return grad_h, torch.empty_like(norm.weight), torch.empty_like(norm.weight)
-    kernels = rms_backend(h)
-    backward = kernels.rms_normalize_backward if kernels else _rms_normalize_backward
-    return backward(grad_out, h, norm, in_place, skip)
+    grad_h, weight, bias, sums = backward(grad_out, h, statistics, norm, in_place, skip)
+    dtype = norm.weight.dtype
+    return grad_h, weight.to(dtype), None if bias is None else bias.to(dtype), sums.to(dtype)
 
 
 def add_with_bias(h: Tensor, x: Tensor, bias: Tensor) -> Tensor:
@@ -180,21 +150,21 @@ def add_with_bias(h: Tensor, x: Tensor, bias: Tensor) -> Tensor:
     return _add_with_bias(h, x, bias)
 
 
-def backend(h: Tensor) -> ModuleType | None:
-    """The module with the Triton kernels of GroupNorm, if they can run on h; else PyTorch computes it."""
-    return kernel_module("vae.ops.norm_triton") if uses_triton("norm", h) else None
+def backend(h: Tensor, norm: Norm | None = None) -> ModuleType | None:
+    """The module with the Triton kernels of the norm, if they can run on h; else PyTorch computes it.
 
-
-def rms_backend(h: Tensor) -> ModuleType | None:
-    """The same for the RMS norm."""
-    if h.shape[1] <= MAX_RMS_CHANNELS and uses_triton("rms_norm", h):
-        return kernel_module("vae.ops.rms_norm_triton")
-    return None
+    Without a norm, that of add_with_bias.
+    """
+    is_rms = norm is not None and norm.bias is None
+    operation = "rms_norm" if is_rms else "norm"
+    if (is_rms and h.shape[1] > MAX_RMS_CHANNELS) or not uses_triton(operation, h):
+        return None
+    return kernel_module(f"vae.ops.{operation}_triton")
 
 
 def sums_width(h: Tensor, norm: Norm) -> int:
-    """Sums of each program in a kernel's backward: two per group, three per channel."""
-    return 2 * norm.groups + 3 * h.shape[1]
+    """Sums of each program in a kernel's backward: two per group and three per channel; RMS norm: two."""
+    return 2 * norm.groups + (3 if norm.groups else 2) * h.shape[1]
 
 
 def _dense(h: Tensor) -> Tensor:
@@ -205,8 +175,12 @@ def _dense(h: Tensor) -> Tensor:
 def _partial_results(h: Tensor, norm: Norm, columns: int) -> Tensor:
     """The kernels' partial sums, without data: `columns` of each program."""
     batch, channels, height, width = h.shape
-    blocks = norm_blocks(batch, channels, height * width, norm.groups, reduction_programs())
-    return h.new_empty(batch, blocks.programs, columns, dtype=accumulation_dtype(h))
+    pixels, most = height * width, reduction_programs()
+    if norm.groups:
+        programs = batch * norm_blocks(batch, channels, pixels, norm.groups, most).programs
+    else:
+        programs = rms_blocks(channels, batch * pixels, most).programs
+    return h.new_empty(programs, columns, dtype=accumulation_dtype(h))
 
 
 class _GroupNorm(torch.autograd.Function):
@@ -238,7 +212,10 @@ def _normalize_with_statistics(h: Tensor, norm: Norm) -> tuple[Tensor, Tensor]:
 
 def _statistics(h: Tensor, norm: Norm) -> Tensor:
     """Mean and rstd of groups; the mean is subtracted before squares are summed."""
-    dtype, groups, count = accumulation_dtype(h), norm.groups, h[0].numel() // norm.groups
+    dtype, groups = accumulation_dtype(h), norm.groups
+    if not groups:
+        return h.new_empty(0)
+    count = h[0].numel() // groups
     sums, squares = h.new_zeros(2, *h.shape[:2], dtype=torch.float64)  # (B, C)
     for part in _parts_of(h):
         sums[part[0]] += h[part].sum((2, 3), dtype=dtype)
@@ -253,6 +230,8 @@ def _statistics(h: Tensor, norm: Norm) -> Tensor:
 
 
 def _normalize(h: Tensor, statistics: Tensor, norm: Norm) -> Tensor:
+    if not norm.groups:
+        return _rms_normalize(h, norm)
     out, (mean, rstd) = torch.empty_like(h, dtype=norm.out_dtype), statistics
     scale = _per_channel(rstd, h) * norm.weight[:, None, None]
     shift = norm.bias[:, None, None] - _centers(mean, h, norm) * scale
@@ -269,7 +248,9 @@ def _normalize_backward(
     norm: Norm,
     in_place: bool = False,
     skip: Tensor | None = None,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+) -> tuple[Tensor, Tensor, Tensor | None, Tensor]:
+    if not norm.groups:
+        return _rms_normalize_backward(grad_out, h, norm, in_place, skip)
     grad_h = grad_out if in_place else torch.empty_like(h)  # each part is read before it is written
     mean, rstd = statistics
     weights, biases = (p.to(mean.dtype)[:, None, None] for p in (norm.weight, norm.bias))
@@ -343,24 +324,24 @@ def _rms_normalize(h: Tensor, norm: Norm) -> Tensor:
 
 
 def _rms_normalize_backward(
-    grad_out: Tensor, h: Tensor, norm: Norm, in_place: bool = False, skip: Tensor | None = None
-) -> tuple[Tensor, Tensor, Tensor]:
+    grad_out: Tensor, h: Tensor, norm: Norm, in_place: bool, skip: Tensor | None
+) -> tuple[Tensor, Tensor, None, Tensor]:
     grad_h = grad_out if in_place else torch.empty_like(h)  # each part is read before it is written
     weight = norm.weight.to(accumulation_dtype(h))[:, None, None]
-    sums = h.new_zeros(2, h.shape[1], dtype=torch.float64)  # of grad * unit, and of grad_h or skip
+    unit_sums, last_sums = h.new_zeros(2, h.shape[1], dtype=torch.float64)
     for part in _parts_of(h):
         unit, scale = _unit(h, norm, part)
         grad = grad_out[part].to(unit.dtype)
         if norm.silu:
             grad = torch.ops.aten.silu_backward(grad, unit * weight)
         products = unit * grad
-        sums[0] += products.sum((0, 2, 3))
+        unit_sums += products.sum((0, 2, 3))
         means = products.mul_(weight).mean(1, keepdim=True)
         values = (grad * weight).sub_(unit.mul_(means)).mul_(scale)
         addend = values if skip is None else skip[part]
-        sums[1] += addend.sum((0, 2, 3), dtype=unit.dtype)
+        last_sums += addend.sum((0, 2, 3), dtype=unit.dtype)
         grad_h[part] = values if skip is None else values.add_(addend)
-    return grad_h, *sums.to(norm.weight.dtype)
+    return grad_h, unit_sums, None, last_sums
 
 
 def _unit(h: Tensor, norm: Norm, part: Part) -> tuple[Tensor, Tensor]:

@@ -118,8 +118,14 @@ def backward_kernel(
     tl.store(row + channels, tl.sum(last_sum, 0), mask=has)
 
 
-def rms_normalize(h: Tensor, norm: Norm) -> Tensor:
-    """Implements vae.ops.norm.rms_normalize; h is dense in NHWC."""
+def normalize_with_statistics(h: Tensor, norm: Norm) -> tuple[Tensor, Tensor]:
+    """Implements vae.ops.norm.normalize_with_statistics; there are no statistics."""
+    statistics = h.new_empty(0)
+    return normalize(h, statistics, norm), statistics
+
+
+def normalize(h: Tensor, statistics: Tensor, norm: Norm) -> Tensor:
+    """Implements vae.ops.norm.normalize; h is dense in NHWC."""
     assert h.is_contiguous(memory_format=torch.channels_last)
     out, channels = torch.empty_like(h, dtype=norm.out_dtype), h.shape[1]
     pixels = h.numel() // channels
@@ -129,10 +135,15 @@ def rms_normalize(h: Tensor, norm: Norm) -> Tensor:
     return out
 
 
-def rms_normalize_backward(
-    grad_out: Tensor, h: Tensor, norm: Norm, in_place: bool = False, skip: Tensor | None = None
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Implements vae.ops.norm.rms_normalize_backward; grad_out and skip have h's strides."""
+def normalize_backward(
+    grad_out: Tensor,
+    h: Tensor,
+    statistics: Tensor,
+    norm: Norm,
+    in_place: bool = False,
+    skip: Tensor | None = None,
+) -> tuple[Tensor, Tensor, None, Tensor]:
+    """Implements vae.ops.norm.normalize_backward; grad_out and skip have h's strides."""
     assert h.is_contiguous(memory_format=torch.channels_last)
     channels = h.shape[1]
     pixels = h.numel() // channels
@@ -144,4 +155,5 @@ def rms_normalize_backward(
     tensors = (grad_out, h, norm.h_bias, skip, grad_h, norm.weight, sums)
     grid = blocks.programs, 1, 1
     launch(backward_kernel, grid, NUM_WARPS, tensors, (*numbers, *constants), MAX_REGISTERS)
-    return grad_h, *sums.sum(0).to(norm.weight.dtype)
+    weight, last = sums.sum(0)
+    return grad_h, weight, None, last

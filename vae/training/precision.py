@@ -18,7 +18,7 @@ from vae.memory.plan import META, StepSpec, meta_networks, zero_inputs
 from vae.model.activation_scale import LargestActivation, largest_activation
 from vae.model.autoencoder import AutoencoderKL, Sampling
 from vae.model.layers import Attention, GroupNorm, NormSiLU, ResnetBlock, RMSNorm, RMSNormSiLU
-from vae.ops.kernel_check import AttentionShape, FeatureShape, NormShape, RmsShape, Shape
+from vae.ops.kernel_check import AttentionShape, FeatureShape, NormShape, Shape
 from vae.ops.library import launch
 from vae.step import compute_gradients
 from vae.system import console
@@ -142,11 +142,9 @@ def _norms(module: nn.Module, inputs: tuple[Any, ...]) -> list[Shape]:
     return []
 
 
-def _norm(norm: GroupNorm | RMSNorm, h: Tensor) -> NormShape | RmsShape:
+def _norm(norm: GroupNorm | RMSNorm, h: Tensor) -> NormShape:
     _, channels, height, width = h.shape
     silu = isinstance(norm, NormSiLU | RMSNormSiLU)
-    if isinstance(norm, RMSNorm):
-        return RmsShape(channels, height, width, silu, has_h_bias=False)
     return NormShape(channels, height, width, norm.num_groups, silu, has_h_bias=False)
 
 
