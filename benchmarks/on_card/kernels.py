@@ -35,7 +35,7 @@ def odd_sizes(operation: str, dtype: torch.dtype, thorough: bool) -> list[tuple]
     """Checks of the project's tests, each with its arguments after the device."""
     grids = {
         "norm": [(checks.check_norm, *case) for case in checks.norm_grid(thorough)],
-        "rms_norm": [(checks.check_rms_norm, *c, dtype, silu) for c in checks.RMS_CASES for silu in (0, 1)],
+        "rms_norm": [(checks.check_norm, *case) for case in checks.rms_grid()],
         "attention": [(checks.check_attention, *case) for case in checks.attention_grid()],
         "feature_distance": [(checks.check_feature_distance, *case) for case in checks.feature_grid()],
     }

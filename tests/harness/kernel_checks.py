@@ -8,7 +8,6 @@ import itertools
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import ModuleType
-from typing import Any
 from unittest.mock import patch
 
 import torch
@@ -40,8 +39,13 @@ NORM_CASES = [
     ((1, 384, 2, 3), 32, 1024),
     ((1, 768, 3, 3), 32, 1024),
 ]
-# (B, C, H, W), programs of backward: channels that do not fill a tile, several tiles in one program
-RMS_CASES = [((1, 3, 1, 2), 512), ((2, 96, 9, 11), 512), ((3, 200, 13, 5), 2), ((1, 384, 7, 3), 1)]
+# the same without groups: channels that do not fill a tile, several tiles in one program
+RMS_CASES = [
+    ((1, 3, 1, 2), 0, 512),
+    ((2, 96, 9, 11), 0, 512),
+    ((3, 200, 13, 5), 0, 2),
+    ((1, 384, 7, 3), 0, 1),
+]
 # (B, N, C), images and queries of a block, scores of a tile
 ATTENTION_CASES = [
     ((1, 2, 4), (1, 2), 2048),
@@ -66,96 +70,58 @@ def compare(results: list[Tensor], expected: list[Tensor], dtype: torch.dtype, c
         assert error < TOLERANCE[dtype], f"{case}: error of {name} is {error:.1e}"  # fails for NaN too
 
 
-def check_skip(
-    backward: Callable[..., tuple[Tensor, ...]], skip: Tensor, exact: Tensor, grad: Tensor, *rest: Any
-) -> None:
-    """A norm's backward adds `skip` to the gradient of h, which is `exact` without it, and sums it."""
-    skip = skip.to(grad.device, grad.dtype, memory_format=LAYOUT)
-    grad_h, *_, sums = backward(grad, *rest, skip=skip)
-    expected = [exact + skip.double(), skip.double().sum((0, 2, 3))]
-    compare([grad_h, sums], expected, grad.dtype, f"backward with skip {tuple(skip.shape)} {grad.dtype}")
-
-
 def check_norm(
     device: str, shape: tuple[int, int, int, int], groups: int, programs: int, dtype: torch.dtype, silu: bool
 ) -> None:
-    """Compare statistics, forward and backward of one case with the reference in fp64."""
+    """Compare statistics, forward and backward of one case with the reference in fp64; 0 groups: RMS norm."""
     generator = torch.Generator().manual_seed(0)
-    draw = [torch.randn(s, generator=generator) for s in (shape, shape, *[shape[1]] * 3, shape)]
-    h, grad = (t.to(device, dtype, memory_format=LAYOUT) for t in (draw[0] * 2 + 3, draw[1]))
-    weight, bias, h_bias = (t.to(device) for t in draw[2:5])
-    with_bias = (h_bias,) if silu else ()  # both variants, each with one of two activations
-    exact = [t.detach().double().requires_grad_() for t in (h, weight, bias, *with_bias)]
-    shifted = exact[0] + exact[3][:, None, None] if with_bias else exact[0]
-    reference = group_norm_reference(shifted, *exact[1:3], groups, EPS, silu)
-    expected = [reference.detach(), *torch.autograd.grad(reference, exact, grad.double())]
+    draw = [torch.randn(s, generator=generator) for s in (shape, shape, shape, *[shape[1]] * 3)]
+    maps = (draw[0] * 2 + 3, *draw[1:3])
+    h, grad, skip = (t.to(device, dtype, memory_format=LAYOUT) for t in maps)
+    weight, bias, h_bias = (t.to(device) for t in draw[3:])
+    given = {"weight": weight} | ({"bias": bias} if groups else {})
+    given |= {"h_bias": h_bias} if silu else {}  # both variants, each with one of two activations
+    exact = {name: t.detach().double().requires_grad_() for name, t in ({"h": h} | given).items()}
+    shifted = exact["h"] + exact["h_bias"][:, None, None] if silu else exact["h"]
+    if groups:
+        reference = group_norm_reference(shifted, exact["weight"], exact["bias"], groups, EPS, silu)
+    else:
+        reference = rms_norm_reference(shifted, exact["weight"], silu)
+    expected = [reference.detach(), *torch.autograd.grad(reference, [*exact.values()], grad.double())]
     library.REDUCTION_PROGRAMS, before = programs, library.REDUCTION_PROGRAMS
     try:
-        norm = Norm(weight, bias, groups, EPS, silu, *with_bias)
-        fused, statistics = norm_triton.normalize_with_statistics(h, norm)
+        norm = Norm(**({"bias": None} | given), groups=groups, eps=EPS, silu=silu)
+        kernels = norm_kernels(h, norm)
+        fused, statistics = kernels.normalize_with_statistics(h, norm)
         arguments = (h, statistics, norm)
-        out, gradients = norm_triton.normalize(*arguments), norm_triton.normalize_backward(grad, *arguments)
-        results = [out, *gradients[: 3 + len(with_bias)]]
+        out, gradients = kernels.normalize(*arguments), kernels.normalize_backward(grad, *arguments)
+        results = [out, *(t for t in gradients if t is not None)][: 2 + len(given)]
         assert torch.equal(fused, out)
-        check_skip(norm_triton.normalize_backward, draw[5], expected[1], grad, *arguments)
-        in_place, *_ = norm_triton.normalize_backward(grad, *arguments, in_place=True)
+        with_skip, *_, skip_sums = kernels.normalize_backward(grad, *arguments, skip=skip)
+        in_place, *_ = kernels.normalize_backward(grad, *arguments, in_place=True)
         assert in_place is grad
         assert torch.equal(in_place, results[1])
         ends = {}  # of the network, after half precision
         for end_dtype in (torch.float16, torch.float32):
             end = norm._replace(out_dtype=end_dtype)
-            ends[end_dtype], _ = norm_triton.normalize_with_statistics(h, end)
-            assert torch.equal(ends[end_dtype], norm_triton.normalize(h, statistics, end))
+            ends[end_dtype], _ = kernels.normalize_with_statistics(h, end)
+            assert torch.equal(ends[end_dtype], kernels.normalize(h, statistics, end))
         added = norm_triton.add_with_bias(h.clone(memory_format=torch.preserve_format), out, h_bias)
     finally:
         library.REDUCTION_PROGRAMS = before
+    case = f"norm {shape} {groups} {dtype} silu={silu}"
     assert results[0].stride() == results[1].stride() == h.stride()
-    assert {t.dtype for t in (*results[2:], statistics)} == {torch.float32}
+    assert {t.dtype for t in (*results[2:], *statistics)} == {torch.float32}
     for end_dtype, end in ends.items():
         assert end.dtype == end_dtype
         assert end.stride() == h.stride()
-        compare([end], expected[:1], end_dtype, f"norm {shape} {groups} {dtype} silu={silu} to {end_dtype}")
+        compare([end], expected[:1], end_dtype, f"{case} to {end_dtype}")
     assert added.dtype == results[0].dtype == results[1].dtype == dtype
     total = h.double() + out.double() + h_bias.double()[:, None, None]
     assert largest_error(added, total) < TOLERANCE[dtype]
-    compare(results, expected, dtype, f"norm {shape} {groups} {dtype} silu={silu}")
-
-
-def check_rms_norm(
-    device: str, shape: tuple[int, int, int, int], programs: int, dtype: torch.dtype, silu: bool
-) -> None:
-    """Compare forward and backward of one case with the reference in fp64."""
-    generator = torch.Generator().manual_seed(0)
-    draw = [torch.randn(s, generator=generator) for s in (shape, shape, shape[1], shape[1], shape)]
-    h, grad = (t.to(device, dtype, memory_format=LAYOUT) for t in (draw[0] * 2 + 3, draw[1]))
-    weight, h_bias = (t.to(device) for t in draw[2:4])
-    with_bias = (h_bias,) if silu else ()
-    exact = [t.detach().double().requires_grad_() for t in (h, weight, *with_bias)]
-    shifted = exact[0] + exact[2][:, None, None] if with_bias else exact[0]
-    reference = rms_norm_reference(shifted, exact[1], silu)
-    expected = [reference.detach(), *torch.autograd.grad(reference, exact, grad.double())]
-    library.REDUCTION_PROGRAMS, before = programs, library.REDUCTION_PROGRAMS
-    try:
-        norm = Norm(weight, None, 0, 0.0, silu, *with_bias)
-        out, statistics = rms_norm_triton.normalize_with_statistics(h, norm)
-        arguments = (h, statistics, norm)
-        grad_h, grad_weight, _, grad_bias = rms_norm_triton.normalize_backward(grad, *arguments)
-        results = [out, grad_h, grad_weight, *[grad_bias] * silu]
-        ends = {  # of the network, after half precision
-            end_dtype: rms_norm_triton.normalize(h, statistics, norm._replace(out_dtype=end_dtype))
-            for end_dtype in (torch.float16, torch.float32)
-        }
-        check_skip(rms_norm_triton.normalize_backward, draw[4], expected[1], grad, *arguments)
-        in_place, *_ = rms_norm_triton.normalize_backward(grad, *arguments, in_place=True)
-    finally:
-        library.REDUCTION_PROGRAMS = before
-    assert in_place is grad
-    assert torch.equal(in_place, results[1])
-    assert results[0].stride() == results[1].stride() == h.stride()
-    assert results[0].dtype == results[1].dtype == dtype
-    compare(results, expected, dtype, f"RMS norm {shape} {dtype} silu={silu}")
-    for end_dtype, end in ends.items():
-        compare([end], expected[:1], end_dtype, f"RMS norm {shape} {dtype} silu={silu} to {end_dtype}")
+    compare(results, expected, dtype, case)
+    of_skip = [expected[1] + skip.double(), skip.double().sum((0, 2, 3))]
+    compare([with_skip, skip_sums], of_skip, dtype, f"{case} with skip")
 
 
 def check_statistics_with_a_large_mean(device: str) -> None:
@@ -324,6 +290,12 @@ def norm_grid(thorough: bool) -> Iterator[tuple]:
             yield *case, dtype, silu
 
 
+def rms_grid() -> Iterator[tuple]:
+    """The same for the RMS norm."""
+    for case, dtype, silu in itertools.product(RMS_CASES, TOLERANCE, (False, True)):
+        yield *case, dtype, silu
+
+
 def attention_grid() -> Iterator[tuple]:
     """Arguments of check_attention after the device."""
     for case, dtype in itertools.product(ATTENTION_CASES, TOLERANCE):
@@ -337,7 +309,8 @@ def feature_grid() -> Iterator[tuple]:
 
 def check_all(device: str, thorough: bool) -> int:
     """Run every check; return the number of checks."""
-    norms, attentions, features = list(norm_grid(thorough)), list(attention_grid()), list(feature_grid())
+    norms = [*norm_grid(thorough), *rms_grid()]
+    attentions, features = list(attention_grid()), list(feature_grid())
     for case in norms:
         check_norm(device, *case)
     for case in attentions:
@@ -345,13 +318,10 @@ def check_all(device: str, thorough: bool) -> int:
     check_row_products_of_one_token(device)
     for case in features:
         check_feature_distance(device, *case)
-    rms_norms = [(*case, dtype, silu) for case in RMS_CASES for dtype in TOLERANCE for silu in (False, True)]
-    for case in rms_norms:
-        check_rms_norm(device, *case)
     check_statistics_with_a_large_mean(device)
     check_launches(device)
     check_operations(device)
-    return len(norms) + len(attentions) + len(features) + len(rms_norms) + 1
+    return len(norms) + len(attentions) + len(features) + 1
 
 
 if __name__ == "__main__":
