@@ -1,5 +1,6 @@
 """Two processes train the same weights as one process with the whole batch, and decide together."""
 
+import re
 from pathlib import Path
 from shutil import copytree
 
@@ -17,6 +18,8 @@ from tests.harness.training_runs import (
     train_under_torchrun,
 )
 from vae.interop.checkpoint_file import load_checkpoint
+from vae.system.errors import UserError
+from vae.training.distributed import Distributed
 from vae.training.run import train
 
 RECIPE = {
@@ -30,6 +33,25 @@ RECIPE = {
     "disc_layers": 2,
 }
 ADVERSARIAL = {"adversarial_weight": 0.5, "disc_start": 2, "disc_ramp": 2}
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"MASTER_PORT": "99999"}, "MASTER_PORT is 99999, not a number from 0 to 65535"),
+        ({"MASTER_PORT": "a"}, "MASTER_PORT is a, not a number"),
+        ({"MASTER_PORT": ""}, "MASTER_PORT is missing, not a number"),
+        ({"MASTER_ADDR": "nowhere.invalid"}, "MASTER_ADDR is nowhere.invalid, which this machine does not"),
+        ({"RANK": "2"}, "RANK is 2, not a number from 0 to 1: start with torchrun"),
+        ({"WORLD_SIZE": "two"}, "WORLD_SIZE is two, not a number from 1"),
+    ],
+)
+def test_impossible_address_or_rank_is_refused_at_once(changed, message, monkeypatch):
+    possible = {"WORLD_SIZE": "2", "RANK": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
+    for name, value in {**possible, **changed}.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(UserError, match=re.escape(message)):
+        Distributed.start("cpu")
 
 
 def load(given: dict, name: str) -> dict:

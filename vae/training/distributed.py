@@ -5,6 +5,7 @@ And their gradients, which become means over all of them by DistributedDataParal
 
 import datetime
 import os
+import socket
 import threading
 import time
 import warnings
@@ -49,8 +50,11 @@ class Distributed:
         Collectives fail long after `hang_minutes`, because the watchdog of --hang_minutes can save first.
         """
         kind = pick_device(device).type
-        rank, world_size = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
-        local_rank = int(os.environ.get("LOCAL_RANK", 0))
+        world_size = _number("WORLD_SIZE", "1", 1, 10**6)
+        rank = _number("RANK", "0", 0, world_size - 1)
+        local_rank = _number("LOCAL_RANK", "0", 0, 10**6)
+        if world_size > 1:
+            _check_address()
         if kind == "cuda" and local_rank >= torch.cuda.device_count():
             raise UserError(
                 f"--nproc_per_node is above the {torch.cuda.device_count()} GPUs here: use that number"
@@ -143,6 +147,29 @@ class Distributed:
         """Leave the process group."""
         if self.world_size > 1 and dist.is_initialized():
             dist.destroy_process_group()
+
+
+def _number(name: str, default: str, least: int, most: int) -> int:
+    """An environment variable of torchrun; UserError if it is no number from `least` to `most`."""
+    text = os.environ.get(name, default)
+    if not text.isdecimal() or not least <= int(text) <= most:
+        raise UserError(
+            f"the environment variable {name} is {text or 'missing'}, not a number from {least} to {most}: "
+            "start with torchrun, or unset RANK and WORLD_SIZE for a single process"
+        )
+    return int(text)
+
+
+def _check_address() -> None:
+    """UserError for an address at which no processes can join: PyTorch tries it for minutes."""
+    address, port = os.environ.get("MASTER_ADDR", ""), _number("MASTER_PORT", "", 0, 65535)
+    try:
+        socket.getaddrinfo(address, port)
+    except (OSError, UnicodeError) as error:
+        raise UserError(
+            f"the environment variable MASTER_ADDR is {address or 'missing'}, which this machine does not "
+            f"find ({error}): give the name or address of the machine of RANK 0"
+        ) from None
 
 
 def _join(backend: str, hang_minutes: float) -> None:
