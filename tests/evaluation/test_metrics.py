@@ -254,5 +254,7 @@ def test_inception_weights_are_found_and_read(no_weights):
     pytest.importorskip("torchmetrics", reason="requirements-test.txt has it")
     path = no_weights / "torn.pth"
     path.write_bytes(b"torn")
-    with pytest.raises(UserError, match=r"torn\.pth is not a readable weights file"):
+    with pytest.raises(
+        UserError, match=r"--inception_weights .*torn\.pth is damaged, or is not .*/releases/"
+    ):
         find_rfid(config(rfid=True, inception_weights=str(path)), CPU, {})

@@ -188,7 +188,10 @@ def find_rfid(
     try:
         return ReconstructionFid(weights, device)
     except Exception as error:  # a damaged file raises anything
-        raise UserError(f"--rfid: {weights} is not a readable weights file: download it again") from error
+        flag = "--inception_weights" if config.inception_weights else "--rfid:"
+        raise UserError(
+            f"{flag} {weights} is damaged, or is not the weights of Inception: use {INCEPTION_URL}"
+        ) from error
 
 
 def _find_inception(given: str | None) -> Path:
