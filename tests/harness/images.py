@@ -18,3 +18,12 @@ def centre_crops(folder: Path) -> list[torch.Tensor]:
         top, left = (pixels.shape[0] - size) // 2, (pixels.shape[1] - size) // 2
         crops.append(torch.from_numpy(pixels[top : top + size, left : left + size]).permute(2, 0, 1)[None])
     return crops
+
+
+def pair(batch: int = 3, size: int = 48) -> tuple[torch.Tensor, torch.Tensor]:
+    """Smooth images with noise, and a reconstruction that differs from them."""
+    generator = torch.Generator().manual_seed(3)
+    coarse = torch.rand(batch, 3, 4, 4, generator=generator) * 2 - 1
+    images = torch.nn.functional.interpolate(coarse, (size, size), mode="bicubic").clamp(-1, 1)
+    noise = torch.randn(images.shape, generator=generator)
+    return images + 0.1 * noise, images

@@ -10,10 +10,10 @@ from torch import Tensor
 from torch.nn import functional as F
 from torchvision.models import VisionTransformer as TorchvisionTransformer
 
+from tests.harness.images import pair
 from tests.harness.memory_of_a_gpu import memory_of_a_gpu
+from tests.harness.step_predictions import PIXELS_ONLY, SPEC, check_prediction
 from tests.harness.toy_networks import random_dino
-from tests.losses.test_terms import pair
-from tests.memory.test_plan import PIXELS_ONLY, SPEC, check_prediction
 from vae.losses.dino import DinoDistance, build_dino, slices
 from vae.losses.perceptual import lpips_of
 from vae.losses.terms import build_terms

@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 
+from tests.harness.images import pair
 from tests.harness.toy_networks import ALL_TERMS, TERM_WEIGHTS, toy_terms
 from vae.losses.terms import LossTerms, Term, build_terms
 
@@ -15,15 +16,6 @@ def image_term(name: str, dtype: torch.dtype = torch.float32) -> Term:
     loss = replace(ALL_TERMS, perceptual_net="dinov2-s") if name == "dinov2-s" else ALL_TERMS
     name = "perceptual" if name == "dinov2-s" else name
     return next(term for term in toy_terms(loss, dtype).image if term.name == name)
-
-
-def pair(batch: int = 3, size: int = 48) -> tuple[torch.Tensor, torch.Tensor]:
-    """Smooth images with noise, and a reconstruction that differs from them."""
-    generator = torch.Generator().manual_seed(3)
-    coarse = torch.rand(batch, 3, 4, 4, generator=generator) * 2 - 1
-    images = torch.nn.functional.interpolate(coarse, (size, size), mode="bicubic").clamp(-1, 1)
-    noise = torch.randn(images.shape, generator=generator)
-    return images + 0.1 * noise, images
 
 
 def test_every_weight_has_a_term_and_zero_removes_it_unless_it_is_always_recorded():

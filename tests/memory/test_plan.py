@@ -7,35 +7,21 @@ import pytest
 import torch
 
 from tests.harness.memory_of_a_gpu import memory_of_a_gpu
+from tests.harness.step_predictions import MODEL, PIXELS_ONLY, SPEC, check_prediction
 from tests.harness.toy_networks import ALL_LOSSES
-from vae.config.options import RECOMPUTE, LossConfig, ModelConfig, OptimConfig
-from vae.losses.terms import build_terms
+from vae.config.options import RECOMPUTE, LossConfig, ModelConfig
 from vae.memory import plan
-from vae.memory.live_bytes import LiveBytes
 from vae.memory.plan import (
-    StepMemory,
-    StepSpec,
     choose_step,
     fastest_level,
     largest_count,
     step_memory,
-    zero_inputs,
 )
 from vae.memory.plan_table import features_note
-from vae.model.autoencoder import AutoencoderKL, set_recompute
-from vae.model.discriminator import Discriminator
-from vae.optimizers import build_optimizers
-from vae.step import Networks, compute_gradients, micro_batch_sizes
 from vae.system.errors import UserError
 from vae.system.host import GIB
-from vae.update import UpdateState, apply_update
 
-MODEL = ModelConfig(channels=(16, 32), layers_per_block=1, norm_groups=4, z_channels=4)
-PIXELS_ONLY = LossConfig(perceptual_weight=0.0)
 ALL = replace(ALL_LOSSES, disc_channels=8, disc_layers=2)
-SPEC = StepSpec(
-    model=MODEL, loss=PIXELS_ONLY, image_size=64, batch=4, dtype=torch.float32, channels_last=False, ema=True
-)
 
 
 @pytest.fixture(autouse=True)
@@ -43,45 +29,6 @@ def step_of_a_gpu():
     """The prediction is for a GPU."""
     with memory_of_a_gpu():
         yield
-
-
-def measured(spec: StepSpec, micro_batch: int) -> tuple[int, int]:
-    """Bytes on the CPU before the second step of a run, and the peak within it on top of them."""
-    layout = torch.channels_last if spec.channels_last else torch.contiguous_format
-    with LiveBytes() as counter:
-        model = AutoencoderKL(spec.model).to(memory_format=layout)
-        set_recompute(model, spec.recompute)
-        ema = AutoencoderKL(spec.model) if spec.ema else None
-        terms = build_terms(spec.loss, spec.dtype, "cpu")
-        networks = Networks(model, None, terms, spec.dtype, spec.channels_last)
-        if spec.loss.adversarial_weight:
-            networks.discriminator = Discriminator(spec.loss.disc_channels, spec.loss.disc_layers)
-            networks.discriminator.to(memory_format=layout)
-        optimizers = build_optimizers(
-            model, networks.discriminator, OptimConfig(optimizer=spec.optimizer), spec.loss
-        )
-        state = UpdateState.begin(torch.device("cpu"), fp16=False)
-        inputs = replace(zero_inputs(spec, spec.batch, "cpu"), loss_scale=state.loss_scale)
-        sizes = micro_batch_sizes(spec.batch, micro_batch)
-        for _ in range(2):
-            before = counter.peak = counter.current
-            compute_gradients(networks, inputs, sizes)
-            apply_update(optimizers, state, OptimConfig(), fp16=False, empty=False)
-        assert ema is None or ema.config is spec.model
-        return before, counter.peak - before
-
-
-def check_prediction(
-    spec: StepSpec, micro_batch: int, tolerance: float = 0.012, cpu_only: int = 0
-) -> StepMemory:
-    """Compare with the real step, less `cpu_only` bytes at its peak; returns the prediction."""
-    predicted = step_memory(spec, micro_batch)
-    resident, working = measured(spec, micro_batch)
-    working -= cpu_only
-    assert predicted.resident == pytest.approx(resident, rel=0.01)
-    assert predicted.working == pytest.approx(working, rel=tolerance)
-    assert predicted.total > 0.99 * (resident + working)
-    return predicted
 
 
 @pytest.mark.slow

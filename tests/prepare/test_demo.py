@@ -7,7 +7,7 @@ import signal
 import numpy as np
 
 from tests.harness.runs import run_here, run_script
-from tests.prepare.test_preprocess import kill_when, posix
+from tests.harness.waiting import kill_when, posix
 from vae.images.decoding import decode_image
 from vae.images.folder import list_images
 from vae.prepare.demo import draw_image

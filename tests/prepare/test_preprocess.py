@@ -6,8 +6,6 @@ import os
 import random
 import shutil
 import signal
-import subprocess
-import sys
 import tarfile
 import unicodedata
 from pathlib import Path, PureWindowsPath
@@ -18,17 +16,15 @@ from PIL import Image
 
 from tests.harness.image_kinds import detailed, encoded
 from tests.harness.preparing import prepare, tree
-from tests.harness.runs import ROOT, run_script
+from tests.harness.runs import run_script
 from tests.harness.tars import write_tar
-from tests.harness.waiting import wait_until
+from tests.harness.waiting import kill_when, posix
 from vae.config.prepare_flags import PreprocessConfig
 from vae.data.manifest import read_rows
 from vae.images.decoding import decode_image
 from vae.images.formats import BadImageError
 from vae.prepare.demo import draw_image
 from vae.prepare.preprocess import output_name, plan_shape, resize, resize_to_shape
-
-posix = pytest.mark.skipif(sys.platform == "win32", reason="needs signals, links and file names of Unix")
 
 
 def command(source, output, *flags):
@@ -350,23 +346,6 @@ def many(folder, count):
         Image.fromarray(pixels).save(place / f"{index // 2:04d}.{'jpg' if index % 2 else 'png'}")
         if index % 10 == 0:
             (place / f"bad{index}.jpg").write_bytes(b"\xff\xd8\xff")
-
-
-def kill_when(moment, line, number=None, kill=os.kill):
-    """Run a command and kill or signal it as soon as `moment()` is true; returns its exit code and stderr."""
-    process = subprocess.Popen(
-        [sys.executable, *line],
-        cwd=ROOT,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        start_new_session=True,
-    )
-    wait_until(moment, process)
-    kill(process.pid, number or signal.SIGKILL)
-    _, err = process.communicate(timeout=60)
-    return process.returncode, err
 
 
 def images_in(folder):
