@@ -168,6 +168,7 @@ def test_nearest_existing(tmp_path, monkeypatch):
     [
         (b"{", "Expecting"),
         (b" " * (2**24 + 1), "larger than 16 MiB"),
+        (b'[{"a": 1, "b": 2, "a": 1}]', 'the key "a" twice: remove one'),
         (b'"\xff"', "line 1 is not UTF-8: save it as UTF-8"),
     ],
 )

@@ -177,7 +177,17 @@ def utf8_path(path: Path) -> Iterator[Path]:
 
 def read_json(path: str | os.PathLike[str], *, max_bytes: int = MAX_JSON_BYTES) -> Any:
     """Content of a JSON file; ValueError if it is not JSON or too large, OSError if it cannot be read."""
-    return json.loads(decode_text(read_regular(path, max_bytes), errors="strict"))
+    text = decode_text(read_regular(path, max_bytes), errors="strict")
+    return json.loads(text, object_pairs_hook=_without_repeated_keys)
+
+
+def _without_repeated_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """The object; ValueError if a key is repeated, because nobody knows which of its values is meant."""
+    content = dict(pairs)
+    if len(content) < len(pairs):
+        repeated = next(key for key in content if [name for name, _ in pairs].count(key) > 1)
+        raise ValueError(f'it has the key "{repeated}" twice: remove one')
+    return content
 
 
 def read_regular(path: str | os.PathLike[str], max_bytes: int) -> bytes:
