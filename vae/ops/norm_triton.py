@@ -27,8 +27,15 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from vae.ops import library
-from vae.ops.library import MAX_COMPILED_KERNELS, launch, processors
+from vae.ops.library import (
+    MAX_COMPILED_KERNELS,
+    MAX_REGISTERS,
+    NUM_WARPS,
+    launch,
+    norm_blocks,
+    processors,
+    reduction_programs,
+)
 from vae.ops.norm import Norm, sums_width
 
 STAGES = tl.constexpr(3)  # two tiles of each tensor in flight: 64 KiB for two tensors in fp32
@@ -387,20 +394,17 @@ def add_kernel(
 
 def normalize_with_statistics(h: Tensor, norm: Norm) -> tuple[Tensor, Tensor]:
     """Implements vae.ops.norm.normalize_with_statistics; h is dense in NHWC."""
-    cut, batch, out = _cut(h, norm.groups), h.shape[0], torch.empty_like(h, dtype=norm.out_dtype)
-    moments = h.new_empty(2, batch, cut.programs, norm.groups, dtype=torch.float32)
+    cut, batch = _cut(h, norm.groups), h.shape[0]
+    moments = h.new_empty(2, batch, cut.grid[0], norm.groups, dtype=torch.float32)
     statistics = h.new_empty(2, batch, norm.groups, dtype=torch.float32)
     _run(moments_kernel, cut, (h, norm.h_bias, moments), cut.numbers)
-    tensors = (h, norm.h_bias, out, moments, statistics, norm.weight, norm.bias)
-    numbers = (norm.eps, *cut.numbers, norm.silu)
-    _run(normalize_kernel, cut, tensors, numbers)
-    return out, statistics
+    return normalize(h, statistics, norm, moments), statistics
 
 
-def normalize(h: Tensor, statistics: Tensor, norm: Norm) -> Tensor:
-    """Implements vae.ops.norm.normalize; h is dense in NHWC."""
+def normalize(h: Tensor, statistics: Tensor, norm: Norm, moments: Tensor | None = None) -> Tensor:
+    """Implements vae.ops.norm.normalize; h is dense in NHWC. `moments`: see normalize_kernel."""
     cut, out = _cut(h, norm.groups), torch.empty_like(h, dtype=norm.out_dtype)
-    tensors = (h, norm.h_bias, out, None, statistics, norm.weight, norm.bias)
+    tensors = (h, norm.h_bias, out, moments, statistics, norm.weight, norm.bias)
     numbers = (norm.eps, *cut.numbers, norm.silu)
     _run(normalize_kernel, cut, tensors, numbers)
     return out
@@ -416,7 +420,7 @@ def normalize_backward(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Implements vae.ops.norm.normalize_backward; grad_out and skip have h's strides."""
     cut, h_bias, parameters = _cut(h, norm.groups), norm.h_bias, (statistics, norm.weight, norm.bias)
-    sums = h.new_empty(h.shape[0] * cut.programs, sums_width(h, norm), dtype=torch.float32)
+    sums = h.new_empty(h.shape[0] * cut.grid[0], sums_width(h, norm), dtype=torch.float32)
     grad_weight = torch.empty_like(norm.weight, dtype=torch.float32)
     grad_bias = torch.empty_like(grad_weight)
     grad_h = grad_out if in_place else torch.empty_like(h)  # each program reads a tile before it writes it
@@ -439,31 +443,26 @@ def add_with_bias(h: Tensor, x: Tensor, bias: Tensor) -> Tensor:
 class Cut(NamedTuple):
     """How kernels cut a tensor, and the numbers that all of them get."""
 
-    programs: int  # along the pixels
-    grid: tuple[int, int, int]
-    num_warps: int
+    grid: tuple[int, int, int]  # programs along the pixels, blocks of channels, images
     numbers: tuple[int, ...]
 
 
 def _cut(h: Tensor, groups: int) -> Cut:
     """The cut of h (B, C, H, W)."""
     assert h.is_contiguous(memory_format=torch.channels_last)
-    total = library.reduction_programs(processors(h.get_device()))
-    constants = (library.TILE_ELEMENTS, library.COLUMNS)
-    return _cut_of(h.shape, groups, total, library.NUM_WARPS, constants)
+    return _cut_of(h.shape, groups, reduction_programs(processors(h.get_device())))
+
+
+@lru_cache(MAX_COMPILED_KERNELS)
+def _cut_of(shape: torch.Size, groups: int, programs: int) -> Cut:
+    batch, channels, height, width = shape
+    blocks = norm_blocks(batch, channels, height * width, groups, programs)
+    sizes = (blocks.channels, blocks.rows, blocks.columns, blocks.groups)
+    numbers = (height * width, channels, groups, blocks.tiles_per_program, *sizes)
+    return Cut((blocks.programs, blocks.column_blocks, batch), numbers)
 
 
 def _run(
     kernel: triton.JITFunction, cut: Cut, tensors: tuple[Tensor | None, ...], numbers: tuple[Any, ...]
 ) -> None:
-    launch(kernel, cut.grid, cut.num_warps, tensors, numbers, library.MAX_REGISTERS)
-
-
-@lru_cache(MAX_COMPILED_KERNELS)
-def _cut_of(shape: torch.Size, groups: int, total: int, num_warps: int, constants: tuple[int, ...]) -> Cut:
-    """`total`: programs. `constants`: what norm_blocks reads. Benchmarks and tests change them."""
-    batch, channels, height, width = shape
-    blocks = library.norm_blocks(batch, channels, height * width, groups, total)
-    sizes = (blocks.channels, blocks.rows, blocks.columns, blocks.groups)
-    numbers = (height * width, channels, groups, blocks.tiles_per_program, *sizes)
-    return Cut(blocks.programs, (blocks.programs, blocks.column_blocks, batch), num_warps, numbers)
+    launch(kernel, cut.grid, NUM_WARPS, tensors, numbers, MAX_REGISTERS)

@@ -1,7 +1,8 @@
 """A whole residual block as one operation.
 
 One operation needs few launches: weights are cast together, and the biases are added within the second norm
-and the final sum. Backward has what `recompute` leaves:
+and the final sum. In backward, the norms also sum the gradients of biases and add the gradient around the
+block, if its width does not change. Backward has what `recompute` leaves:
 
 none         x, the inner h and both activations are stored
 activations  x and h are stored; backward recomputes the activations
