@@ -17,6 +17,7 @@ from tests.harness.vae_families import (
     save_research,
 )
 from vae.config.options import ModelConfig
+from vae.config.resolve import tiny_shape
 from vae.config.trained_vae_flags import ExportConfig
 from vae.interop.exporting import export
 from vae.interop.families import comfyui_problem
@@ -189,6 +190,9 @@ def test_exports_have_modelspec_keys_and_keep_license_and_author(tmp_path):
         ({}, (0.9, 0.1), "not by scaling 0.9, shift 0.1: --fold_scaling"),
         ({"channels": (64, 128, 256, 256)}, None, "expects channels 128 256 512 512, two blocks"),
         ({"family": "wan"}, None, "add --into"),
+        (tiny_shape(16, 4), (1.0, 0.0), None),
+        (tiny_shape(32, 4), (1.0, 0.0), "no taesd with 32 latent channels and 4 levels: use its folder"),
+        (tiny_shape(4, 3), (1.0, 0.0), "no taesd with 4 latent channels and 3 levels: use its folder"),
     ],
 )
 def test_comfyui_would_take_a_single_file_for_another_network(shape, scaling, part):
