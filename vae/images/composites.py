@@ -33,6 +33,11 @@ def per_image(values: torch.Tensor, count: int) -> torch.Tensor:
     return values if len(values) == count else values.unflatten(0, (-1, count)).mean(0)
 
 
+def alphas(images: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """The alpha of the images as grey images (B, 1, H, W), or nothing."""
+    return images[:, 3:].split(1, 1) if images.shape[1] == 4 else ()
+
+
 def over_checkerboard(images: torch.Tensor) -> torch.Tensor:
     """RGB images (B, 3, H, W) to look at: those with alpha are over a checkerboard."""
     if images.shape[1] != 4:

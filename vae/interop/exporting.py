@@ -19,7 +19,7 @@ from vae.images.folder import list_images
 from vae.images.pixels import to_float
 from vae.interop.averaging import combine
 from vae.interop.command import check_command
-from vae.interop.families import comfyui_problem, latents_config
+from vae.interop.families import DIFFUSERS_IMAGES, comfyui_problem, latents_config
 from vae.interop.hub import upload
 from vae.interop.latent_statistics import (
     LatentConstants,
@@ -154,10 +154,10 @@ def export(config: ExportConfig) -> None:
     if findings.scaling is not None and has_scaling:
         constants = ", scaling {:.5g}, shift {:.5g}".format(*findings.scaling)
     console.info(f"written: {output} ({config.dtype}{constants})")
-    if model.config.image_channels == 4:
+    if images := DIFFUSERS_IMAGES.get(model.config.image_channels):
         console.info(
-            "images with alpha: give RGBA in [-1, 1] with straight alpha, which diffusers' VaeImageProcessor "
-            "makes from PIL images of mode RGBA (docs/export.md)"
+            f"images {images}, which diffusers' VaeImageProcessor makes from PIL images of this mode "
+            "(docs/export.md)"
         )
     if config.push_to is not None:
         _push(config.push_to, output, model, config, content, loaded.file.step)

@@ -116,6 +116,13 @@ def check_class(config: Any, where: str, source: str) -> dict[str, Any]:
     return config
 
 
+# How to give a VAE images that are not RGB, by their channels.
+DIFFUSERS_IMAGES = {
+    1: "are grey: give L in [-1, 1]",
+    4: "have alpha: give RGBA in [-1, 1] with straight alpha",
+}
+
+
 def comfyui_problem(model: ModelConfig, scaling: tuple[float, float] | None) -> str | None:
     """How ComfyUI misreads a single file of this network, and the remedy; None if it does not.
 

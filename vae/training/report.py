@@ -34,7 +34,7 @@ from vae.training.setup import PreparedRun
 from vae.training.stage_memory import StagePlan, plan_line
 from vae.training.stages import StageSteps, current_stage
 from vae.training.state import TrainingState
-from vae.training.validation import Metrics
+from vae.training.validation import Metrics, metrics_text
 
 MILLION = 1e6
 DTYPE_NAMES = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16 with loss scaling"}
@@ -291,8 +291,8 @@ def _metrics_lines(
     if not measured:
         return []
     names = {"bicubic": f"{factor}x bicubic", "mean_colour": "mean colour"}
-    lines = [_metrics_line(name, values) for name, values in measured.items()]
-    lines += [_metrics_line(names[name], values) for name, values in sorted(baselines.items())]
+    rows = [*measured.items(), *((names[name], values) for name, values in sorted(baselines.items()))]
+    lines = [f"{name:<16} {metrics_text(values, '   ')}" for name, values in rows]
     lines.append(
         f"PSNR is the mean of the images, each up to {OFF_BY_ONE_DB:.2f} dB (every value off by one)"
     )
@@ -301,12 +301,6 @@ def _metrics_lines(
     elif config.loss.perceptual_net == "random":
         lines.append(RANDOM_NOTE)
     return lines
-
-
-def _metrics_line(name: str, values: Metrics) -> str:
-    lpips = f"   LPIPS {values['lpips']:.4f}" if "lpips" in values else ""
-    alpha = f" (alpha {values['psnr_alpha']:.2f} dB)" if "psnr_alpha" in values else ""
-    return f"{name:<16} PSNR {values['psnr']:6.2f} dB{alpha}   SSIM {values['ssim']:.4f}{lpips}"
 
 
 def verdict_line(

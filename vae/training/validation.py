@@ -14,6 +14,7 @@ from vae.data.exclude_list import Excluded
 from vae.data.loading import load_validation
 from vae.evaluation.latents import LATENTS, NOISE_SEED, NoiseMeter, channel_facts, noise_curve, noise_facts
 from vae.evaluation.metrics import Sums, baseline_sums, means, reconstruction_sums
+from vae.evaluation.results import METRICS
 from vae.images.pixels import OFF_BY_ONE_DB, to_float
 from vae.inference.codec import decode_latents, encode_images
 from vae.interop.checkpoint_file import Validations
@@ -240,11 +241,17 @@ def validation_line(when: str, metrics: Metrics, precision: str, baseline: Metri
 
 
 def _shown(name: str, metrics: Metrics) -> str:
-    if "psnr" not in metrics:
-        return f"{name} no usable image"
-    lpips = f", LPIPS {metrics['lpips']:.4f}" if "lpips" in metrics else ""
-    alpha = f", of alpha {metrics['psnr_alpha']:.2f} dB" if "psnr_alpha" in metrics else ""
-    return f"{name} PSNR {metrics['psnr']:.2f} dB{alpha}, SSIM {metrics['ssim']:.4f}{lpips}"
+    return f"{name} {metrics_text(metrics, ', ') or 'no usable image'}"
+
+
+def metrics_text(metrics: Metrics, separator: str) -> str:
+    """The metrics of a validation with their names and units; empty without images."""
+    parts = []
+    for name, metric in METRICS.items():
+        if name in metrics:
+            title, unit, _ = metric.title.partition(" dB")
+            parts.append(f"{title} {metrics[name]:5.{metric.decimals}f}{unit}")
+    return separator.join(parts)
 
 
 # ---- Results over the run ------------------------------------------------------------------------------

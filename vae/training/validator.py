@@ -15,7 +15,7 @@ from vae.data.dataset import Batch
 from vae.device import is_out_of_memory
 from vae.evaluation.image_set import square
 from vae.evaluation.metrics import Sums, bicubic_baseline, color_psnr, means
-from vae.images.composites import as_rgb, difference, over_checkerboard
+from vae.images.composites import alphas, as_rgb, difference, over_checkerboard
 from vae.images.decoding import decode_image
 from vae.images.folder import list_images
 from vae.images.formats import BadImageError
@@ -290,8 +290,7 @@ def sample_grid(model: AutoencoderKL, networks: Networks, images: torch.Tensor) 
     """
     factor = model.downsampling
     titles = ["input", "reconstruction", f"error x{ERROR_GAIN}", f"{factor}x bicubic"]
-    has_alpha = images.shape[1] == 4
-    titles += ["alpha", "reconstruction of alpha"] if has_alpha else []
+    titles += ["alpha", "reconstruction of alpha"] * len(alphas(images))
     rows, captions = [], []
     for image in images:
         original = to_float(image[None])  # (1, C, S, S)
@@ -301,10 +300,9 @@ def sample_grid(model: AutoencoderKL, networks: Networks, images: torch.Tensor) 
         columns = [over_checkerboard(original), over_checkerboard(recon), error, over_checkerboard(bicubic)]
         scores = [_caption(float(color_psnr(codec, original))) for codec in (recon, bicubic)]
         captions.append(["", scores[0], "", scores[1]])
-        if has_alpha:
-            alphas = original[:, 3:], recon[:, 3:]
-            columns += map(as_rgb, alphas)
-            captions[-1] += ["", _caption(float(psnr(*alphas)))]
+        for pair in zip(alphas(original), alphas(recon), strict=True):
+            columns += map(as_rgb, pair)
+            captions[-1] += ["", _caption(float(psnr(*pair)))]
         rows.append(_tiles(torch.cat(columns)))
     return draw_grid(titles, rows, captions)
 
