@@ -142,6 +142,8 @@ def check_image_channels(model: ModelConfig, in_file: int, train_part: str) -> N
     flag = f"--image_channels {model.image_channels}"
     if model.image_channels != in_file and in_file != 3:
         raise UserError(f"{flag} contradicts the file of --init_from, which has {in_file}: remove it")
+    if model.image_channels != in_file and model.family == "tiny":
+        raise UserError(f"{flag} cannot change the AutoencoderTiny of --init_from: remove it")
     if model.image_channels != in_file and train_part == "decoder":
         raise UserError(f"{flag} changes the encoder, which --train_part decoder keeps: remove one of them")
 

@@ -89,8 +89,8 @@ def color_jitter(pixels: np.ndarray, words: Sequence[int], strengths: tuple[floa
     The first three are factors in [1 - strength, 1 + strength]; hue turns by up to its strength of a circle.
     Alpha stays.
     """
-    channels = pixels.shape[2]
-    image = Image.fromarray(pixels.repeat(3, 2) if channels == 1 else pixels[..., :3])
+    colors = pixels[..., :3]
+    image = Image.fromarray(colors.repeat(3 // colors.shape[2], axis=2))
     shifts = [strength * (2 * unit(word) - 1) for word, strength in zip(words, strengths, strict=True)]
     enhancers = (ImageEnhance.Brightness, ImageEnhance.Contrast, ImageEnhance.Color)
     for enhancer, shift in zip(enhancers, shifts[:3], strict=True):
@@ -100,7 +100,7 @@ def color_jitter(pixels: np.ndarray, words: Sequence[int], strengths: tuple[floa
         hsv = np.array(image.convert("HSV"))
         hsv[..., 0] += np.uint8(round(shifts[3] * 256) % 256)  # wraps around the circle
         image = Image.fromarray(hsv, "HSV").convert("RGB")
-    return with_channels(np.dstack([np.asarray(image), pixels[..., 3:]]), channels)
+    return with_channels(np.dstack([np.asarray(image), pixels[..., 3:]]), pixels.shape[2])
 
 
 class Rejection(NamedTuple):

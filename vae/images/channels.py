@@ -8,6 +8,10 @@ import numpy as np
 from PIL import Image
 
 LUMA = (0.299, 0.587, 0.114)  # ITU-R BT.601, as Pillow converts RGB to grey
+# By the number of channels: an opaque image of RGB colors in [-1, 1] is FROM_RGB @ colors + OPAQUE.
+FROM_RGB = {1: np.array([LUMA]), 3: np.eye(3), 4: np.eye(4, 3)}  # (C, 3)
+OPAQUE = {1: np.zeros(1), 3: np.zeros(3), 4: np.eye(4)[3]}  # (C,): alpha is 1
+TO_RGB = {1: np.ones((3, 1)), 3: np.eye(3), 4: np.eye(3, 4)}  # (3, C): the colors of an opaque image
 
 
 def with_channels(pixels: np.ndarray, channels: int) -> np.ndarray:

@@ -8,12 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch.nn.functional import pad
 
 from vae.config.declare import PUBLISHED_SCALING
 from vae.config.options import ModelConfig, build
 from vae.config.resolve import tiny_shape
-from vae.images.channels import LUMA
+from vae.images.channels import FROM_RGB, OPAQUE, TO_RGB
 from vae.interop.checkpoint_file import DamagedCheckpointError, checked, is_checkpoint, verify_checkpoint
 from vae.interop.families import PADDING_KEY, WAN_MEAN, WAN_STD
 from vae.interop.parameter_names import BLOCK
@@ -63,13 +62,18 @@ class VaeFile:
     latents_std: tuple[float, ...] = ()
     start: str = ""  # hash of the weights with which its training began; "": not known
     encoder_trained: bool = False  # a checkpoint of a run that changes its latents
-    has_new_alpha: bool = False  # it neither reads nor writes alpha yet
+    learns_alpha: bool = False  # its decoder writes alpha 1 until it is trained
     metadata: dict[str, str] = field(default_factory=dict)  # of a safetensors file
 
     @property
     def has_decoder(self) -> bool:
         """Whether the weights contain a decoder."""
         return missing_part(self.weights) != "decoder"
+
+    @property
+    def is_trained(self) -> bool:
+        """Whether it reconstructs its images."""
+        return self.has_decoder and not self.learns_alpha
 
     def fit_decoder(self, model: ModelConfig) -> None:
         """Give the decoder the scale of that of `model`; remove its weights if the shape differs otherwise.
@@ -89,23 +93,31 @@ class VaeFile:
             self.weights = {**self.weights, name: rows.repeat_interleave(model.up_scale**2, dim=0)}
 
     def change_image_channels(self, channels: int) -> None:
-        """Give an RGB VAE alpha, or make it grey: it computes the same as before of opaque or grey images."""
+        """Give an RGB VAE alpha, or make it grey: it computes the same as before of opaque or grey images.
+
+        The first convolution reads alpha in a random direction, as strongly as all colors together: features
+        contain it from the first step, and latents keep their range (benchmarks/LOG.md).
+        """
         if channels == self.shape.get("image_channels", 3):  # not of an AutoencoderTiny
             return
-        luma = torch.tensor([LUMA])
-        for name in ("encoder.conv_in.weight", "decoder.conv_out.weight", "decoder.conv_out.bias"):
-            if (value := self.weights.get(name)) is None:
-                continue
-            if name.startswith("encoder."):  # the alpha of an image is not read yet
-                value = pad(value, (0, 0, 0, 0, 0, 1)) if channels == 4 else value.sum(1, keepdim=True)
-            elif channels == 1:
-                value = torch.tensordot(luma, value.unflatten(0, (3, -1)), 1).flatten(0, 1)
-            else:  # that of a reconstruction is 1
-                opaque = torch.full_like(value[: len(value) // 3], name.endswith("bias"))
-                value = torch.cat([value, opaque])
-            self.weights[name] = value
+        tables = (FROM_RGB, TO_RGB, OPAQUE)
+        from_rgb, to_rgb, opaque = (torch.tensor(table[channels]).float() for table in tables)
+        weights = self.weights
+        kernel, bias = (weights[f"encoder.conv_in.{name}"] for name in ("weight", "bias"))
+        of_alpha = torch.randn(len(kernel), generator=torch.Generator().manual_seed(0))
+        of_alpha *= kernel.sum((2, 3)).norm() / of_alpha.norm()  # (C0,), as large as flat colors
+        kernel = torch.einsum("orhw,rc->ochw", kernel, to_rgb)
+        # At the centre only, because alpha is 0 in the padding. The bias makes alpha 1 add nothing.
+        kernel[:, :, 1, 1] += torch.outer(of_alpha, opaque)
+        weights["encoder.conv_in.weight"] = kernel
+        weights["encoder.conv_in.bias"] = bias - of_alpha * opaque.sum()
+        for name in ("decoder.conv_out.weight", "decoder.conv_out.bias"):
+            if (value := weights.get(name)) is not None:
+                rows = torch.tensordot(from_rgb, value.unflatten(0, (3, -1)), 1)  # (C, pixels, ...)
+                rows = rows + opaque[:, None] if name.endswith("bias") else rows
+                weights[name] = rows.flatten(0, 1)
         self.shape["image_channels"] = channels
-        self.has_new_alpha = channels == 4
+        self.learns_alpha = bool(opaque.any())
 
 
 @dataclass

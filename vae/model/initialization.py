@@ -32,7 +32,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from vae.config.options import ModelConfig
-from vae.images.channels import LUMA
+from vae.images.channels import FROM_RGB, OPAQUE
 from vae.model.autoencoder import AutoencoderKL, Decoder, Encoder, TinyEncoder, downsampling
 from vae.model.layers import Attention, Conv2d, NormSiLU, ResnetBlock, RMSNormSiLU, weight_and_bias
 
@@ -138,12 +138,9 @@ def natural_images(count: int, side: int, channels: int = 3) -> torch.Tensor:
     amplitude = (down**2 + across**2).clamp_min((0.5 / side) ** 2) ** (-POWER_EXPONENT / 4)
     noise = torch.randn(count, channels, side, side, generator=generator)
     fields = torch.fft.irfft2(torch.fft.rfft2(noise) * amplitude, s=(side, side))
-    covariance = torch.tensor(RGB_COVARIANCE)
-    if channels == 4:
-        covariance = torch.block_diag(covariance, covariance.diagonal().mean())
-    elif channels == 1:
-        luma = torch.tensor([LUMA])
-        covariance = luma @ covariance @ luma.T
+    of_rgb = torch.tensor(RGB_COVARIANCE)
+    from_rgb, of_alpha = (torch.tensor(table[channels]).float() for table in (FROM_RGB, OPAQUE))
+    covariance = from_rgb @ of_rgb @ from_rgb.T + of_rgb.diagonal().mean() * torch.diag(of_alpha)
     mixing = torch.linalg.cholesky(covariance)
     return torch.einsum("dc,nchw->ndhw", mixing, fields / fields.std())
 

@@ -55,8 +55,7 @@ class ResolvedOptions:
         if self.content is not None:
             return self.content["begun_from"]
         if self.source is not None:
-            is_trained = self.source.has_decoder and not self.source.has_new_alpha
-            return TRAINED if is_trained else RANDOM if model.decoder else WARM
+            return TRAINED if self.source.is_trained else RANDOM if model.decoder else WARM
         return WARM if model.init == "warm" else RANDOM
 
 
@@ -165,7 +164,8 @@ def _existing_vae(config: Config, given: dict[str, Any], dist: Distributed) -> t
     if not config.model.init_from:
         return config, None
     file = dist.main_first(partial(read_vae, Path(config.model.init_from)))
-    shape = {"norm_groups": config.model.norm_groups, "padding": config.model.padding, **file.shape}
+    shape = {"norm_groups": config.model.norm_groups, "padding": config.model.padding, "image_channels": 3}
+    shape |= file.shape
     of_decoder = {name: value for name in DECODER_SHAPE if (value := getattr(config.model, name)) is not None}
     can_change = (*of_decoder, "image_channels")
     check_shape(
