@@ -1,11 +1,14 @@
 """Two processes train the same weights as one process with the whole batch, and decide together."""
 
+import gc
 import re
+import weakref
 from pathlib import Path
 from shutil import copytree
 
 import pytest
 import torch
+import torch.distributed as dist
 
 from tests.harness.faults import Fault, run_forked
 from tests.harness.runs import ROOT
@@ -179,6 +182,16 @@ def test_out_of_memory_on_one_process_ends_all_and_they_start_again_with_less(tw
     assert "lowered_memory.json limits the plan to --micro_batch_size 1 --recompute none" in found.stdout
     assert train(one) == 0
     assert_same_training(two, one)
+
+
+def test_the_process_group_outlives_what_uses_it():
+    """If DistributedDataParallel frees it, a process may hang at its end: a thread waits for the GIL."""
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    group = weakref.ref(dist.group.WORLD)
+    Distributed(0, 2, torch.device("cpu")).close()
+    gc.collect()
+    assert not dist.is_initialized()
+    assert group() is not None
 
 
 @pytest.mark.slow

@@ -27,6 +27,8 @@ from vae.system.errors import EXIT_FAILED, LostProcessError, UserError
 JOIN_MINUTES = 10.0  # until all processes have joined, or --hang_minutes if that is less
 WITHOUT_LIMIT_MINUTES = 24 * 60.0  # of a collective if --hang_minutes is 0; PyTorch has no "off"
 
+_LEFT_GROUPS: list[dist.ProcessGroup | None] = []
+
 _LOST = ("connection closed by peer", "connection reset by peer", "broken pipe", "remote process exited")
 
 _Item = TypeVar("_Item", bound=Hashable)
@@ -146,6 +148,9 @@ class Distributed:
     def close(self) -> None:
         """Leave the process group."""
         if self.world_size > 1 and dist.is_initialized():
+            # Kept until the process ends: DistributedDataParallel would free the group with the GIL and join
+            # gloo's thread, which may wait for the GIL to free a tensor. PyTorch 2.11 once hung so.
+            _LEFT_GROUPS.append(dist.group.WORLD)
             dist.destroy_process_group()
 
 
