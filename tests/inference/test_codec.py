@@ -219,16 +219,27 @@ def test_only_an_image_that_may_not_fit_is_computed_in_tiles(
     assert {path.stem for path in (tmp_path / "out").glob("*.png")} == {"large", "small"}
 
 
-@pytest.mark.parametrize(("shape", "least"), [(SMALL, 0.4), (ModelConfig(), 0.7)])
-def test_no_image_that_fits_is_refused(shape, least):
-    """What the check demands is at most what the network needs; the attention of SMALL needs more."""
-    with torch.device("meta"):
-        model = AutoencoderKL(shape)
-    images = torch.empty(1, 3, 512, 512, device="meta").to(memory_format=torch.channels_last)
+@pytest.mark.parametrize(
+    ("shape", "images", "dtype"),
+    [
+        (SMALL, 1, torch.float32),  # attention decides in the encoder
+        (SMALL, 2, torch.bfloat16),  # in both
+        (replace(QUANT, channels=(16, 128)), 1, torch.float32),
+        (ModelConfig(channels=(32, 64, 128, 128)), 1, torch.float32),  # nowhere
+        (TINY, 2, torch.float32),
+    ],
+)
+def test_memory_of_a_cpu_is_neither_refused_nor_exceeded(shape, images, dtype, monkeypatch):
+    """What the check demands is at most what the network needs, and at least LEAST_SHARE of it."""
+    model = AutoencoderKL(shape)
+    values = torch.zeros(images, 3, 128, 128, dtype=dtype).to(memory_format=torch.channels_last)
     with torch.no_grad(), LiveBytes() as encoding:
-        latents = model.encode(images).mode()
+        latents = model.encode(values).mode().to(dtype)
     with torch.no_grad(), LiveBytes() as decoding:
         model.decode(latents)
-    for name, counted in (("encode", encoding), ("decode", decoding)):
-        demanded = codec._MAPS[name] * 512**2 * shape.channels[0] * 4
-        assert least * counted.peak < demanded <= counted.peak
+    for operation, counted in (("encode", encoding), ("decode", decoding)):
+        monkeypatch.setattr(codec, "free_memory", lambda counted=counted: counted.peak)
+        pixels = images * 128**2
+        codec.check_main_memory(model, operation, pixels, dtype, None, images=images)
+        with pytest.raises(MemoryError, match=f"{operation} needs at least"):
+            codec.check_main_memory(model, operation, pixels, dtype, None, codec.LEAST_SHARE, images)

@@ -21,7 +21,8 @@ import torch.nn.functional as F
 from torch import nn
 
 from vae.model.autoencoder import AutoencoderKL, Posterior
-from vae.model.layers import GroupNorm, NormSiLU
+from vae.model.layers import Attention, GroupNorm, NormSiLU
+from vae.ops.attention import attention_blocks
 from vae.system.host import GIB, free_memory
 
 MIN_SIDE = 8  # px: a smaller image is smaller than one latent pixel of this model family
@@ -64,7 +65,8 @@ def crop_back(images: torch.Tensor, size: Sequence[int]) -> torch.Tensor:
 # counted by vae.memory.live_bytes. A level keeps its input until its last block ends: with more than one
 # block, one more map.
 _MAPS = {"encode": 3.0, "decode": 5.5}
-LEAST_SHARE = 0.7  # of the peak that is counted so, for the default network
+_ATTENTION_MAPS = 7  # maps of the last level alive within attention, beside its scores; also counted
+LEAST_SHARE = 0.7  # of the peak is counted so at least
 
 
 def check_main_memory(
@@ -74,24 +76,31 @@ def check_main_memory(
     dtype: torch.dtype,
     tile: int | None,
     share: float = 1.0,
+    images: int = 1,
 ) -> None:
     """Raise MemoryError if an operation on that many pixels needs more than `share` of the free main memory.
 
-    `operation` is "encode" or "decode"; `pixels` are those of the encoder's input. Without this check, Linux
-    ends the process without a message. Memory of a GPU needs no check: PyTorch reports it.
+    `operation` is "encode" or "decode"; `pixels` are those of the encoder's input, of all `images`. Without
+    this check, Linux ends the process without a message. Memory of a GPU needs no check: PyTorch reports it.
     """
     if next(model.parameters()).device.type != "cpu":
         return
+    f = model.encoder_downsampling
     if tile is not None:  # each is computed as a whole image
-        f = model.encoder_downsampling
-        pixels = min(pixels, (latents_per_tile(tile, f) * f) ** 2)
+        pixels, images = min(pixels // images, (latents_per_tile(tile, f) * f) ** 2), 1
     config, factor = model.config, _MAPS[operation]
     if operation == "encode" and config.layers_per_block > 1:
         factor += 1
     if operation == "decode" and config.decoder == "tiny":
         factor = 3.0
-    width = (config.channels if operation == "encode" else config.up_channels)[0]
-    needed = int(factor * pixels * width * dtype.itemsize)
+    widths = config.channels if operation == "encode" else config.up_channels
+    needed = int(factor * pixels * widths[0] * dtype.itemsize)
+    if any(isinstance(module, Attention) for module in getattr(model, f"{operation}r").modules()):
+        tokens = max(pixels // images // f**2, 1)
+        at_once, queries = attention_blocks(images, tokens, widths[-1], "cpu", has_gradient=False)
+        score_bytes = 4 if dtype == torch.float32 else 8  # half precision has two copies beside fp32
+        maps = _ATTENTION_MAPS * images * tokens * widths[-1] * dtype.itemsize
+        needed = max(needed, maps + at_once * queries * tokens * score_bytes)
     free = free_memory()
     if needed > share * free:
         raise MemoryError(f"{operation} needs at least {needed / GIB:.1f} GiB, and {free / GIB:.1f} are free")
@@ -122,7 +131,7 @@ def encode_images(
         padded = pad_to_multiple(images, model.encoder_downsampling)
     else:
         padded = model.encoder_input(pad_to_multiple(images, model.downsampling))
-    check_main_memory(model, "encode", padded[:, 0].numel(), dtype, tile)
+    check_main_memory(model, "encode", padded[:, 0].numel(), dtype, tile, images=len(padded))
     device = next(model.parameters()).device
     if tile is None:
         posterior = model.encode(_to_network(padded, device, dtype))
@@ -146,7 +155,8 @@ def decode_latents(
     `size` is the (H, W) before padding; None returns all (h f, w f) pixels. For `tile` and `on_step`,
     see `encode_images`. Raises MemoryError if the main memory is too small.
     """
-    check_main_memory(model, "decode", latents[:, 0].numel() * model.encoder_downsampling**2, dtype, tile)
+    pixels = latents[:, 0].numel() * model.encoder_downsampling**2
+    check_main_memory(model, "decode", pixels, dtype, tile, images=len(latents))
     device = next(model.parameters()).device
     if tile is None:
         images = model.decode(_to_network(latents, device, dtype))
