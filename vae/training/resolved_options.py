@@ -164,8 +164,8 @@ def _existing_vae(config: Config, given: dict[str, Any], dist: Distributed) -> t
     if not config.model.init_from:
         return config, None
     file = dist.main_first(partial(read_vae, Path(config.model.init_from)))
-    shape = {"norm_groups": config.model.norm_groups, "padding": config.model.padding, "image_channels": 3}
-    shape |= file.shape
+    own = config.model
+    shape = {"norm_groups": own.norm_groups, "padding": own.padding, "image_channels": 3, **file.shape}
     of_decoder = {name: value for name in DECODER_SHAPE if (value := getattr(config.model, name)) is not None}
     can_change = (*of_decoder, "image_channels")
     check_shape(
