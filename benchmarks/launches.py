@@ -32,7 +32,8 @@ from benchmarks.comparison import operations, ours  # noqa: E402
 from benchmarks.comparison.ours import WAN_OPTIONS, Work  # noqa: E402
 from benchmarks.comparison.theirs import BF16_BEST_COMPILED, BF16_CHANNELS_LAST, Theirs  # noqa: E402
 from tests.null_gpu.counters import Counters  # noqa: E402
-from vae.config.options import ModelConfig, SpeedConfig  # noqa: E402
+from vae.config.model_options import ModelConfig  # noqa: E402
+from vae.config.options import SpeedConfig  # noqa: E402
 from vae.model.autoencoder import AutoencoderKL  # noqa: E402
 from vae.ops.kernel_check import choose_kernels  # noqa: E402
 from vae.system.host import GIB  # noqa: E402

@@ -24,7 +24,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from vae.config.options import LossConfig, ModelConfig, OptimConfig
+from vae.config.model_options import ModelConfig
+from vae.config.options import LossConfig, OptimConfig
 from vae.evaluation.latents import NoiseMeter, noise_facts
 from vae.images.pixels import psnr, to_float
 from vae.interop.checkpoint_file import TRAINED, WARM

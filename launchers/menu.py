@@ -8,7 +8,8 @@ import subprocess
 
 from vae.checks.machine import query_nvidia_smi
 from vae.config.declare import check
-from vae.config.options import ModelConfig, all_options
+from vae.config.model_options import ModelConfig
+from vae.config.options import all_options
 from vae.config.recipes import suggested_profile
 from vae.config.resolve import check_image_size
 from vae.system import console

@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from vae import optimizers
-from vae.config.options import LossConfig, ModelConfig, OptimConfig
+from vae.config.model_options import ModelConfig
+from vae.config.options import LossConfig, OptimConfig
 from vae.model.autoencoder import AutoencoderKL
 from vae.optimizers import Muon, build_optimizers, parameter_groups
 from vae.update import UpdateState, apply_update

@@ -8,7 +8,8 @@ from typing import Any
 
 import torch
 
-from vae.config.options import LossConfig, ModelConfig, OptimConfig
+from vae.config.model_options import ModelConfig
+from vae.config.options import LossConfig, OptimConfig
 from vae.losses.terms import build_terms
 from vae.model.autoencoder import AutoencoderKL, downsampling, set_recompute
 from vae.model.discriminator import Discriminator

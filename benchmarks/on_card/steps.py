@@ -12,7 +12,8 @@ import torch
 
 from benchmarks.comparison.ours import WAN_OPTIONS, Ours, Work
 from benchmarks.on_card.result import LATE, Result, first_line, flags
-from vae.config.options import ModelConfig, SpeedConfig
+from vae.config.model_options import ModelConfig
+from vae.config.options import SpeedConfig
 from vae.ops.library import KERNEL_KEYS, REPLACED
 from vae.step import compute_gradients
 from vae.system.script import end_process

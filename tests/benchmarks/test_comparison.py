@@ -23,7 +23,7 @@ from benchmarks.comparison.theirs import (
     check_same_work,
     patch_discriminator,
 )
-from vae.config.options import ModelConfig
+from vae.config.model_options import ModelConfig
 from vae.memory.live_bytes import LiveBytes
 
 CPU, META = torch.device("cpu"), torch.device("meta")

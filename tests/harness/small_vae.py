@@ -5,7 +5,7 @@ from pathlib import Path
 
 import torch
 
-from vae.config.options import ModelConfig
+from vae.config.model_options import ModelConfig
 from vae.interop.vae_files import START_KEY
 from vae.interop.writing import diffusers_config, save_diffusers_folder
 from vae.model.autoencoder import AutoencoderKL

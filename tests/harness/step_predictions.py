@@ -5,7 +5,8 @@ from dataclasses import replace
 import pytest
 import torch
 
-from vae.config.options import LossConfig, ModelConfig, OptimConfig
+from vae.config.model_options import ModelConfig
+from vae.config.options import LossConfig, OptimConfig
 from vae.losses.terms import build_terms
 from vae.memory.live_bytes import LiveBytes
 from vae.memory.plan import StepMemory, StepSpec, step_memory, zero_inputs

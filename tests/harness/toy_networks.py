@@ -6,7 +6,8 @@ from functools import cache
 import torch
 from torch.nn import functional as F
 
-from vae.config.options import LossConfig, ModelConfig
+from vae.config.model_options import ModelConfig
+from vae.config.options import LossConfig
 from vae.losses.dino import DinoDistance, VisionTransformer
 from vae.losses.perceptual import PerceptualLoss, build_perceptual, lpips_of
 from vae.losses.terms import LossTerms, build_terms

@@ -9,7 +9,7 @@ from PIL import Image
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from tests.harness.small_vae import SMALL
-from vae.config.options import ModelConfig
+from vae.config.model_options import ModelConfig
 from vae.inference import codec
 from vae.inference.codec import (
     Moments,

@@ -11,7 +11,7 @@ from safetensors.torch import load_file, save_file
 from tests.harness.runs import TINY, run_here
 from tests.harness.small_vae import write_vae
 from tests.harness.vae_families import image, randomize_norms
-from vae.config.options import ModelConfig
+from vae.config.model_options import ModelConfig
 from vae.config.trained_vae_flags import ExportConfig
 from vae.interop.exporting import export
 from vae.interop.vae_files import load_vae

@@ -16,7 +16,7 @@ from tests.harness.vae_families import (
     research_model,
     save_research,
 )
-from vae.config.options import ModelConfig
+from vae.config.model_options import ModelConfig
 from vae.config.resolve import tiny_shape
 from vae.config.trained_vae_flags import ExportConfig
 from vae.interop.exporting import export

@@ -13,7 +13,7 @@ from tests.harness.runs import TINY
 from tests.harness.training_runs import last_checkpoint, records
 from tests.harness.vae_families import diffusers_model, image
 from tests.harness.wan_models import wan_model
-from vae.config.options import ModelConfig
+from vae.config.model_options import ModelConfig
 from vae.config.trained_vae_flags import ExportConfig
 from vae.interop.exporting import export
 from vae.interop.vae_files import load_vae

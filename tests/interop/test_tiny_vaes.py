@@ -16,7 +16,8 @@ from tests.harness.small_vae import SMALL, write_vae
 from tests.harness.training_runs import assert_same, last_checkpoint, records
 from tests.harness.vae_families import diffusers_model, image
 from tests.harness.wan_models import wan_model
-from vae.config.options import LossConfig, ModelConfig
+from vae.config.model_options import ModelConfig
+from vae.config.options import LossConfig
 from vae.config.resolve import tiny_shape
 from vae.config.trained_vae_flags import ExportConfig
 from vae.interop.exporting import export

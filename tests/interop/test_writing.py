@@ -17,7 +17,7 @@ from tests.harness.faults import limit_file_size
 from tests.harness.runs import TINY
 from tests.harness.small_vae import SMALL as SMALL_VAE
 from tests.harness.small_vae import write_vae
-from vae.config.options import ModelConfig
+from vae.config.model_options import ModelConfig
 from vae.config.trained_vae_flags import ExportConfig
 from vae.interop.exporting import export
 from vae.interop.vae_files import load_vae

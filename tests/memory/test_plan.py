@@ -9,7 +9,8 @@ import torch
 from tests.harness.memory_of_a_gpu import memory_of_a_gpu
 from tests.harness.step_predictions import MODEL, PIXELS_ONLY, SPEC, check_prediction
 from tests.harness.toy_networks import ALL_LOSSES
-from vae.config.options import RECOMPUTE, LossConfig, ModelConfig
+from vae.config.model_options import ModelConfig
+from vae.config.options import RECOMPUTE, LossConfig
 from vae.memory import plan
 from vae.memory.plan import (
     choose_step,

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from tests.harness.vae_families import SMALL, diffusers_model, image
-from vae.config.options import ModelConfig
+from vae.config.model_options import ModelConfig
 from vae.config.trained_vae_flags import ExportConfig
 from vae.interop.exporting import export
 from vae.interop.vae_files import load_vae

@@ -5,7 +5,7 @@ import torch
 from diffusers import AutoencoderKL as DiffusersVAE
 from jaxtyping import TypeCheckError
 
-from vae.config.options import ModelConfig
+from vae.config.model_options import ModelConfig
 from vae.interop.writing import diffusers_config
 from vae.model.autoencoder import LOGVAR_RANGE, AutoencoderKL, Posterior
 from vae.system.errors import UserError

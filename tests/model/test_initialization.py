@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from vae.config.options import ModelConfig
+from vae.config.model_options import ModelConfig
 from vae.model import layers
 from vae.model.autoencoder import AutoencoderKL
 from vae.model.initialization import initialize, natural_images

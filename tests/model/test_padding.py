@@ -7,7 +7,8 @@ import torch
 from torch import nn
 
 from tests.harness.vae_families import diffusers_model, image
-from vae.config.options import RECOMPUTE, ModelConfig
+from vae.config.model_options import ModelConfig
+from vae.config.options import RECOMPUTE
 from vae.model.autoencoder import AutoencoderKL, set_recompute
 from vae.model.initialization import initialize
 from vae.model.layers import readout, reflected

@@ -18,7 +18,8 @@ from tests.harness.toy_networks import (
     toy_inputs,
     toy_networks,
 )
-from vae.config.options import RECOMPUTE, LossConfig, ModelConfig
+from vae.config.model_options import ModelConfig
+from vae.config.options import RECOMPUTE, LossConfig
 from vae.model.autoencoder import RECOMPUTE_LEVELS, AutoencoderKL, set_recompute
 from vae.ops.attention import attention_reference
 from vae.ops.fused_conv import upsample_conv_reference

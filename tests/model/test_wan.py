@@ -6,7 +6,8 @@ from torch import Tensor
 
 from tests.harness.toy_networks import relative_difference
 from tests.harness.wan_models import wan_model
-from vae.config.options import RECOMPUTE, ModelConfig
+from vae.config.model_options import ModelConfig
+from vae.config.options import RECOMPUTE
 from vae.interop.parameter_names import from_wan, our_names
 from vae.model.autoencoder import AutoencoderKL, set_recompute
 

@@ -9,7 +9,8 @@ import torch
 from PIL import Image
 
 from tests.harness.training_runs import ONE_PROCESS, assert_same_result, records
-from vae.config.options import RECOMPUTE, Config, LossConfig, ModelConfig, SpeedConfig
+from vae.config.model_options import ModelConfig
+from vae.config.options import RECOMPUTE, Config, LossConfig, SpeedConfig
 from vae.memory import plan
 from vae.memory.plan import stage_spec, step_memory
 from vae.sampling.buckets import bucket_shapes

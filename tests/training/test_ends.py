@@ -4,7 +4,8 @@ import pytest
 import torch
 
 from tests.harness.training_runs import train_short
-from vae.config.options import LossConfig, ModelConfig, OptimConfig
+from vae.config.model_options import ModelConfig
+from vae.config.options import LossConfig, OptimConfig
 from vae.images.pixels import psnr
 from vae.losses.terms import build_terms
 from vae.model.autoencoder import AutoencoderKL

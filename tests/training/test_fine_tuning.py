@@ -19,7 +19,8 @@ from tests.harness.small_vae import write_vae
 from tests.harness.toy_networks import NO_LPIPS, toy_terms
 from tests.harness.training_runs import last_checkpoint, records, train_short
 from tests.harness.vae_families import FAMILIES, SMALL, diffusers_model, image, research_model, save_research
-from vae.config.options import RECOMPUTE, LossConfig, ModelConfig
+from vae.config.model_options import ModelConfig
+from vae.config.options import RECOMPUTE, LossConfig
 from vae.interop.vae_files import load_vae
 from vae.interop.vae_path import WEIGHTS_NAME
 from vae.memory.plan import StepSpec, step_memory

@@ -9,7 +9,8 @@ from tests.harness.runs import TINY
 from tests.harness.toy_networks import NO_LPIPS, gradients, relative_difference, toy_networks
 from tests.harness.training_runs import last_checkpoint, records, train_short
 from vae import device
-from vae.config.options import RECOMPUTE, Config, ModelConfig, SpeedConfig
+from vae.config.model_options import ModelConfig
+from vae.config.options import RECOMPUTE, Config, SpeedConfig
 from vae.config.resolve import resolve
 from vae.losses import feature_distance
 from vae.losses.terms import build_terms

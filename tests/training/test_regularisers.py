@@ -9,7 +9,8 @@ from tests.harness.training_runs import (
     train_on_two_processes,
     train_short,
 )
-from vae.config.options import MIN_VIEW, LossConfig, ModelConfig
+from vae.config.model_options import ModelConfig
+from vae.config.options import MIN_VIEW, LossConfig
 from vae.config.resolve import LEAST_SIDES, check_views
 from vae.losses.perceptual import TRUNKS
 from vae.system.errors import UserError

@@ -5,17 +5,8 @@ from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from vae.config.declare import check_scaling
-from vae.config.options import (
-    MIN_IMAGE_SIZE,
-    MIN_VIEW,
-    TINY_WIDTH,
-    Config,
-    DataConfig,
-    LossConfig,
-    ModelConfig,
-    build,
-    names_where,
-)
+from vae.config.model_options import TINY_WIDTH, ModelConfig
+from vae.config.options import MIN_IMAGE_SIZE, MIN_VIEW, Config, DataConfig, LossConfig, build, names_where
 from vae.config.precision import exclude_precisions
 from vae.system.errors import UserError
 

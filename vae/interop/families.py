@@ -4,7 +4,7 @@ from collections.abc import Callable
 from typing import Any
 
 from vae.config.declare import PUBLISHED_SCALING
-from vae.config.options import ModelConfig
+from vae.config.model_options import ModelConfig
 from vae.model.autoencoder import FLUX2_EPS, TINY_BLOCKS, LatentNorm
 from vae.system.errors import UserError
 

@@ -14,7 +14,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from vae.config.options import LossConfig, ModelConfig, build
+from vae.config.model_options import ModelConfig
+from vae.config.options import LossConfig, build
 from vae.interop.vae_files import load_vae, read_vae
 from vae.losses.terms import LossTerms, Term, build_terms
 from vae.model.activation_scale import UNKNOWN, scale_activations

@@ -10,7 +10,8 @@ from typing import Any
 import torch
 
 from vae.config.declare import PUBLISHED_SCALING
-from vae.config.options import ModelConfig, build
+from vae.config.model_options import ModelConfig
+from vae.config.options import build
 from vae.config.resolve import tiny_shape
 from vae.images.channels import FROM_RGB, OPAQUE, TO_RGB
 from vae.interop.checkpoint_file import DamagedCheckpointError, checked, is_checkpoint, verify_checkpoint

@@ -17,7 +17,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import nn
 
-from vae.config.options import ModelConfig
+from vae.config.model_options import ModelConfig
 from vae.device import DTYPES
 from vae.interop.families import FAMILIES, PADDING_KEY, TINY_CLASS, check_class, class_of, latents_config
 from vae.interop.latent_statistics import LatentConstants

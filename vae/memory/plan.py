@@ -7,7 +7,8 @@ from itertools import count
 
 import torch
 
-from vae.config.options import RECOMPUTE, Config, LossConfig, ModelConfig
+from vae.config.model_options import ModelConfig
+from vae.config.options import RECOMPUTE, Config, LossConfig
 from vae.interop.teacher import terms_of
 from vae.losses.terms import LossTerms
 from vae.losses.variance import needs_statistics

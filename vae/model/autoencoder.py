@@ -22,7 +22,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from vae.config.options import TINY_WIDTH, ModelConfig
+from vae.config.model_options import TINY_WIDTH, ModelConfig
 from vae.images.composites import premultiply, unpremultiply
 from vae.model.layers import (
     Attention,

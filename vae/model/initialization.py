@@ -31,7 +31,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from vae.config.options import ModelConfig
+from vae.config.model_options import ModelConfig
 from vae.images.channels import FROM_RGB, OPAQUE
 from vae.model.autoencoder import AutoencoderKL, Decoder, Encoder, TinyEncoder, downsampling
 from vae.model.layers import Attention, Conv2d, NormSiLU, ResnetBlock, RMSNormSiLU, weight_and_bias

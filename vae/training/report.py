@@ -7,7 +7,8 @@ from pathlib import Path
 
 import torch
 
-from vae.config.options import Config, DataConfig, LossConfig, ModelConfig, OptimConfig, SpeedConfig
+from vae.config.model_options import ModelConfig
+from vae.config.options import Config, DataConfig, LossConfig, OptimConfig, SpeedConfig
 from vae.images.pixels import OFF_BY_ONE_DB
 from vae.interop.checkpoint_file import Position, Stage
 from vae.interop.latent_statistics import LatentConstants

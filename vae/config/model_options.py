@@ -1,0 +1,119 @@
+"""The options of the networks: their architecture and initial weights."""
+
+from dataclasses import dataclass
+
+from vae.config.declare import option, scaling_option, shift_option
+
+MAX_CHANNELS = 2**16  # of a layer: a hundred times the widest in use, and no tensor overflows its count
+TINY_WIDTH = 64  # channels of every level of --decoder tiny, as in taesd
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    """Architecture of the autoencoder and its initial weights."""
+
+    family: str = option(
+        "kl",
+        "layers of the network; kl: those of AutoencoderKL; wan: those of Wan 2.1 and Qwen-Image, set by "
+        "--init_from; tiny: those of AutoencoderTiny (taesd), set by --init_from or new with --teacher",
+        choices=("kl", "wan", "tiny"),
+    )
+    channels: tuple[int, ...] = option(
+        (128, 256, 512, 512),
+        "channels per resolution level; each further level halves the sides of the latents",
+        at_least=1,
+        at_most=MAX_CHANNELS,
+    )
+    layers_per_block: int = option(
+        2, "residual blocks per encoder level; each decoder level has one more", at_least=1, at_most=100
+    )
+    decoder: str | None = option(
+        None,
+        "another kind of decoder; tiny: that of taesd, for previews; needs --init_from and --train_part "
+        "decoder (docs/export.md)",
+        choices=("tiny",),
+        unset="the layers of the encoder",
+    )
+    decoder_channels: tuple[int, ...] | None = option(
+        None,
+        "channels per level of the decoder, in the order of --channels",
+        unset="those of --channels",
+        at_least=1,
+        at_most=MAX_CHANNELS,
+    )
+    decoder_layers_per_block: int | None = option(
+        None,
+        "residual blocks per decoder level, minus one",
+        unset="--layers_per_block",
+        at_least=1,
+        at_most=100,
+    )
+    decoder_scale: int | None = option(
+        None,
+        "side of a decoded image divided by that of the encoder's input; 2: the encoder reads crops of "
+        "--image_size at half their size (docs/training.md)",
+        unset="1, or that of --init_from",
+        at_least=1,
+        at_most=2,
+    )
+    mid_attention: bool = option(True, "attention in the middle of encoder and decoder")
+    padding: str = option(
+        "zeros",
+        "padding of the 3x3 convolutions; reflect: as in EQ-VAE's releases, slower (docs/export.md)",
+        choices=("zeros", "reflect"),
+    )
+    z_channels: int = option(16, "latent channels", at_least=1, at_most=MAX_CHANNELS)
+    image_channels: int = option(
+        3,
+        "channels of an image; 3: RGB over --background; 4: RGB and alpha; 1: grey; an RGB VAE of "
+        "--init_from is changed to it (docs/training.md)",
+        choices=(1, 3, 4),
+    )
+    norm_groups: int = option(
+        32, "groups of every GroupNorm; must divide every value of --channels", at_least=1
+    )
+    use_quant_conv: bool = option(
+        False, "add 1x1 convolutions before and after the latents, as in SD 1.x and SDXL"
+    )
+    latent_norm: bool = option(False, "store fixed statistics of 2x2 latent patches, as FLUX.2 does")
+    init: str = option(
+        "warm",
+        "initial weights; warm: the network starts as a linear codec; default: PyTorch's initialization",
+        choices=("warm", "default"),
+    )
+    init_from: str | None = option(
+        None,
+        "start from an existing VAE: a checkpoint, diffusers folder, .safetensors file, or OWNER/REPO[:PATH] "
+        "of the Hugging Face hub",
+        metavar="PATH",
+        inherited=False,
+    )
+    scaling_factor: float | None = scaling_option()
+    shift_factor: float | None = shift_option()
+
+    @property
+    def widest(self) -> int:
+        """The channels of the widest level, for the learning rate: a tiny decoder's, or the encoder's."""
+        return max(self.up_channels if self.decoder else self.channels)
+
+    @property
+    def up_scale(self) -> int:
+        """Side of a decoded image divided by that of the encoder's input."""
+        return self.decoder_scale or 1
+
+    @property
+    def downsampling(self) -> int:
+        """Side of a decoded image, or of a crop, divided by the side of its latent."""
+        return 2 ** (len(self.channels) - 1) * self.up_scale
+
+    @property
+    def up_channels(self) -> tuple[int, ...]:
+        """The channels of the decoder's levels, from the image to the latents."""
+        if self.decoder == "tiny":
+            return (TINY_WIDTH,) * len(self.channels)
+        return self.decoder_channels or self.channels
+
+    @property
+    def up_layers(self) -> int:
+        """The residual blocks of a decoder level, without the additional one."""
+        return self.decoder_layers_per_block or self.layers_per_block
