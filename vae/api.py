@@ -159,11 +159,7 @@ def decode(
 
 
 def reconstruct(
-    vae: LoadedVae,
-    images: ImageLike | Sequence[ImageLike],
-    *,
-    dtype: str = "fp32",
-    tile: int | None = None,
+    vae: LoadedVae, images: ImageLike | Sequence[ImageLike], *, dtype: str = "fp32", tile: int | None = None
 ) -> torch.Tensor:
     """Encode and decode images: fp32 (B, C, H, W) in about [-1, 1], not clamped. See `encode`.
 

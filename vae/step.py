@@ -115,11 +115,7 @@ def micro_batch_sizes(images: int, micro_batch: int) -> list[int]:
     return [micro_batch] * (images // micro_batch) + [rest] * (rest > 0)
 
 
-def compute_gradients(
-    networks: Networks,
-    inputs: StepInputs,
-    sizes: list[int],
-) -> StepResult:
+def compute_gradients(networks: Networks, inputs: StepInputs, sizes: list[int]) -> StepResult:
     """Add this step's gradients to .grad of all trained parameters.
 
     With several processes, .grad becomes the mean over them.
@@ -270,11 +266,7 @@ def _image_terms(
 
 
 def discriminator_gradients(
-    networks: Networks,
-    inputs: StepInputs,
-    recons: list[torch.Tensor],
-    sizes: list[int],
-    result: StepResult,
+    networks: Networks, inputs: StepInputs, recons: list[torch.Tensor], sizes: list[int], result: StepResult
 ) -> None:
     """Gradients of the discriminator: hinge loss of real images and detached reconstructions.
 

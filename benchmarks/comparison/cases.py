@@ -12,13 +12,7 @@ from typing import Any
 import torch
 
 from benchmarks.comparison import operations
-from benchmarks.comparison.measuring import (
-    Contestant,
-    Stopwatch,
-    counted,
-    memory_limit,
-    speed_of_best,
-)
+from benchmarks.comparison.measuring import Contestant, Stopwatch, counted, memory_limit, speed_of_best
 from benchmarks.comparison.ours import Ours, Work
 from benchmarks.comparison.theirs import (
     AUTOCAST,

@@ -22,10 +22,7 @@ WHOLE = RUNNING + line(compute_error="RuntimeError: no", unfinished=None, **CARD
 
 def test_complete_output():
     loaded = parse(FinishedProcess(0, WHOLE, ""))
-    assert (loaded.arch_list, loaded.devices) == (
-        ("sm_120",),
-        (Card("RTX 5090", (12, 0), 32129),),
-    )
+    assert (loaded.arch_list, loaded.devices) == (("sm_120",), (Card("RTX 5090", (12, 0), 32129),))
     assert loaded.compute_error == "RuntimeError: no"
     assert (loaded.unfinished, loaded.ended, loaded.error) == (None, None, None)
 

@@ -432,14 +432,7 @@ def test_probe_of_a_large_set_decodes_a_sample(image_folder, monkeypatch):
     assert [rejection.name for rejection in probe(dataset(image_folder), 0.0)] == ["07.png"]
 
 
-@pytest.mark.parametrize(
-    ("fraction", "total", "accepted"),
-    [
-        (0.05, 12, 1),
-        (0.05, 40, 2),
-        (0.0, 1000, 0),
-    ],
-)
+@pytest.mark.parametrize(("fraction", "total", "accepted"), [(0.05, 12, 1), (0.05, 40, 2), (0.0, 1000, 0)])
 def test_one_bad_image_is_accepted_unless_the_fraction_is_zero(fraction, total, accepted):
     assert accepted_bad_images(fraction, total) == accepted
 

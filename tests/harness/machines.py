@@ -2,16 +2,7 @@
 
 from dataclasses import replace
 
-from vae.checks.facts import (
-    Card,
-    Facts,
-    Folder,
-    HostFacts,
-    LoadedTorch,
-    Requirement,
-    Smi,
-    TorchFiles,
-)
+from vae.checks.facts import Card, Facts, Folder, HostFacts, LoadedTorch, Requirement, Smi, TorchFiles
 from vae.checks.table import VGG_BYTES, Result, judge
 from vae.system.host import GIB
 

@@ -8,14 +8,7 @@ from diffusers import AutoencoderKL, AutoencoderKLFlux2
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
-from tests.harness.vae_families import (
-    FAMILIES,
-    SMALL,
-    diffusers_model,
-    image,
-    research_model,
-    save_research,
-)
+from tests.harness.vae_families import FAMILIES, SMALL, diffusers_model, image, research_model, save_research
 from vae.config.model_options import ModelConfig
 from vae.config.resolve import tiny_shape
 from vae.config.trained_vae_flags import ExportConfig

@@ -200,10 +200,7 @@ def test_folder_without_weights_is_an_error_and_a_pickle_is_read(published):
     read_model(published)
 
 
-@pytest.mark.parametrize(
-    ("flag", "value"),
-    [("z_channels", 8), ("channels", [32, 96])],
-)
+@pytest.mark.parametrize(("flag", "value"), [("z_channels", 8), ("channels", [32, 96])])
 def test_flag_that_contradicts_the_vae_is_an_error(published, tiny, flag, value):
     with pytest.raises(UserError, match=f"--{flag}") as caught:
         first_forward(published, tiny, **{flag: value})

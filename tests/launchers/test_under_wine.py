@@ -17,10 +17,7 @@ import pytest
 
 from tests.harness.launcher_projects import CHOICES, Project
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(shutil.which("wine") is None, reason="needs Wine"),
-]
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(shutil.which("wine") is None, reason="needs Wine")]
 
 # Called with the path of the .exe and Python's arguments.
 STUB = r"""@echo off

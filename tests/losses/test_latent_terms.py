@@ -8,13 +8,7 @@ from torch.nn import functional as F
 
 from vae.losses.equivariance import smaller
 from vae.losses.kl import kl_divergence, kl_per_pixel
-from vae.losses.variance import (
-    DELTA,
-    RunningStatistics,
-    moments,
-    statistics_of,
-    variance_expansion,
-)
+from vae.losses.variance import DELTA, RunningStatistics, moments, statistics_of, variance_expansion
 
 ONE = torch.ones((), dtype=torch.float64)
 UNIT = RunningStatistics(0 * ONE, ONE)

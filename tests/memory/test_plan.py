@@ -12,12 +12,7 @@ from tests.harness.toy_networks import ALL_LOSSES
 from vae.config.model_options import ModelConfig
 from vae.config.options import RECOMPUTE, LossConfig
 from vae.memory import plan
-from vae.memory.plan import (
-    choose_step,
-    fastest_level,
-    largest_count,
-    step_memory,
-)
+from vae.memory.plan import choose_step, fastest_level, largest_count, step_memory
 from vae.memory.plan_table import features_note
 from vae.system.errors import UserError
 from vae.system.host import GIB

@@ -93,8 +93,7 @@ def exact() -> list[Gradients]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("level", "channels_last"),
-    [*((level, False) for level in RECOMPUTE), ("all", True)],
+    ("level", "channels_last"), [*((level, False) for level in RECOMPUTE), ("all", True)]
 )
 def test_gradients_equal_plain_autograd_of_the_formulas(exact, level, channels_last):
     for found, expected in zip(level_gradients(level, channels_last=channels_last), exact, strict=True):

@@ -12,12 +12,7 @@ from vae.interop.parameter_names import from_wan, our_names
 from vae.model.autoencoder import AutoencoderKL, set_recompute
 
 CONFIG = ModelConfig(
-    family="wan",
-    channels=(4, 8, 8),
-    layers_per_block=1,
-    z_channels=2,
-    use_quant_conv=True,
-    latent_norm=True,
+    family="wan", channels=(4, 8, 8), layers_per_block=1, z_channels=2, use_quant_conv=True, latent_norm=True
 )
 
 

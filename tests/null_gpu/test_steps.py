@@ -39,11 +39,7 @@ CASES: dict[str, Found] = {
     }
     for profile, (micro_batch, level) in reversed(PLANS.items())
 }
-REGULARISERS = {
-    "equivariance_weight": 0.1,
-    "variance_weight": 0.1,
-    "ssim_weight": 0.3,
-}
+REGULARISERS = {"equivariance_weight": 0.1, "variance_weight": 0.1, "ssim_weight": 0.3}
 AUTO = {"micro_batch": "auto", "recompute": "auto", "steps": 2}
 CLOSE = {
     "twice": {"options": {**ADVERSARIAL, "image_size": 512, "decoder_scale": 2}},
@@ -60,15 +56,8 @@ CASES |= {
     "fp16, scaled": {"options": SMALL, "dtype": "float16", "activation_scale": 1 / 64},
     "muon": {"options": {**ADVERSARIAL, "optimizer": "muon"}},
     "muon graph": {"options": {**SMALL, "optimizer": "muon"}, "graph": True, "steps": 6},
-    "muon fp16": {
-        "options": {"image_size": 32, "batch_size": 1, "optimizer": "muon"},
-        "dtype": "float16",
-    },
-    "fp32": {
-        "options": {**SMALL, "enable_tf32": True},
-        "dtype": "float32",
-        "micro_batch": "2",
-    },
+    "muon fp16": {"options": {"image_size": 32, "batch_size": 1, "optimizer": "muon"}, "dtype": "float16"},
+    "fp32": {"options": {**SMALL, "enable_tf32": True}, "dtype": "float32", "micro_batch": "2"},
 }
 for _gib in (4.0, 2.5):
     CASES[f"{_gib} GiB"] = {

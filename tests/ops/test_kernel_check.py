@@ -9,14 +9,7 @@ import torch
 
 from vae.losses import feature_distance
 from vae.ops import attention, kernel_check, library, norm
-from vae.ops.kernel_check import (
-    AttentionShape,
-    FeatureShape,
-    NormShape,
-    Outcome,
-    choose_kernels,
-    run_tests,
-)
+from vae.ops.kernel_check import AttentionShape, FeatureShape, NormShape, Outcome, choose_kernels, run_tests
 from vae.ops.library import KERNEL_KEYS, REPLACED, KernelKey
 from vae.system.errors import UserError
 from vae.training.precision import why_not_compile

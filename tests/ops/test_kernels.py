@@ -7,12 +7,7 @@ import torch
 
 from tests.harness.interpreter import interpreted
 from tests.harness.operations import SHARED_MEMORY_BYTES
-from vae.ops.library import (
-    norm_blocks,
-    power_of_two,
-    rms_blocks,
-    row_tile,
-)
+from vae.ops.library import norm_blocks, power_of_two, rms_blocks, row_tile
 
 TILES_BYTES = 2 * 2 * 4  # of an element: two tiles of two tensors in fp32
 

@@ -107,10 +107,7 @@ def test_odd_members_are_counted_and_cost_no_other_image(tmp_path):
     done = index(tar, tmp_path / "set", code=0)
     expected = {"a.tar/good.png": picture(0), "a.tar/last.png": picture(5)}
     assert read_all(tmp_path / "set" / "dataset.json") == expected
-    assert left_out(tmp_path / "set") == {
-        ("cut.png", "truncated"),
-        ("text.png", "not_an_image"),
-    }
+    assert left_out(tmp_path / "set") == {("cut.png", "truncated"), ("text.png", "not_an_image")}
     assert "1 exact duplicate" in done.stdout
     for line in (
         "3  not_a_file: link.png",

@@ -159,7 +159,7 @@ def test_crops_cover_their_shape(wide_and_high):
     crops = crops_of(wide_and_high, 48, crop="center", horizontal_flip=False)
     wide, turned, square, broken = (crops[0, index] for index in range(4))
     assert [tuple(sample.image.shape) for sample in (wide, turned, square)] == [
-        *((3, 32, 64), (3, 64, 32), (3, 48, 48)),
+        *((3, 32, 64), (3, 64, 32), (3, 48, 48))
     ]
     assert broken.rejection.reason == "not_an_image"
     assert wide.image[0].float().mean(0).diff().min() > 2  # the ramp, scaled: all of its 120 columns

@@ -45,11 +45,7 @@ def test_plan_without_pytorch_prints_one_line(bare):
 
 @pytest.mark.parametrize(
     ("words", "token"),
-    [
-        (["--jsom"], "--jsom"),
-        (["--gpu", "RTX 5090"], "--plan"),
-        (["--plan", "--strict"], "--strict"),
-    ],
+    [(["--jsom"], "--jsom"), (["--gpu", "RTX 5090"], "--plan"), (["--plan", "--strict"], "--strict")],
 )
 def test_mistakes_print_one_line(bare, words, token):
     found = run_check(bare, *words)

@@ -10,14 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from examples.diffusion_probe import (
-    coverage,
-    held_out_loss,
-    image_distance,
-    samples_of,
-    thumbnails,
-    verdict,
-)
+from examples.diffusion_probe import coverage, held_out_loss, image_distance, samples_of, thumbnails, verdict
 from tests.harness.runs import run_script
 from tests.harness.small_vae import write_vae
 from vae.system.files import read_json

@@ -178,10 +178,7 @@ def test_several_datasets_are_compared_one_by_one_and_on_average(flags, folder, 
     one, other = (
         write_shards(tmp_path / name, count=count, shard_bytes=10**6) for name, count in (("b", 3), ("c", 2))
     )
-    flags |= {
-        "--vae": flags["--vae"][:1],
-        "--data_path": [str(one), str(other)],
-    }
+    flags |= {"--vae": flags["--vae"][:1], "--data_path": [str(one), str(other)]}
     code, output, errors = run_command(flags, "--no-codecs")
     assert (code, errors) == (0, "")
     out = tmp_path / "out"

@@ -35,11 +35,7 @@ def photos(image_folder, tmp_path):
     return tmp_path / "in"
 
 
-LISTS = (
-    "été/日本 1.png\nü.png\n",
-    "été\\日本 1.png  \r\nü.png\t\r\n\r\n",
-    '"été\\日本 1.png"\r\n".\\ü.png"',
-)
+LISTS = ("été/日本 1.png\nü.png\n", "été\\日本 1.png  \r\nü.png\t\r\n\r\n", '"été\\日本 1.png"\r\n".\\ü.png"')
 
 
 @pytest.mark.parametrize(("encode", "lines"), [*zip([str.encode, *ENCODINGS.values()], LISTS, strict=True)])

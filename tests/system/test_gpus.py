@@ -82,12 +82,7 @@ def test_name_that_several_cards_share_finds_all_of_them():
 
 @pytest.mark.parametrize(
     ("typed", "suggested", "vram_gib"),
-    [
-        ("RTX 5095", "RTX 5090", "12"),
-        ("banana", None, "12"),
-        ("", None, "12"),
-        ("24GB", None, "24"),
-    ],
+    [("RTX 5095", "RTX 5090", "12"), ("banana", None, "12"), ("", None, "12"), ("24GB", None, "24")],
 )
 def test_unknown_card_names_similar_ones_and_the_flag_for_the_memory(typed, suggested, vram_gib):
     with pytest.raises(UserError) as caught:

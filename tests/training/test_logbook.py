@@ -130,8 +130,7 @@ def test_run_finishes_if_its_output_is_closed(tiny):
 
 
 @pytest.mark.parametrize(
-    ("log_freq", "max_steps", "steps"),
-    [(4, None, [4, 6]), (5, None, [6]), (3, 5, [3, 5]), (3, 4, [4])],
+    ("log_freq", "max_steps", "steps"), [(4, None, [4, 6]), (5, None, [6]), (3, 5, [3, 5]), (3, 4, [4])]
 )
 def test_records_are_means_of_about_as_many_steps(tiny, log_freq, max_steps, steps):
     """The last one has half as many or more, so that no curve ends with the value of one batch."""

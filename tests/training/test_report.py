@@ -17,12 +17,7 @@ from vae.system.errors import UserError
 from vae.system.host import GIB
 from vae.training.datasets import TrainingSet, check_cache
 from vae.training.distributed import Distributed
-from vae.training.report import (
-    PROBLEMS_PAGE,
-    device_line,
-    late_discriminator_note,
-    verdict_line,
-)
+from vae.training.report import PROBLEMS_PAGE, device_line, late_discriminator_note, verdict_line
 from vae.training.run import train
 
 BICUBIC = "8x bicubic", 22.26

@@ -7,14 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from vae.training.stability import (
-    MAX_MSE,
-    MIN_RECORDS,
-    SPIKE_STEPS,
-    WINDOW,
-    Stability,
-    spike_threshold,
-)
+from vae.training.stability import MAX_MSE, MIN_RECORDS, SPIKE_STEPS, WINDOW, Stability, spike_threshold
 
 ORDINARY_MSE = 0.1
 

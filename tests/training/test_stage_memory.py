@@ -19,11 +19,7 @@ from vae.system.errors import UserError
 from vae.system.host import GIB
 from vae.training import stage_memory
 from vae.training.run import train
-from vae.training.stage_memory import (
-    StagePlan,
-    low_memory_warning,
-    memory_limit,
-)
+from vae.training.stage_memory import StagePlan, low_memory_warning, memory_limit
 
 
 def test_each_stage_prints_its_plan_and_writes_a_record(tiny, tmp_path, capsys):

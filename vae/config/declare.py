@@ -62,10 +62,7 @@ def term_weight(
 def device_option(purpose: str) -> Any:
     """--device of every script that computes."""
     return option(
-        "auto",
-        f"device {purpose}; auto: cuda if available",
-        choices=("auto", "cuda", "cpu"),
-        inherited=False,
+        "auto", f"device {purpose}; auto: cuda if available", choices=("auto", "cuda", "cpu"), inherited=False
     )
 
 
@@ -110,22 +107,12 @@ def cache_dir_option() -> Any:
 
 def cache_gib_option() -> Any:
     """--cache_gib of every script that reads a dataset of shards."""
-    return option(
-        50,
-        "maximum GiB of --cache_dir",
-        metavar="GIB",
-        at_least=0,
-        inherited=False,
-    )
+    return option(50, "maximum GiB of --cache_dir", metavar="GIB", at_least=0, inherited=False)
 
 
 def exclude_option() -> Any:
     """--exclude of every script that measures or trains with images."""
-    return option(
-        None,
-        "text file of images that are not used (docs/shards.md)",
-        metavar="FILE",
-    )
+    return option(None, "text file of images that are not used (docs/shards.md)", metavar="FILE")
 
 
 def weights_option() -> Any:
@@ -148,8 +135,7 @@ _NAMES = {"sd": "SD 1.x and 2.x", "sdxl": "SDXL", "sd3": "SD3", "flux": "FLUX.1"
 def scaling_option() -> Any:
     """--scaling_factor of every script that writes a VAE."""
     return option(
-        None,
-        "scaling of latents, (z - shift) * scaling, to write instead of the file's or the measured one",
+        None, "scaling of latents, (z - shift) * scaling, to write instead of the file's or the measured one"
     )
 
 

@@ -69,11 +69,7 @@ class DataConfig:
         at_most=0.9,
     )
     split_seed: int | None = option(
-        None,
-        "seed of --val_split",
-        unset="--seed",
-        at_least=0,
-        at_most=2**63 - 1,
+        None, "seed of --val_split", unset="--seed", at_least=0, at_most=2**63 - 1
     )
     max_val_images: int = option(256, "maximum number of images per validation; 0: all", at_least=0)
     image_size: int = option(512, "side of the square training crops, in px")
@@ -84,11 +80,7 @@ class DataConfig:
         changes_samples=True,
     )
     crop_scale: tuple[float, ...] = option(
-        (0.25, 1.0),
-        "area of the regions of --crop resized",
-        at_least=0.01,
-        at_most=1,
-        changes_samples=True,
+        (0.25, 1.0), "area of the regions of --crop resized", at_least=0.01, at_most=1, changes_samples=True
     )
     crop_ratio: tuple[float, ...] = option(
         (0.75, 1.3333),
@@ -107,9 +99,7 @@ class DataConfig:
     )
     horizontal_flip: bool = option(True, "mirror half of the training crops, at random", changes_samples=True)
     rotate90: bool = option(
-        False,
-        "turn training crops by multiples of 90 degrees, at random",
-        changes_samples=True,
+        False, "turn training crops by multiples of 90 degrees, at random", changes_samples=True
     )
     color_jitter: tuple[float, ...] = option(
         NO_JITTER,
@@ -122,10 +112,7 @@ class DataConfig:
     background: str = background_option()
     max_pixels: int = max_pixels_option("reject")
     max_bad_fraction: float = option(
-        0.05,
-        "fraction of unusable training images above which a run stops",
-        at_least=0,
-        at_most=1,
+        0.05, "fraction of unusable training images above which a run stops", at_least=0, at_most=1
     )
     num_workers: str = option(
         "auto",
@@ -155,9 +142,7 @@ class LossConfig:
         choices=("vgg", "alex", "squeeze", "random", "dinov2-s"),
     )
     perceptual_weights: str | None = option(
-        None,
-        "file with the weights of --perceptual_net, instead of a download",
-        metavar="FILE",
+        None, "file with the weights of --perceptual_net, instead of a download", metavar="FILE"
     )
     ssim_weight: float = term_weight(
         0.0, "weight of 1 - SSIM over three scales; without LPIPS try 0.3", "image"
@@ -296,9 +281,7 @@ class SpeedConfig:
         inherited=False,
     )
     gradient_dtype: str = option(
-        "fp32",
-        "what several processes sum gradients in (docs/cluster.md)",
-        choices=("fp32", "bf16"),
+        "fp32", "what several processes sum gradients in (docs/cluster.md)", choices=("fp32", "bf16")
     )
     vram_margin: float = option(
         0.98,
@@ -310,10 +293,7 @@ class SpeedConfig:
     device: str = device_option("to train on")
     kernels: str = kernels_option()
     profile_steps: int = option(
-        0,
-        "write a trace of torch.profiler of this many steps; 0: off",
-        at_least=0,
-        inherited=False,
+        0, "write a trace of torch.profiler of this many steps; 0: off", at_least=0, inherited=False
     )
 
 
@@ -325,17 +305,10 @@ class RunConfig:
         None, "JSON file of options; flags override it", metavar="FILE", inherited=False
     )
     profile: str | None = option(
-        None,
-        "named recipe; --list_profiles lists all of them",
-        metavar="NAME",
-        inherited=False,
+        None, "named recipe; --list_profiles lists all of them", metavar="NAME", inherited=False
     )
     output_dir: str = option(
-        "./outputs",
-        "folder for all files of the run",
-        metavar="DIR",
-        inherited=False,
-        writes=True,
+        "./outputs", "folder for all files of the run", metavar="DIR", inherited=False, writes=True
     )
     resume_from: str | None = option(
         None,
@@ -379,19 +352,13 @@ class RunConfig:
     )
     checkpoint_steps: int = option(0, "optimizer steps between extra checkpoints; 0: none", at_least=0)
     keep_checkpoints: int = option(
-        3,
-        "checkpoints to keep besides the best one and the last one of each stage",
-        at_least=2,
+        3, "checkpoints to keep besides the best one and the last one of each stage", at_least=2
     )
     background_save: bool = option(
         True, "write checkpoints while training goes on, from a copy in main memory"
     )
     save_samples_freq: int = option(100, "optimizer steps between sample grids; 0: none", at_least=0)
-    sample_images: str | None = option(
-        None,
-        "folder of up to 8 images for the sample grids",
-        metavar="DIR",
-    )
+    sample_images: str | None = option(None, "folder of up to 8 images for the sample grids", metavar="DIR")
     val_freq: int = option(
         1, "epochs between validations; the last epoch of a stage is always validated", at_least=1
     )
@@ -404,10 +371,7 @@ class RunConfig:
         at_least=0,
     )
     log_freq: int = option(10, "optimizer steps between log records", at_least=1)
-    wandb: bool = option(
-        False,
-        "also log to Weights & Biases",
-    )
+    wandb: bool = option(False, "also log to Weights & Biases")
     wandb_project: str = option("vae-trainer", "project of --wandb", metavar="NAME")
     early_stopping: int = option(
         0, "stop after this many validations without a higher PSNR; 0: off", at_least=0

@@ -288,9 +288,7 @@ class ExportConfig:
         metavar="OWNER/REPO",
     )
     license: str | None = option(
-        None,
-        "license in the metadata and in the model card, such as apache-2.0 or other",
-        metavar="NAME",
+        None, "license in the metadata and in the model card, such as apache-2.0 or other", metavar="NAME"
     )
     device: str = device_option("to encode the images on")
     kernels: str = kernels_option()

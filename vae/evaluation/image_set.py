@@ -88,10 +88,7 @@ class ImageSet:
 
     def _decode(self, name: str) -> np.ndarray:
         return self.images.decode(
-            self.indices[name],
-            max_pixels=self.max_pixels,
-            background=self.background,
-            channels=self.channels,
+            self.indices[name], max_pixels=self.max_pixels, background=self.background, channels=self.channels
         )
 
 

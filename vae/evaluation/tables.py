@@ -105,10 +105,7 @@ def metric_columns(vaes: list[VaeResult], values: list[dict[str, float | None]])
             continue
         best, arrow = (max, "↑") if metric.better == "higher" else (min, "↓")
         columns[f"{metric.title} {arrow}"] = number_column(
-            [row.get(name) for row in values],
-            fixed(metric.decimals),
-            best,
-            networks,
+            [row.get(name) for row in values], fixed(metric.decimals), best, networks
         )
     return columns
 

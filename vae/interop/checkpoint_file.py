@@ -19,14 +19,7 @@ import torch
 from vae.config.options import Config, all_options, flatten
 from vae.interop.vae_path import check_checkpoint_path
 from vae.system.errors import UserError
-from vae.system.files import (
-    flush_file,
-    flush_folder,
-    replace_file,
-    scratch_folder,
-    sha256_of_file,
-    utf8_path,
-)
+from vae.system.files import flush_file, flush_folder, replace_file, scratch_folder, sha256_of_file, utf8_path
 from vae.update import UpdateState
 
 RANDOM, WARM, TRAINED = "random weights", "warm start", "trained VAE"  # what a stage begins with

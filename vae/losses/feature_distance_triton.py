@@ -39,16 +39,7 @@ def _unit_length(values, offsets, inside, eps):
 
 @triton.jit
 def distance_kernel(
-    features,
-    target,
-    linear,
-    sums,
-    scale,
-    eps,
-    positions,
-    channels,
-    ROWS: tl.constexpr,
-    COLUMNS: tl.constexpr,
+    features, target, linear, sums, scale, eps, positions, channels, ROWS: tl.constexpr, COLUMNS: tl.constexpr
 ):
     offsets, inside = _tile(positions, channels, ROWS, COLUMNS)
     channel = tl.arange(0, COLUMNS)

@@ -38,15 +38,7 @@ def _tile(row, rows, stride, start, COLUMNS: tl.constexpr):
 
 @triton.jit
 def softmax_kernel(
-    scores,
-    weights,
-    log_sums,
-    sums,
-    rows,
-    columns,
-    stride,
-    ROWS: tl.constexpr,
-    COLUMNS: tl.constexpr,
+    scores, weights, log_sums, sums, rows, columns, stride, ROWS: tl.constexpr, COLUMNS: tl.constexpr
 ):
     row, exists = _rows(rows, ROWS)
     maxima, partial = tl.full([ROWS, COLUMNS], LOWEST, tl.float32), tl.zeros([ROWS, COLUMNS], tl.float32)

@@ -172,16 +172,7 @@ def moments_kernel(
 
 @triton.jit
 def _merged_moments(
-    moments,
-    image,
-    pixels,
-    channels,
-    groups,
-    rows,
-    g,
-    has_g,
-    PARTS: tl.constexpr,
-    GROUPS: tl.constexpr,
+    moments, image, pixels, channels, groups, rows, g, has_g, PARTS: tl.constexpr, GROUPS: tl.constexpr
 ):
     """Mean and variance of groups, from the moments of parts of `rows` pixels (Chan et al.)."""
     programs = tl.num_programs(0)

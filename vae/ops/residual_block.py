@@ -26,13 +26,7 @@ from vae.ops.fused_conv import (
     norm_silu_conv_reference,
 )
 from vae.ops.library import cast_together, once_differentiable
-from vae.ops.norm import (
-    Norm,
-    add_with_bias,
-    normalize,
-    normalize_backward,
-    normalize_with_statistics,
-)
+from vae.ops.norm import Norm, add_with_bias, normalize, normalize_backward, normalize_with_statistics
 
 
 def residual_block_reference(x: Tensor, parameters: Sequence[Tensor], groups: int, eps: float) -> Tensor:

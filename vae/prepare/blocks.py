@@ -23,15 +23,7 @@ from vae.images.decoding import read_content
 from vae.images.folder import code_of
 from vae.images.formats import BadImageError
 from vae.shards.hub_files import is_hub_dataset, parquet_files
-from vae.shards.store import (
-    MissingError,
-    StoreError,
-    StoreFile,
-    download,
-    list_files,
-    read_file,
-    stamp,
-)
+from vae.shards.store import MissingError, StoreError, StoreFile, download, list_files, read_file, stamp
 from vae.system import console
 from vae.system.addresses import is_remote, public_text
 from vae.system.errors import DataError, UserError

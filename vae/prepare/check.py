@@ -34,11 +34,7 @@ Row = dict[str, Any]
 def check_image(data: bytes, name: str, config: ReadingConfig) -> DecodedImage:
     """The decoded image with all its flags; BadImageError if the reader or the rules reject it."""
     image = read_image_bytes(
-        data,
-        name,
-        max_pixels=config.max_pixels,
-        background=config.background,
-        first_frame=config.first_frame,
+        data, name, max_pixels=config.max_pixels, background=config.background, first_frame=config.first_frame
     )
     height, width = image.pixels.shape[:2]
     check_size(width, height, config)

@@ -36,12 +36,7 @@ from vae.shards.dataset_json import Shard, index_path, index_type, read_dataset,
 from vae.system import console
 from vae.system.console import counted, printable
 from vae.system.errors import EXIT_DATA, DataError, UserError
-from vae.system.files import (
-    read_json,
-    remove_temporary,
-    replace_text,
-    write_json,
-)
+from vae.system.files import read_json, remove_temporary, replace_text, write_json
 
 FLAG = "--input"
 FOLDERS = {VALIDATION: "validation", TRAINING: "training"}  # of the indexes; the training set is written last

@@ -49,10 +49,7 @@ def count_workers(num_workers: str | int) -> int:
 
 
 def run_tasks(
-    function: Callable[[Any], Any],
-    tasks: Iterable[Task],
-    num_workers: int,
-    limits: Limits,
+    function: Callable[[Any], Any], tasks: Iterable[Task], num_workers: int, limits: Limits
 ) -> Generator[tuple[Task, Any], None, None]:
     """Yield (task, function(task)) in the order of completion, or (task, Failure) if its process ended.
 

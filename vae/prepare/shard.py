@@ -44,13 +44,7 @@ from vae.progress import Progress
 from vae.shards.dataset_json import Shard, index_path, index_type, write_dataset
 from vae.system import console
 from vae.system.errors import EXIT_DATA, DataError, UserError
-from vae.system.files import (
-    atomic_path,
-    read_json,
-    remove_temporary,
-    sha256_of_file,
-    write_json,
-)
+from vae.system.files import atomic_path, read_json, remove_temporary, sha256_of_file, write_json
 
 BLOCK_BYTES = tarfile.BLOCKSIZE  # members begin at multiples of it
 

@@ -16,13 +16,7 @@ from vae.data.manifest import GROUP_KEYS, IMAGE_KEYS, MANIFEST_NAME, SPLIT_KEYS,
 from vae.prepare.database import read_column
 from vae.prepare.near_duplicates import GROUP_PREFIX, group_names, words_of
 from vae.prepare.reasons import group_lines
-from vae.prepare.subsets import (
-    NONE,
-    Groups,
-    choose_val_groups,
-    deal_folds,
-    gather,
-)
+from vae.prepare.subsets import NONE, Groups, choose_val_groups, deal_folds, gather
 from vae.system import console
 from vae.system.errors import DataError, UserError
 from vae.system.files import replace_text

@@ -68,15 +68,7 @@ _CARDS_WITH_RATES = (
         989,
         "https://www.nvidia.com/en-us/data-center/h100/",
     ),
-    Card(
-        "H200",
-        "H200",
-        (9, 0),
-        143771,
-        4800,
-        989,
-        "https://www.nvidia.com/en-us/data-center/h200/",
-    ),
+    Card("H200", "H200", (9, 0), 143771, 4800, 989, "https://www.nvidia.com/en-us/data-center/h200/"),
     Card(
         "B200",
         "B200",

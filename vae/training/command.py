@@ -8,12 +8,7 @@ from typing import Any
 
 from vae.config.options import Config, all_options
 from vae.config.recipes import recipe_values
-from vae.config.resolve import (
-    check_batch,
-    check_encoder,
-    parse_progressive,
-    resolve,
-)
+from vae.config.resolve import check_batch, check_encoder, parse_progressive, resolve
 from vae.data.exclude_list import read_exclude_list
 from vae.data.manifest import is_manifest
 from vae.images.decoding import parse_background

@@ -56,12 +56,7 @@ class OomRetry:
     """Computes the gradients of steps; a single process whose memory runs out repeats the step with less."""
 
     def __init__(
-        self,
-        networks: Networks,
-        dist: Distributed,
-        settings: StepSettings,
-        folder: Path,
-        image_size: int,
+        self, networks: Networks, dist: Distributed, settings: StepSettings, folder: Path, image_size: int
     ) -> None:
         """`folder`: of the run. `image_size`: of its stage."""
         self.networks = networks

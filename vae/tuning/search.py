@@ -27,13 +27,7 @@ from vae.config.tune_flags import DIRECTIONS, RANDOM_TRIALS, TuneConfig
 from vae.system import console
 from vae.system.addresses import public_options, public_text
 from vae.system.errors import UserError
-from vae.system.files import (
-    check_folder,
-    claim_folder,
-    replace_bytes,
-    replace_text,
-    write_json,
-)
+from vae.system.files import check_folder, claim_folder, replace_bytes, replace_text, write_json
 from vae.training.command import check_command as check_training
 from vae.training.command import with_local_datasets
 from vae.training.datasets import find_images
