@@ -11,7 +11,7 @@ import torch
 from vae.config.model_options import ModelConfig
 from vae.config.options import LossConfig, OptimConfig
 from vae.losses.terms import build_terms
-from vae.model.autoencoder import AutoencoderKL, downsampling, set_recompute
+from vae.model.autoencoder import AutoencoderKL, set_recompute
 from vae.model.discriminator import Discriminator
 from vae.model.initialization import initialize
 from vae.step import Networks, StepInputs, compute_gradients, micro_batch_sizes
@@ -61,7 +61,7 @@ class Work:
 
     def noise(self, device: torch.device) -> torch.Tensor:
         """(B, Z, H/f, W/f) fp32 standard normal, always the same."""
-        side = self.image_size // downsampling(self.model)
+        side = self.image_size // self.model.downsampling
         shape = (self.batch, self.model.z_channels, side, side)
         if device.type == "meta":
             return torch.empty(shape, device=device)

@@ -15,7 +15,7 @@ from vae.losses.variance import needs_statistics
 from vae.memory.available import CUDA_RESERVE
 from vae.memory.live_bytes import CUBLAS_WORKSPACE, LiveBytes, reserved_bytes
 from vae.model.activation_scale import scale_activations
-from vae.model.autoencoder import AutoencoderKL, downsampling, set_recompute
+from vae.model.autoencoder import AutoencoderKL, set_recompute
 from vae.model.discriminator import Discriminator
 from vae.optimizers import muon_update, parameter_groups
 from vae.step import Networks, StepInputs, compute_gradients, trained_networks
@@ -208,7 +208,7 @@ def meta_networks(spec: StepSpec) -> Networks:
 
 def zero_inputs(spec: StepSpec, images: int, device: torch.device | str) -> StepInputs:
     """The inputs of a step with so many images, all zero."""
-    latent, loss, z_channels = spec.image_size // downsampling(spec.model), spec.loss, spec.model.z_channels
+    latent, loss, z_channels = spec.image_size // spec.model.downsampling, spec.loss, spec.model.z_channels
     zeros = partial(torch.zeros, device=device)
     return StepInputs(
         images=zeros(images, spec.model.image_channels, spec.image_size, spec.image_size, dtype=torch.uint8),

@@ -353,7 +353,7 @@ class AutoencoderKL(nn.Module):
     @property
     def downsampling(self) -> int:
         """Side of a decoded image divided by the side of its latent."""
-        return downsampling(self.config)
+        return self.config.downsampling
 
     @property
     def encoder_downsampling(self) -> int:
@@ -402,11 +402,6 @@ class AutoencoderKL(nn.Module):
         dtype = images.dtype
         others = [self.decode(view.to(dtype)) for function in views for view in function(latents)]
         return self.decode(latents.to(dtype)), mean, logvar, *others
-
-
-def downsampling(config: ModelConfig) -> int:
-    """Side of a decoded image, or of a crop, divided by the side of its latent."""
-    return config.downsampling
 
 
 def _groups(config: ModelConfig) -> int:

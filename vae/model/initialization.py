@@ -33,7 +33,7 @@ from torch import nn
 
 from vae.config.model_options import ModelConfig
 from vae.images.channels import FROM_RGB, OPAQUE
-from vae.model.autoencoder import AutoencoderKL, Decoder, Encoder, TinyEncoder, downsampling
+from vae.model.autoencoder import AutoencoderKL, Decoder, Encoder, TinyEncoder
 from vae.model.layers import Attention, Conv2d, NormSiLU, ResnetBlock, RMSNormSiLU, weight_and_bias
 
 IMAGES = 24  # 6,144 blocks of 8x8 pixels: 42 per unknown with 16 latent channels
@@ -125,7 +125,7 @@ def lower_noise(conv: Conv2d) -> None:
 
 def _images_for(config: ModelConfig) -> torch.Tensor:
     """The images of the fits."""
-    return natural_images(IMAGES, max(128, 8 * downsampling(config)), config.image_channels)
+    return natural_images(IMAGES, max(128, 8 * config.downsampling), config.image_channels)
 
 
 def natural_images(count: int, side: int, channels: int = 3) -> torch.Tensor:

@@ -28,7 +28,6 @@ from vae.data.manifest import MANIFEST_NAME, image_root, is_manifest, read_rows,
 from vae.images.folder import list_images, split_names
 from vae.images.formats import BadImageError
 from vae.interop.checkpoint_file import Position, Stage
-from vae.model.autoencoder import downsampling
 from vae.sampling.buckets import BucketOrder, Shape, aspects, bucket_shapes
 from vae.sampling.order import (
     Order,
@@ -94,7 +93,7 @@ class TrainingSet:
     def shapes(self, config: Config, image_size: int) -> list[Shape] | None:
         """The shapes of the crops of a stage with --buckets; None: squares."""
         count = config.data.buckets
-        return bucket_shapes(image_size, downsampling(config.model), count) if count else None
+        return bucket_shapes(image_size, config.model.downsampling, count) if count else None
 
     def order_of(self, config: Config, image_size: int, local_batch: int, world_size: int) -> Order:
         """The order of a stage with batches of this size in each process."""
@@ -428,7 +427,7 @@ def check_stage(config: Config, stage: Stage) -> None:
     size = stage.image_size
     count = config.data.buckets
     check_image_size(size, config.model)
-    shapes = bucket_shapes(size, downsampling(config.model), count) if count else [(size, size)]
+    shapes = bucket_shapes(size, config.model.downsampling, count) if count else [(size, size)]
     shortest = min(map(min, shapes)) if shapes else 0
     if shortest < MIN_IMAGE_SIZE:
         raise UserError(
