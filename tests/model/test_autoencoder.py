@@ -130,7 +130,7 @@ def test_logvar_is_clamped_as_in_diffusers():
 
 
 @pytest.mark.skipif(
-    torch.__version__ < (2, 11), reason="tests/conftest.py checks annotations from PyTorch 2.11 on"
+    torch.__version__ < (2, 13), reason="tests/conftest.py checks annotations from PyTorch 2.13 on"
 )
 @pytest.mark.parametrize(("images", "noise"), [((2, 3, 16, 16), (1, 16, 2, 2)), ((3, 16, 16), None)])
 def test_tests_check_shape_annotations(images, noise):
