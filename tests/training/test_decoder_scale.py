@@ -61,6 +61,19 @@ def encode(path, photo, output, *words):
 # ---- The network -----------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("channels", [1, 3, 4])
+@pytest.mark.parametrize("scale", [1, 2])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_encoder_and_decoder_compute_in_the_dtype_of_the_images(channels, scale, dtype):
+    model = Ours(replace(SMALL, image_channels=channels, decoder_scale=scale))
+    images = image(32)[:, :1].repeat(2, channels, 1, 1).to(dtype)
+    seen = []
+    for layer in (model.encoder.conv_in, model.encoder.conv_out, model.decoder.conv_in, model.decoder):
+        layer.register_forward_hook(lambda _layer, inputs, out: seen.extend([*inputs, out]))
+    model(images)
+    assert {value.dtype for value in seen} == {dtype}
+
+
 @pytest.mark.parametrize("build", [lambda: diffusers_model("sd"), wan_model])
 def test_it_begins_as_nearest_enlargement_and_can_be_made_small_again(build, tmp_path):
     build().save_pretrained(tmp_path / "vae")

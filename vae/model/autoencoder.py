@@ -284,9 +284,7 @@ class Decoder(nn.Module):
         images = readout(self.conv_norm_out, self.conv_out, h)
         if self.scale == 1:
             return images
-        layout = layout_of(
-            images
-        )  # which pixel_shuffle does not keep on a GPU; kernels of the losses need it
+        layout = layout_of(images)  # pixel_shuffle does not keep it on a GPU; kernels of the losses need it
         return F.pixel_shuffle(images, self.scale).contiguous(memory_format=layout)
 
 
@@ -368,7 +366,9 @@ class AutoencoderKL(nn.Module):
         nearest enlargement with which the decoder begins.
         """
         scale = self.config.up_scale
-        return images if scale == 1 else unpremultiply(F.avg_pool2d(premultiply(images), scale))
+        if scale == 1:
+            return images
+        return unpremultiply(F.avg_pool2d(premultiply(images), scale)).to(images.dtype)
 
     def encode(self, images: AnyImages) -> Posterior:
         """Posterior of the encoder's input (B, C, H, W) in [-1, 1]; mean and logvar are at least fp32."""
