@@ -2,11 +2,14 @@
 
 import hashlib
 import os
+import subprocess
+import sys
 from multiprocessing.pool import ThreadPool
 from pathlib import Path
 
 import pytest
 
+from tests.harness.runs import ROOT
 from vae.system.errors import UserError
 from vae.system.files import (
     MARKER_NAME,
@@ -20,6 +23,7 @@ from vae.system.files import (
     read_marker,
     remove_temporary,
     sha256_of_file,
+    shortened,
     why_not_writable,
     write_json,
 )
@@ -32,6 +36,20 @@ def test_file_exists_only_when_complete(tmp_path):
         assert not path.exists()
     assert path.read_text() == "complete"
     assert list(path.parent.iterdir()) == [path]
+
+
+@pytest.mark.parametrize("hashed", [False, True])
+@pytest.mark.parametrize("name", ["short", "日本", "日本" * 60, "caf\udce9" * 100])
+def test_names_are_shortened_alike_in_every_locale(name, hashed):
+    """Names in tar files are UTF-8, also on a machine whose locale cannot encode them."""
+    here = shortened(name, name, hashed)
+    assert (here == name) == (not hashed and len(name.encode("utf-8", "surrogateescape")) <= 240)
+    assert len(here.encode("utf-8", "surrogateescape")) <= 240
+    code = f"from vae.system.files import shortened; print(ascii(shortened(*[{name!a}] * 2, {hashed})))"
+    environment = {**os.environ, "LC_ALL": "C", "PYTHONCOERCECLOCALE": "0"}
+    command = [sys.executable, "-X", "utf8=0", "-c", code]
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == ascii(here)
 
 
 def test_failed_write_keeps_the_old_file(tmp_path):

@@ -9,6 +9,7 @@ import json
 import os
 import secrets
 import shutil
+import sys
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
@@ -123,10 +124,11 @@ def utf8_text(text: str) -> str:
 
 def shortened(text: str, name: str, hashed: bool = False) -> str:
     """A name of at most _MAX_NAME_BYTES; a longer one, or with `hashed`, ends with a hash of `name`."""
-    data = os.fsencode(text)
+    errors = sys.getfilesystemencodeerrors()
+    data = text.encode("utf-8", errors)  # os.fsencode cannot encode every name of a tar file in every locale
     if len(data) <= _MAX_NAME_BYTES and not hashed:
         return text
-    mark = "_" + hashlib.blake2b(os.fsencode(name), digest_size=16).hexdigest()[:8]
+    mark = "_" + hashlib.blake2b(name.encode("utf-8", errors), digest_size=16).hexdigest()[:8]
     return data[: _MAX_NAME_BYTES - len(mark)].decode("utf-8", "ignore") + mark
 
 
