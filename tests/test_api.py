@@ -1,16 +1,11 @@
 """The Python API: conversion of every kind of image, encoding, decoding, and options checked as flags."""
 
-import os
-import subprocess
-import sys
-
 import numpy as np
 import pytest
 import torch
 from PIL import Image
 
 import vae
-from tests.harness.runs import ROOT
 from tests.harness.small_vae import write_vae
 
 
@@ -129,27 +124,6 @@ def test_seed_selects_a_reproducible_sample(model, pixels):
 def test_invalid_option_is_a_user_error(call, token):
     with pytest.raises(vae.UserError, match=token.replace("[", r"\[")):
         call()
-
-
-START = """\
-import multiprocessing
-import vae
-multiprocessing.set_start_method("spawn")  # as on Windows
-def main():
-    vae.train(data_path="missing")
-main()
-"""
-
-
-def test_script_that_each_worker_would_run_again_is_refused(tmp_path):
-    script = tmp_path / "script.py"
-    script.write_text(START, encoding="utf-8")
-    environ = {**os.environ, "PYTHONPATH": str(ROOT)}
-    ended = subprocess.run([sys.executable, script], stderr=subprocess.PIPE, env=environ, text=True)
-    assert ended.returncode == 1
-    line = f"{script}, line 6: each decoding process runs this script again: "
-    assert line in ended.stderr
-    assert """'if __name__ == "__main__":'""" in ended.stderr
 
 
 @pytest.mark.slow

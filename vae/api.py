@@ -177,14 +177,11 @@ def train(**options: Any) -> TrainingResult:
     `train(data_path="photos", profile="demo")` equals `train_vae.py --data_path photos --profile demo`.
     Raises UserError for invalid options; DataError and NonFiniteError are subclasses of it.
     """
-    from vae.data.workers import check_main_guard
     from vae.training import run
 
     given = parse_flags(_command_line(options))
     if given.get("find_lr"):
         raise UserError("find_lr=True trains nothing: use train_vae.py --find_lr")
-    if str(given.get("num_workers")) != "0":
-        check_main_guard("vae.train(...)")
     code = run.train(given)
     output_dir = Path(given.get("output_dir", Config().run.output_dir))
     resumed_from = given.get("resume_from", "latest")

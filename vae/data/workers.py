@@ -1,14 +1,11 @@
 """The number of decoding processes, and their start."""
 
-import ast
 import ctypes
 import multiprocessing
 import os
 import re
 import signal
 import sys
-import tokenize
-import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 from multiprocessing import resource_tracker
@@ -39,37 +36,6 @@ def resolve_num_workers(
     if not (text.isascii() and text.isdigit()):
         raise UserError(f"{flag} {num_workers} is not a number of processes: give auto, 0, 1, 2, ...")
     return int(text)
-
-
-def check_main_guard(call: str) -> None:
-    """UserError if `call` is in the top level of a script, which each process that is not a fork runs again.
-
-    See "Safe importing of main module" in the documentation of multiprocessing.
-    """
-    main = sys.modules["__main__"]
-    # Asking for the method without `allow_none` would fix it for the whole process.
-    method = multiprocessing.get_start_method(allow_none=True) or multiprocessing.get_all_start_methods()[0]
-    if method == "fork" or not hasattr(main, "__file__"):
-        return
-    for frame, line in traceback.walk_stack(None):
-        if frame.f_code.co_name == "<module>" and frame.f_globals is vars(main):
-            path = frame.f_code.co_filename
-            if not _is_guarded(path, line):
-                raise UserError(
-                    f"{path}, line {line}: each decoding process runs this script again: use num_workers=0, "
-                    f"or begin a block before it with 'if __name__ == \"__main__\":', and indent {call}"
-                )
-
-
-def _is_guarded(path: str, line: int) -> bool:
-    """Whether this line of a script is in a block that depends on __name__, or cannot be read."""
-    try:
-        with tokenize.open(path) as file:
-            statements = ast.parse(file.read()).body
-    except (OSError, SyntaxError):
-        return True
-    at_line = [node for node in statements if node.lineno <= line <= (node.end_lineno or line)]
-    return all(isinstance(node, ast.If) and "'__name__'" in ast.dump(node.test) for node in at_line)
 
 
 @contextmanager
