@@ -11,6 +11,8 @@ from tests.harness.image_kinds import detailed, encoded
 from tests.harness.preparing import shard
 from tests.harness.runs import TINY, run_here
 from tests.harness.s3_store import s3_bucket
+from vae.prepare.database import connect
+from vae.prepare.parquet_source import _unreadable
 from vae.shards.dataset_json import read_dataset
 from vae.shards.shard_images import ShardImages
 from vae.training.run import train
@@ -84,6 +86,43 @@ def test_column_of_bytes_as_img2dataset_writes_it(tmp_path):
     found = images_of(tmp_path / "set/dataset.json")
     assert [data for data, _ in found] == [picture(number) for number in range(3)]
     assert found[2][1]["of_source"] == "000000002"
+
+
+@pytest.mark.parametrize(
+    "image",
+    ["{'path': p, 'bytes': b}", "{'bytes': b}", "[{'bytes': b, 'path': p}]", "[b]", "{'Bytes': b, 'n': 1}"],
+)
+def test_images_by_the_names_of_fields_and_every_other_column_is_metadata(tmp_path, image):
+    """pandas and Polars write the fields of a struct in any order, and columns of any type."""
+    db = duckdb.connect()
+    db.execute("CREATE TABLE t (i INT, p VARCHAR, b BLOB)")
+    db.executemany("INSERT INTO t VALUES (?, ?, ?)", [[i, f"{i}.png", picture(i)] for i in range(4)])
+    columns = (
+        "DATE '2020-01-01' + i AS taken, TIMESTAMPTZ '2020-01-01 02:00:00+02' AS zoned, "
+        "(i / 4)::DECIMAL(9, 2) AS cost, ['a', 'b'] AS tags, 'cat'::ENUM('cat') AS kind, "
+        "NULL::DATE AS none, 'nan'::DOUBLE AS nan"
+    )
+    db.execute(f"COPY (SELECT {image} AS \"the image\", {columns} FROM t) TO '{tmp_path / 'a.parquet'}'")
+    where = "taken > '2020-01-01' and cost < 0.7"
+    shard(tmp_path / "a.parquet", tmp_path / "set", "--where", where, "--val_split", "0", code=0)
+    found = images_of(tmp_path / "set/dataset.json")
+    assert [data for data, _ in found] == [picture(1), picture(2)]
+    expected = {"taken": "2020-01-02", "zoned": "2020-01-01 00:00:00+00", "cost": 0.25, "tags": ["a", "b"]}
+    assert found[0][1].items() >= {**expected, "kind": "cat"}.items()
+    assert not {"none", "nan"} & found[0][1].keys()
+    assert connect().execute("SELECT current_setting('TimeZone')").fetchall() == [("UTC",)]
+
+
+def test_list_of_several_images_is_rejected_and_no_query_of_ours_is_damage(tmp_path):
+    db = duckdb.connect()
+    db.execute("CREATE TABLE t (b BLOB[])")
+    db.executemany("INSERT INTO t VALUES (?)", [[[picture(0)]], [[picture(1), picture(2)]], [[]], [None]])
+    db.execute(f"COPY t TO '{tmp_path / 'a.parquet'}' (FORMAT parquet)")
+    done = shard(tmp_path / "a.parquet", tmp_path / "set", "--val_split", "0", code=0)
+    assert "1  several_images" in done.stdout
+    assert "2  empty" in done.stdout
+    assert str(_unreadable(tmp_path, duckdb.InvalidInputException("a"))).count("copy it again") == 1
+    assert "copy it again" not in str(_unreadable(tmp_path, duckdb.OutOfMemoryException("a")))
 
 
 @pytest.mark.parametrize("content", [b"", b"PAR1", b"PAR1" + bytes(200) + b"PAR1"])

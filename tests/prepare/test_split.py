@@ -3,7 +3,6 @@
 import json
 import random
 from collections import Counter
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -43,7 +42,9 @@ def make_rows(count, *, seed=0, groups=True, labels=0, first=0):
 
 def split(folder, **options):
     """Split, and return the counts of the subsets, of the folds and of each label's share in validation."""
-    given = {name: str(value) if isinstance(value, Path) else value for name, value in options.items()}
+    given = {
+        name: (str(value),) if name in ("join", "label_by") else value for name, value in options.items()
+    }
     run_split(SplitConfig(input_dir=str(folder), **given))
     rows = list(read_rows(folder / "manifest.jsonl"))
     folds = Counter(row["fold"] for row in rows if row["fold"] is not None)
@@ -162,6 +163,7 @@ def test_folders_and_columns_as_groups(tmp_path):
     path = rows[-1]["path"]
     for text, by, word in (
         ("\n".join([*lines[:-1], f"{path};;cat"]), "site", f"no value for {path}"),
+        ("path;site;animal\nx/y.png;x;cat", "site", "no value for .*'x/y.png'"),
         ("\n".join([*lines, f"{rows[0]['source']};x;cat"]), "site", "two values of site for s0/0000000.png"),
         ("\n".join(lines), "sit", "--group_by sit: .*did you mean site"),
         ("file\nx\n", "site", "--join_on path: .*no such column"),
@@ -171,6 +173,29 @@ def test_folders_and_columns_as_groups(tmp_path):
             split(tmp_path, group_by=by, label_by="manifest", join=table, join_on="path")
     with pytest.raises(UserError, match=r"--join .*none.csv"):
         split(tmp_path, group_by="site", join=tmp_path / "none.csv")
+
+
+def test_tables_are_joined_in_order_and_columns_of_ones_are_labels(tmp_path):
+    """As competitions give features and labels: the second table has no paths, but the ids of the first."""
+    rows = make_rows(60, groups=False)
+    write_manifest(tmp_path / "manifest.jsonl", rows)
+    kinds = ("cat", "dog", "blank")
+    (tmp_path / "features.csv").write_text(
+        "id,path,site\n" + "".join(f"ZJ{i:04},{row['path']},S{i % 6}\n" for i, row in enumerate(rows))
+    )
+    ones = ["".join(f",{float(i % 3 == k)}" for k in range(3)) for i in range(60)]
+    (tmp_path / "labels.csv").write_text(
+        f"id,{','.join(kinds)}\n" + "".join(f"ZJ{i:04}{one}\n" for i, one in enumerate(ones))
+    )
+    tables = (str(tmp_path / "features.csv"), str(tmp_path / "labels.csv"))
+    given = {"input_dir": str(tmp_path), "join": tables, "group_by": "site", "val_split": 0.2}
+    run_split(SplitConfig(**given, label_by=kinds))
+    found = list(read_rows(tmp_path / "manifest.jsonl"))
+    assert [(row["label"], row["group"]) for row in found] == [(kinds[i % 3], f"S{i % 6}") for i in range(60)]
+    with pytest.raises(UserError, match="0 of the columns cat, dog"):
+        run_split(SplitConfig(**given, label_by=kinds[:2]))
+    with pytest.raises(UserError, match=r"--join_on path: .*labels.csv has no such column"):
+        run_split(SplitConfig(**{**given, "join": tables[::-1]}, label_by=kinds))
 
 
 @pytest.mark.parametrize(

@@ -144,6 +144,22 @@ def test_columns_of_another_table_are_joined_by_key_or_url(tmp_path, suffix):
     prepare("--mode", "index", *words, code=78, says="--join_on nothing")
 
 
+def test_rows_of_a_joined_table_that_belong_to_no_image_are_counted(tmp_path):
+    """A spreadsheet removes leading zeros; a column has N/A after 20480 rows of numbers."""
+    tars = write_img2dataset(tmp_path / "tars", tars=1)
+    table = tmp_path / "table.csv"
+    words = ("--mode", "index", "--input", tars, "--output_dir", tmp_path / "set", "--join", table)
+    table.write_text("key;score\n" + "".join(f"{i};{i}\n" for i in range(10)))
+    done = prepare(*words, code=78, says="no row belongs to one of the")
+    assert 'for example "0" in a row, and "00000000' in done.stderr
+    table.write_text("key,score\n" + "".join(f"{i:09},{i}\n" for i in range(1, 30000)) + "x,N/A\n")
+    prepare(*words, "--where", "score > 3", code=78, says="try_cast(x AS DOUBLE)")
+    done = prepare(*words, "--where", "try_cast(score AS DOUBLE) > 3", code=0)
+    assert "has no row for 1 of" in done.stdout
+    table.write_bytes("key,score\n1,Müller\n".encode("latin-1"))
+    prepare(*words, code=77, says="write it as UTF-8")
+
+
 @pytest.mark.parametrize("text", ["", "width >", "missing = 1", "width > 1); DROP TABLE images; SELECT (1"])
 def test_what_is_no_condition_is_one_line(source, tmp_path, text):
     done = shard(source, tmp_path / "set", f"--where={text}", "--limit", "3")

@@ -49,7 +49,8 @@ def _rows_dir_option() -> Any:
 def _join_option() -> Any:
     return option(
         None,
-        "Parquet, CSV or JSON lines files with more metadata: a file, a folder, a pattern or an address",
+        "Parquet, CSV or JSON lines files with more metadata: a file, a folder, a pattern or an address; "
+        "more than one are joined in this order, by --join_on or else by a column that those before have",
         metavar="FILES",
     )
 
@@ -85,7 +86,7 @@ class SelectConfig:
         metavar="EXPRESSION",
         unset="all",
     )
-    join: str | None = _join_option()
+    join: tuple[str, ...] | None = _join_option()
     join_on: str = option(
         "key", "column of --join that images have too: key, url, sha256, name or another", metavar="NAME"
     )
@@ -245,10 +246,13 @@ class SplitConfig:
         metavar="RULE",
         unset="manifest if it has groups, otherwise near_duplicates",
     )
-    label_by: str = option(
-        "manifest", "label to balance by: manifest, folder:N or a column of --join", metavar="RULE"
+    label_by: tuple[str, ...] = option(
+        ("manifest",),
+        "label to balance by: manifest, folder:N or a column of --join; of several columns, the name of "
+        "the one that is 1",
+        metavar="RULE",
     )
-    join: str | None = _join_option()
+    join: tuple[str, ...] | None = _join_option()
     join_on: str = option(
         "path",
         "column of --join with the path of each image below the prepared or the original folder",

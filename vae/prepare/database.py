@@ -1,14 +1,11 @@
-"""DuckDB: connections, texts in its queries, the .sql files of this folder, and the tables of --join."""
+"""DuckDB: connections, texts in its queries, and the .sql files of this folder."""
 
 import glob
 import os
+from collections.abc import Iterable
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
-from vae.config.declare import nearest
-from vae.prepare.blocks import find_files, local_file
-from vae.system.errors import DataError, UserError
 from vae.system.files import check_utf8
 from vae.system.host import GIB, free_memory
 
@@ -30,7 +27,9 @@ def connect(scratch: str | os.PathLike[str] | None = None, *, for_all: bool = Fa
         config["threads"] = 1  # processes share the cores
     if scratch is not None:
         config["temp_directory"] = os.fspath(scratch)
-    return duckdb.connect(config=config)
+    db = duckdb.connect(config=config)
+    db.execute("SET GLOBAL TimeZone = 'UTC'")  # every machine writes the same texts
+    return db
 
 
 def sql(name: str) -> str:
@@ -54,58 +53,17 @@ def short(error: Exception) -> str:
     return " ".join(str(error).split())[:300]
 
 
-# ---- Joined files ------------------------------------------------------------------------------------------
-
-
-def read_joined(db: Any, text: str, key: str) -> None:
-    """Make a table `joined` of all files: the key of each row, and the row as JSON `more`."""
-    import duckdb
-
-    db.execute("CREATE TABLE joined (key VARCHAR, more JSON)")
-    for file in find_files(text, "--join", (".parquet", ".csv", ".tsv", ".jsonl")):
-        try:
-            with local_file(file) as path:
-                _append(db, path, key, str(file))
-        except OSError as error:
-            raise DataError(f"--join {file} cannot be read: {error.strerror}") from error
-        except duckdb.Error as error:
-            raise DataError(f"--join {file} cannot be read ({short(error)}): texts must be UTF-8") from error
-
-
-def _append(db: Any, path: Path, key: str, shown: str) -> None:
-    reader = {".parquet": "read_parquet", ".jsonl": "read_json"}.get(path.suffix.lower(), "read_csv")
-    kinds = db.execute(f"DESCRIBE SELECT * FROM {reader}(?)", [literal(path)]).fetchall()
-    names = [name for name, kind, *_ in kinds if kind != "BLOB" and not kind.startswith("STRUCT(bytes")]
-    if key not in names:
-        raise UserError(f"--join_on {key}: {shown} has no such column (columns: {', '.join(names)[:500]})")
+def as_json(names: Iterable[str]) -> str:
+    """The expression of a JSON object of these columns: with dates as texts."""
     fields = ", ".join(f"{quoted(name)} := {quoted(name)}" for name in names)
-    db.execute(
-        f"INSERT INTO joined SELECT {quoted(key)}::VARCHAR, to_json(struct_pack({fields})) FROM {reader}(?)",
-        [literal(path)],
-    )
+    return f"to_json(struct_pack({fields}))" if fields else "'{}'::JSON"
+
+
+def has_bytes(kind: Any) -> bool:
+    """Whether a type of DuckDB has bytes in it, which JSON cannot have."""
+    return "BLOB" in str(kind)
 
 
 def json_path(name: str) -> str:
     """The path of a key in SQL's JSON functions, within single quotes."""
     return '$."' + name.replace("\\", "\\\\").replace('"', '\\"').replace("'", "''") + '"'
-
-
-def read_column(text: str, key: str, column: str, flag: str) -> dict[str, str | None]:
-    """The value of a column for each key, which is the path of an image; UserError if there is none."""
-    with TemporaryDirectory(prefix="vae-trainer-") as scratch:
-        db = connect(scratch)
-        read_joined(db, text, key)
-        names = db.execute("SELECT DISTINCT unnest(json_keys(more)) FROM joined").fetchall()
-        known = sorted(name for (name,) in names)
-        if column not in known:
-            raise UserError(
-                f"{flag} {column}: --join {text} has no such column{nearest(column, known)} (columns: "
-                f"{', '.join(known)[:500]})"
-            )
-        rows = db.execute(f"SELECT key, more ->> '{json_path(column)}' FROM joined").fetchall()
-    values: dict[str, str | None] = {}
-    for name, value in rows:
-        path = (name or "").replace("\\", "/").removeprefix("./")
-        if values.setdefault(path, value) != value:
-            raise DataError(f"--join {text} has two values of {column} for {path}: remove one row")
-    return values

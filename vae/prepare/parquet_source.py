@@ -8,18 +8,14 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Any, NamedTuple
 
 from vae.images.formats import EXTENSIONS_OF, BadImageError, sniff_format
 from vae.prepare.blocks import FLAG, Block, File, Item, block_id, common_folder, given, local_file, stamp_of
-from vae.prepare.database import connect, literal, quoted, short
+from vae.prepare.database import as_json, connect, has_bytes, literal, quoted, short
 from vae.shards.store import StoreFile
 from vae.system.console import printable
 from vae.system.errors import DataError, UserError
-
-BYTES_STRUCT = "STRUCT(bytes BLOB"  # the type of an image column of `datasets`, with a path beside
-PLAIN_TYPES = ("VARCHAR", "BOOLEAN", "BIGINT", "INTEGER", "SMALLINT", "TINYINT", "UBIGINT", "UINTEGER",
-               "USMALLINT", "UTINYINT", "DOUBLE", "FLOAT")  # fmt: skip
 
 
 def parquet_blocks(files: Sequence[File], image_column: str | None) -> Iterator["ParquetBlock"]:
@@ -29,7 +25,7 @@ def parquet_blocks(files: Sequence[File], image_column: str | None) -> Iterator[
         first = 0
         for rows in [0] if isinstance(file, StoreFile) else _row_groups(file, image_column):
             yield ParquetBlock(
-                id=block_id("parquet", "names of labels", stamp_of(file), first, rows, image_column),
+                id=block_id("parquet", "columns as JSON", stamp_of(file), first, rows, image_column),
                 file=file,
                 name=printable(name),
                 count=rows,
@@ -54,28 +50,33 @@ def _row_groups(file: Path, image_column: str | None) -> list[int]:
     except OSError as error:
         raise DataError(f"{FLAG} {file} cannot be read: {error.strerror}") from error
     except duckdb.Error as error:
-        raise DataError(f"{FLAG} {file} is no Parquet file, or is damaged ({short(error)})") from error
+        raise _unreadable(file, error) from error
 
 
-def _columns(db: Any, path: Path, image_column: str | None, file: File) -> tuple[str, bool, list[str]]:
-    """The column with images, whether it is a struct, and the columns with numbers and texts.
+class _Columns(NamedTuple):
+    """The expressions of a row in SQL."""
+
+    data: str  # the bytes of its image
+    source: str  # the path of its image, if there is one beside the bytes
+    images: str  # how many there are
+    others: str  # all other columns, as JSON
+
+
+def _columns(db: Any, path: Path, image_column: str | None, file: File) -> _Columns:
+    """What is read of a file; UserError if no column, or more than one, has images.
 
     `path` is the local copy of the `file` that messages name.
     """
-    rows = db.execute("DESCRIBE SELECT * FROM read_parquet(?)", [literal(path)]).fetchall()
-    kinds = {name: kind for name, kind, *_ in rows}
-    images = [
-        name
-        for name, kind in kinds.items()
-        if kind == "BLOB" or (kind.startswith(BYTES_STRUCT) and not kind.endswith("]"))
-    ]
+    table = db.sql("SELECT * FROM read_parquet(?)", params=[literal(path)])
+    kinds = dict(zip(table.columns, table.types, strict=True))
+    images = {name: found for name, kind in kinds.items() if (found := _image_in(quoted(name), kind))}
     if image_column is not None:
         if image_column not in images:
             raise UserError(
                 f"--image_column {image_column}: {file} has no such column of images (columns: "
                 f"{', '.join(f'{name} {kind}' for name, kind in kinds.items())[:500]})"
             )
-        images = [image_column]
+        images = {image_column: images[image_column]}
     if not images:
         raise DataError(
             f"{FLAG} {file} has no column with the bytes of images (columns: {', '.join(kinds)[:500]}): give "
@@ -83,13 +84,28 @@ def _columns(db: Any, path: Path, image_column: str | None, file: File) -> tuple
         )
     if len(images) > 1:
         raise UserError(
-            f"{FLAG} {file} has several columns of images: choose one by --image_column {images[0]}"
+            f"{FLAG} {file} has several columns of images: choose one by --image_column {next(iter(images))}"
         )
-    return (
-        images[0],
-        kinds[images[0]] != "BLOB",
-        [name for name, kind in kinds.items() if kind in PLAIN_TYPES],
-    )
+    (image,) = images.values()
+    return _Columns(*image, as_json(name for name, kind in kinds.items() if not has_bytes(kind)))
+
+
+def _image_in(value: str, kind: Any) -> tuple[str, str, str] | None:
+    """Bytes, path and count of the images that values of this type are; None if they are none.
+
+    Bytes, a struct with the field `bytes`, as `datasets` writes it in any order, or a list of one of these.
+    """
+    if kind.id == "blob":
+        return value, "NULL", "1"
+    if kind.id == "list":
+        inner = _image_in(f"({value})[1]", kind.child)
+        return inner and (inner[0], inner[1], f"len({value})")
+    if kind.id == "struct":
+        fields = {name.lower(): (f"{value}.{quoted(name)}", of.id) for name, of in kind.children}
+        data, of = fields.get("bytes", ("", ""))
+        path, text = fields.get("path", ("", ""))
+        return (data, path if text == "varchar" else "NULL", "1") if of == "blob" else None
+    return None
 
 
 def _label_names(db: Any, path: Path) -> dict[str, dict[int, str]]:
@@ -107,6 +123,15 @@ def _label_names(db: Any, path: Path) -> dict[str, dict[int, str]]:
         return {}
 
 
+def _unreadable(file: File, error: Exception) -> DataError:
+    import duckdb
+
+    # DuckDB has no class of its own for a file with a wrong content.
+    is_damaged = isinstance(error, duckdb.InvalidInputException) or type(error) is duckdb.Error
+    reason = "is no Parquet file, or is damaged: copy it again" if is_damaged else "cannot be read"
+    return DataError(f"{FLAG} {file} {reason} ({short(error)})")
+
+
 @dataclass(frozen=True, kw_only=True)
 class ParquetBlock(Block):
     """A row group of a Parquet file, or all of a remote one."""
@@ -122,31 +147,33 @@ class ParquetBlock(Block):
             try:
                 yield from self._items(connect(scratch), path)
             except duckdb.Error as error:
-                raise DataError(f"{FLAG} {self.file} is damaged ({short(error)}): copy it again") from error
+                raise _unreadable(self.file, error) from error
             except OSError as error:
                 raise DataError(f"{FLAG} {self.file} cannot be read: {error.strerror}") from error
 
     def _items(self, db: Any, path: Path) -> Iterator[Item]:
-        image, is_struct, others = _columns(db, path, self.image_column, self.file)
-        columns = [f"{quoted(image)}.bytes, {quoted(image)}.path" if is_struct else f"{quoted(image)}, NULL"]
+        columns = _columns(db, path, self.image_column, self.file)
         labels = _label_names(db, path)
         last = self.first + self.count - 1 if self.count else 2**62
         rows = db.execute(
-            f"SELECT {', '.join([*columns, *map(quoted, others)])} "
-            "FROM read_parquet(?, file_row_number=true) "
+            f"SELECT {', '.join(columns)} FROM read_parquet(?, file_row_number = true) "
             "WHERE file_row_number BETWEEN ? AND ? ORDER BY file_row_number",
             [literal(path), self.first, last],
         )
         number = self.first
         while (row := rows.fetchone()) is not None:
-            data, source, *values = row
-            metadata = {k: v for k, v in zip(others, values, strict=True) if v is not None}
+            data, source, count, others = row
+            metadata = {name: value for name, value in json.loads(others).items() if value is not None}
             metadata |= {k: of[metadata[k]] for k, of in labels.items() if metadata.get(k) in of}
             if source is not None:
                 metadata.setdefault("path", source)
-            content = (
-                BadImageError("empty", "the column is null in this row") if data is None else bytes(data)
-            )
+            content: bytes | BadImageError
+            if (count or 0) > 1:
+                content = BadImageError("several_images", f"the row has a list of {count}")
+            elif data is None:
+                content = BadImageError("empty", "the column is null in this row")
+            else:
+                content = bytes(data)
             yield Item(f"{self.name}/{number:08}{_extension(data)}", given(content), metadata)
             number += 1
 

@@ -13,7 +13,7 @@ import numpy as np
 
 from vae.config.prepare_flags import SplitConfig
 from vae.data.manifest import GROUP_KEYS, IMAGE_KEYS, MANIFEST_NAME, SPLIT_KEYS, group_key, read_rows
-from vae.prepare.database import read_column
+from vae.prepare.joined import read_column
 from vae.prepare.near_duplicates import GROUP_PREFIX, group_names, words_of
 from vae.prepare.reasons import group_lines
 from vae.prepare.subsets import NONE, Groups, choose_val_groups, deal_folds, gather
@@ -42,7 +42,7 @@ def run_split(config: SplitConfig) -> int:
     if config.group_by == NEAR_DUPLICATES:
         grouping, near_duplicates = near_duplicate_rule(manifest)
     else:
-        grouping = rule_for(config.group_by, "--group_by", config)
+        grouping = rule_for((config.group_by,), "--group_by", config)
     groups = _read_groups(manifest, grouping, labelling, config.seed)
     in_val, folds = _assign(groups, config)
     replace_text(manifest, _new_lines(manifest, (grouping, labelling), in_val, folds))
@@ -139,11 +139,12 @@ def _new_lines(
         yield json.dumps({key: row.get(key) for key in KEYS} | row) + "\n"
 
 
-def rule_for(by: str, flag: str, config: SplitConfig) -> Rule:
-    """The value of a row by `manifest` (the row's own), `folder:2` (its two outermost), or a column.
+def rule_for(columns: tuple[str, ...], flag: str, config: SplitConfig) -> Rule:
+    """The value of a row by `manifest` (the row's own), `folder:2` (its two outermost), or by columns.
 
     UserError if there is no such rule. The rule raises DataError for a row without a value.
     """
+    by = " ".join(columns)
     kind, _, levels = by.partition(":")
     if by == MANIFEST:
         key = "group" if flag == "--group_by" else "label"
@@ -159,7 +160,8 @@ def rule_for(by: str, flag: str, config: SplitConfig) -> Rule:
             f"{flag} {by} is a column: give the file with this column by --join FILE, or use "
             f"{NEAR_DUPLICATES + ', ' if flag == '--group_by' else ''}{MANIFEST} or {FOLDER}:1"
         )
-    return partial(_value_of, read_column(config.join, config.join_on, by, flag), f"{flag} {by}")
+    values = read_column(config.join, config.join_on, columns, flag)
+    return partial(_value_of, values, f"{flag} {by}")
 
 
 def _folder_of(levels: int, setting: str, row: dict[str, Any]) -> str:
@@ -174,9 +176,12 @@ def _folder_of(levels: int, setting: str, row: dict[str, Any]) -> str:
 def _value_of(values: Mapping[str, str | None], setting: str, row: dict[str, Any]) -> str:
     value = values.get(row["path"]) or values.get(row.get("source") or "")
     if not value:
+        if row["path"] in values or row.get("source") in values:
+            raise DataError(f"{setting}: --join has no value for {row['path']} of the manifest: add one")
+        example = next(iter(values), "")
         raise DataError(
-            f"{setting}: --join has no value for {row['path']} of the manifest: add one, with the path below "
-            "the prepared or the original folder"
+            f"{setting}: --join has no value for {row['path']} of the manifest, but for example for "
+            f"{example!r}: --join_on must be a column with the path below the prepared or the original folder"
         )
     return value
 

@@ -5,7 +5,7 @@ A row is accepted while its `reason` is empty. Selecting sets reasons; nothing i
 
 import hashlib
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import cached_property
 from typing import Any
@@ -16,11 +16,13 @@ from vae.config.prepare_flags import SelectConfig
 from vae.data.exclude_list import KEY_DIGITS, read_exclude_list, refuse_unmatched
 from vae.data.manifest import IMAGE_KEYS, SPLIT_KEYS
 from vae.images.folder import Skips
-from vae.prepare.database import connect, json_path, literal, read_joined, short, sql
+from vae.prepare.database import connect, json_path, literal, short, sql
+from vae.prepare.joined import read_joined, shown
 from vae.prepare.near_duplicates import group_names, words_of
 from vae.prepare.rows import RowFolder
 from vae.prepare.source import Source
 from vae.prepare.subsets import choose_val_groups, gather
+from vae.system import console
 from vae.system.errors import UserError
 from vae.system.files import utf8_text
 
@@ -183,6 +185,10 @@ def check_where(config: SelectConfig) -> None:
 
 
 def _refuse_where(text: str, reason: str) -> UserError:
+    if "explicit cast" in reason:
+        return UserError(
+            f"--where {text}: {reason}: a column of texts is a number as in try_cast(x AS DOUBLE)"
+        )
     return UserError(
         f'--where {text}: {reason}: give an SQL expression of columns, such as "aesthetic >= 5 and lang = '
         "'en'\""
@@ -267,9 +273,9 @@ def _exclude(table: Table, file: str) -> None:
         refuse_unmatched(listed)
 
 
-def _join(table: Table, text: str, key: str) -> None:
-    """Add the columns of other files to the metadata, by a column that both have."""
-    read_joined(table.db, text, key)
+def _join(table: Table, texts: Sequence[str], key: str) -> None:
+    """Add the columns of other files to the metadata, by a column of both; UserError if no row matches."""
+    read_joined(table.db, texts, key)
     own = {"name": "name", "sha256": "sha256"}.get(key, f"(metadata ->> '{json_path(key)}')")
     if key == "key":  # of WebDataset: the name of the member without its extension
         own = f"coalesce({own}, regexp_extract(name, '([^/.]+)[.][^/]*$', 1))"
@@ -277,6 +283,23 @@ def _join(table: Table, text: str, key: str) -> None:
         f"UPDATE images SET metadata = json_merge_patch(coalesce(metadata, '{{}}'::JSON), j.more) FROM "
         f"(SELECT key, any_value(more) AS more FROM joined GROUP BY key) AS j WHERE j.key = {own}"
     )
+    ((joined, images, ours),) = table.all(
+        f"SELECT count(*) FILTER (o IN (SELECT key FROM joined)), count(*), min(o) FROM (SELECT {own} AS o "
+        "FROM images)"
+    )
+    if images and not joined:
+        ((theirs,),) = table.all("SELECT min(key) FROM joined")
+        raise UserError(
+            f"{shown(texts)} --join_on {key}: no row belongs to one of the {images} images: {key} is for "
+            f"example {_shown(theirs)} in a row, and {_shown(ours)} of an image: make them equal, or choose "
+            "another column"
+        )
+    if joined < images:
+        console.info(f"{shown(texts)} has no row for {images - joined} of {images} images")
+
+
+def _shown(value: str | None) -> str:
+    return "missing" if value is None else f'"{value}"'
 
 
 def _where(table: Table, text: str) -> None:
