@@ -12,13 +12,9 @@ def main(argv: list[str]) -> int:
 
     check_command(config)  # finds mistakes before PyTorch is imported, which takes seconds
     config = with_local_data(config)
-    if config.watch is not None:
-        from vae.evaluation.watch import watch
+    from vae.evaluation.compare import compare
 
-        return watch(config)
-    from vae.evaluation.compare import compare_all
-
-    compare_all(config)
+    compare(config)
     return 0
 
 

@@ -192,14 +192,9 @@ def train(**options: Any) -> TrainingResult:
 
 
 def evaluate(
-    vae: PathLike | Sequence[PathLike],
-    data_path: PathLike | Sequence[PathLike],
-    output_dir: PathLike,
-    **options: Any,
+    vae: PathLike | Sequence[PathLike], data_path: PathLike, output_dir: PathLike, **options: Any
 ) -> "Results":
     """Measure one or several VAE files on a folder of images, write report.html, and return all results.
-
-    Of several folders or datasets, the results of each, and their mean.
 
     `options` are named as the flags of evaluate_vae.py (docs/evaluate.md). Raises UserError.
     """
@@ -207,7 +202,7 @@ def evaluate(
     from vae.prepare.hub_dataset import with_local_data
 
     values = {"vae": vae, "data_path": data_path, "output_dir": output_dir, **options}
-    return compare.compare_all(with_local_data(parse_evaluate_flags(_command_line(values))))
+    return compare.compare(with_local_data(parse_evaluate_flags(_command_line(values))))
 
 
 def export(vae: PathLike | Sequence[PathLike], output: PathLike, **options: Any) -> Path:

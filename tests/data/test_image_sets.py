@@ -159,7 +159,7 @@ def test_list_that_cannot_be_read_is_one_line(tmp_path, monkeypatch):
 
 
 def test_evaluation_leaves_out_excluded_images(folder, files, tmp_path, capsys):
-    config = {"vae": ("x",), "data_path": (str(folder),), "output_dir": "x", "sizes": (32,)}
+    config = {"vae": ("x",), "data_path": str(folder), "output_dir": "x", "sizes": (32,)}
     listed = write_list(tmp_path, sha256(files["a/00.png"]), "a/06.png", "nothing")
     found, _ = find_images(EvaluateConfig(**config, exclude=listed))
     assert found.names == [name for name in files if name not in ("a/00.png", "a/06.png")]

@@ -29,7 +29,7 @@ def folder(image_folder, tmp_path):
 
 
 def config(folder, **given) -> EvaluateConfig:
-    return EvaluateConfig(vae=("x",), data_path=(str(folder),), output_dir="y", **given)
+    return EvaluateConfig(vae=("x",), data_path=str(folder), output_dir="y", **given)
 
 
 def test_unusable_files_are_reported_and_others_are_measured(folder):

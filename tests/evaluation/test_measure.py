@@ -1,27 +1,22 @@
-"""Measuring returns every metric that the tables show, also of an ensemble, bicubic, JPEG and WebP."""
+"""Measuring returns every metric that the tables show, also of bicubic, JPEG and WebP."""
 
 import io
-from dataclasses import replace
 
 import pytest
 import torch
 from torchvision.transforms.functional import to_pil_image
 
-from tests.harness.small_vae import SMALL, write_vae
 from vae.evaluation.measure import (
     CODECS,
     Metrics,
-    VaeCodec,
     bicubic_reconstruction,
     bits_per_pixel,
-    ensemble,
     latent_bytes,
     through_codec,
 )
 from vae.evaluation.metrics import bicubic_baseline
 from vae.evaluation.results import PER_IMAGE
 from vae.images.pixels import psnr, to_float, to_uint8
-from vae.interop.vae_files import load_vae
 
 CPU = torch.device("cpu")
 
@@ -65,26 +60,6 @@ def test_bicubic_reconstruction_of_any_size():
     (odd,) = bicubic_reconstruction(8)(images[:1, :, :21, :27], range(1))
     assert odd.shape == (3, 21, 27)
     assert odd.dtype == torch.uint8
-
-
-def test_mean_of_reconstructions(tmp_path):
-    shapes = (SMALL, replace(SMALL, channels=(16, 32), z_channels=4))
-    vaes = [
-        load_vae(write_vae(tmp_path / str(n), n, shape, init="default")) for n, shape in enumerate(shapes)
-    ]
-    images = torch.randint(0, 256, (2, 3, 20, 24), dtype=torch.uint8)
-    found = ensemble(vaes, CPU, torch.float32, None)(images, range(2))
-    codecs = (VaeCodec(vae.autoencoder, torch.float32, None) for vae in vaes)
-    single = [map(to_uint8, codec(images, range(2))) for codec in codecs]
-    for recon, first, second in zip(found, *single, strict=True):
-        assert torch.equal(recon, (first / 2 + second / 2).round().to(torch.uint8))
-
-
-def test_image_without_reconstruction_has_none(tmp_path):
-    vaes = [load_vae(write_vae(tmp_path / str(seed), seed, init="default")) for seed in (0, 1)]
-    vaes[1].autoencoder.decoder.conv_out.bias.data.fill_(float("nan"))
-    images = torch.zeros((1, 3, 16, 16), dtype=torch.uint8)
-    assert ensemble(vaes, CPU, torch.float32, None)(images, range(1)) == [None]
 
 
 def image() -> torch.Tensor:

@@ -200,7 +200,7 @@ CPU = torch.device("cpu")
 
 
 def config(**given) -> EvaluateConfig:
-    return EvaluateConfig(vae=("x",), data_path=("y",), output_dir="z", **given)
+    return EvaluateConfig(vae=("x",), data_path="y", output_dir="z", **given)
 
 
 @pytest.fixture

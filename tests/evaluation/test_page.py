@@ -2,7 +2,6 @@
 
 import base64
 import io
-import math
 import re
 import shutil
 import subprocess
@@ -14,10 +13,9 @@ import pytest
 from PIL import Image
 
 from vae.evaluation.latents import TAUS
-from vae.evaluation.page import MAX_SIDE, branches, write_report
+from vae.evaluation.page import MAX_SIDE, write_report
 from vae.evaluation.results import LatentFacts, Protocol, Results, Sample, SizeResult, VaeResult
 from vae.evaluation.tables import number_column
-from vae.interop.run_files import OTHER_DATA
 
 EVIL = "<script>alert(1)</script>.png"
 QUOTES = '" onerror="alert(1)" \' onload=\'alert(1).png'
@@ -96,21 +94,13 @@ def vae(folder, name, number, psnr, side=24):
             sample(folder, EVIL, 10 * number, side, "worst"),
             sample(folder, QUOTES, 10 * number + 1, side, "best"),
         ],
-        curves=[
-            {"kind": "train", "step": 1, "loss": 0.5, EVIL: 1.0},
-            {"kind": "train", "step": 2, "loss": None},
-            {"kind": "train", "step": 3, "loss": 0.25},
-            {"kind": "train", "step": 4, "loss": math.nan},
-            {"kind": "validation", "step": 3, "psnr": 22.0},
-            {"kind": "validation", "step": "4"},
-        ],
         config={"channels": [8, 16], "z_channels": 2},
     )
 
 
 def build_results(tmp_path):
     codec = vae(tmp_path, "JPEG 0.5 bit/px", 3, 40.0)
-    codec.kind, codec.latents, codec.curves, codec.path = "codec", None, [], ""
+    codec.kind, codec.latents, codec.path = "codec", None, ""
     return Results(
         Protocol(f"data/{EVIL}", 2, (256, 512), "middle", "mode", "fp32", "CPU", 1, None, 0),
         {"torch": "2.15.0", "command": f"evaluate_vae.py {EVIL}", "date": "2030-01-01 00:00 UTC"},
@@ -256,12 +246,6 @@ def test_what_is_missing_is_named_once_with_its_reason(page):
         assert page.shown.count(reason) == 1
 
 
-def test_every_recorded_value_is_a_chart_with_a_text(page):
-    charts = {image["alt"] for image in page.all("img") if image["src"].startswith("data:image/png")}
-    assert f"loss by step: first {EVIL} from 0.5 to 0.25; second from 0.5 to 0.25" in charts
-    assert any(label.startswith("PSNR dB by step: ") for label in charts)
-
-
 def test_failed_report_leaves_the_old_file(results, tmp_path):
     (tmp_path / "report.html").write_text("old")
     results.vaes[0].samples[0].recon.unlink()
@@ -296,12 +280,3 @@ def test_measures_for_diffusion_are_explained_and_mark_no_best(results, tmp_path
     assert "★" not in " ".join(first + second)
     assert {"noise", "effective rank"} <= set(re.findall(r"<dt>(.*?)</dt>", latents))
     assert "the effective rank is 1.0 of 6 channels" in latents
-
-
-def test_the_report_names_branches_of_a_run():
-    runs = [
-        {"kind": "run", "step": 0, "resume": "new", "changed": ""},
-        {"kind": "run", "step": 5, "resume": OTHER_DATA, "changed": "transform crop random -> center"},
-    ]
-    assert branches(runs[:1]) is None
-    assert branches(runs) == "from step 5: transform crop random -> center"

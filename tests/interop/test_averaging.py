@@ -87,7 +87,7 @@ def test_different_starts_are_refused_with_the_reason(tmp_path):
         for start in (ONE, OTHER)
     )
     reason = f"{re.escape(str(one))} and {re.escape(str(other))} began from different weights.*--init_from"
-    with pytest.raises(UserError, match=rf"{reason}.*evaluate_vae\.py --ensemble$"):
+    with pytest.raises(UserError, match=reason):
         combined(one, other)
 
 

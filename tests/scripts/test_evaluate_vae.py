@@ -12,12 +12,10 @@ import torch
 from PIL import Image
 
 from tests.harness.runs import run_here
-from tests.harness.shards import write_shards
 from tests.harness.small_vae import write_vae
 from vae.evaluation import compare
 from vae.evaluation.compare import short_names
 from vae.evaluation.metrics import bicubic_baseline, ssim
-from vae.evaluation.page import read_curves
 from vae.images.pixels import psnr, to_float, to_uint8
 from vae.interop.vae_files import load_vae
 from vae.system.files import claim_folder, replace_text, write_json
@@ -35,11 +33,10 @@ def run_command(flags: dict, *more: object) -> tuple[int, str, str]:
 
 @pytest.fixture(scope="module")
 def folder(image_folder, tmp_path_factory) -> Path:
-    """Two VAEs, one of them with records of its run; three images and a truncated one."""
+    """Two VAEs, three images and a truncated one."""
     folder = tmp_path_factory.mktemp("evaluate")
     for seed, name in enumerate(("first", "second")):
         write_vae(folder / name / "vae", seed)
-    (folder / "first" / "metrics.jsonl").write_text('{"kind": "train", "step": 1, "loss": 0.5}\n{"kind": "tr')
     (folder / "data").mkdir()
     for name, index in (("a.png", 0), ("b.png", 2), (EVIL, 4)):
         shutil.copy(image_folder / f"image_{index:02d}.png", folder / "data" / name)
@@ -94,7 +91,6 @@ def test_comparison_writes_correct_values_to_every_file(flags, folder, tmp_path)
     assert "torn.png" in results["unusable"]
     assert "1 images left out" in output
     assert {"lpips", "rfid", "ms_ssim at 32", "peak memory"} <= set(results["missing"])
-    assert first["curves"] == [{"kind": "train", "step": 1, "loss": 0.5}]
     assert first["latents"]["channels"] == len(first["latents"]["std"]) == 16
     assert len(first["samples"][0]["latents"]) == 16
     assert all((out / sample["recon"]).is_file() for row in results["vaes"] for sample in row["samples"])
@@ -147,11 +143,10 @@ def mistakes(folder: Path, tmp_path: Path) -> dict[str, tuple[dict, list[str]]]:
     good = str(folder / "first" / "vae")
     return {
         "one of several VAEs does not exist": ({"--vae": [good, "gone"]}, ["--vae gone"]),
-        "ensemble of one": ({"--vae": good, "--ensemble": []}, ["--ensemble", "several VAEs"]),
-        "promotion without a run": ({"--promote": []}, ["--promote", "--watch"]),
+        "nothing matches": ({"--vae": str(folder / "*.pt")}, ["--vae", "matches no file"]),
+        "promotion into a folder of others": ({"--promote": folder}, ["--promote"]),
         "the same VAE twice": ({"--vae": [good, good]}, ["--vae", "twice"]),
         "missing dataset": ({"--data_path": tmp_path / "set.json"}, ["--data_path", "--mode shard"]),
-        "the same images twice": ({"--data_path": [folder / "data"] * 2}, ["--data_path", "twice"]),
         "negative size": ({"--sizes": [-8]}, ["--sizes -8", "is below 8: raise it; 0 measures whole images"]),
         "all images too small": ({"--sizes": [64]}, ["--data_path", "64 px"]),
         "batches of whole images": ({"--sizes": [0], "--batch_size": 2}, ["--batch_size 2", "--sizes 0"]),
@@ -173,29 +168,18 @@ def test_mistake_is_one_line_and_nothing_is_written(flags, folder, tmp_path):
         assert not (tmp_path / "out").exists(), what
 
 
-@pytest.mark.slow
-def test_several_datasets_are_compared_one_by_one_and_on_average(flags, folder, tmp_path):
-    one, other = (
-        write_shards(tmp_path / name, count=count, shard_bytes=10**6) for name, count in (("b", 3), ("c", 2))
-    )
-    flags |= {"--vae": flags["--vae"][:1], "--data_path": [str(one), str(other)]}
-    code, output, errors = run_command(flags, "--no-codecs")
-    assert (code, errors) == (0, "")
-    out = tmp_path / "out"
-    assert {path.name for path in out.glob("[!.]*")} == {"b_set", "c_set", "results.json", "results.csv"}
-    rows = {
-        vae["name"]: vae["sizes"][0]["metrics"]
-        for vae in json.loads((out / "results.json").read_text())["vaes"]
-    }
-    assert list(rows) == ["b/set: first/vae", "c/set: first/vae", "mean: first/vae"]
-    assert all(name in output for name in rows)
-    for folder_name, row in (("b_set", "b/set: first/vae"), ("c_set", "c/set: first/vae")):
-        own = json.loads((out / folder_name / "results.json").read_text())["vaes"][0]["sizes"][0]["metrics"]
-        assert rows[row] == own
-    for metric in ("psnr", "ssim"):
-        first, second, mean = (row[metric] for row in rows.values())
-        assert mean == pytest.approx((first + second) / 2)
-        assert first != second
+def test_the_best_checkpoint_is_promoted(flags, folder, tmp_path):
+    """Of all files that match; the folder is a VAE of diffusers, and only --overwrite replaces it."""
+    flags |= {"--vae": str(folder / "*" / "vae"), "--promote": tmp_path / "best"}
+    assert run_command(flags, "--no-codecs")[0] == 0
+    results = json.loads((tmp_path / "out" / "results.json").read_text())
+    best = max(results["vaes"], key=lambda row: row["sizes"][0]["metrics"]["psnr"])
+    found = load_vae(tmp_path / "best").autoencoder.state_dict()
+    expected = load_vae(Path(best["path"])).autoencoder.state_dict()
+    assert all(torch.equal(found[name], expected[name]) for name in expected)
+    assert "<title>Comparison" in (tmp_path / "best" / "report.html").read_text(encoding="utf-8")
+    code, _, errors = run_command({**flags, "--output_dir": tmp_path / "again"})
+    assert (code, "--promote" in errors and "--overwrite" in errors) == (78, True)
 
 
 def test_overwrite_replaces_results_and_old_samples(flags, tmp_path):
@@ -241,13 +225,3 @@ def test_a_cancelled_comparison_does_not_block_the_next(flags, tmp_path, monkeyp
 def test_short_names_are_unique():
     assert short_names(("x/a/vae", "x/b/vae")) == ["a/vae", "b/vae"]
     assert short_names(("x/1/a.pt", "x/2/a.pt", "b.pt")) == ["1/a.pt", "2/a.pt", "b.pt"]
-
-
-def test_long_curves_are_thinned_but_validations_are_kept(tmp_path):
-    lines = [{"kind": "train", "step": step} for step in range(5001)] + [{"kind": "validation", "step": 9}]
-    path = tmp_path / "metrics.jsonl"
-    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    kept = read_curves(path)
-    assert len(kept) == 1667 + 1
-    assert kept[-1] == {"kind": "validation", "step": 9}
-    assert read_curves(tmp_path / "gone.jsonl") == []

@@ -43,7 +43,7 @@ def test_lists(encode, lines, photos, tmp_path):
     path = tmp_path / "list.txt"
     path.write_bytes(encode(lines))
     assert {"été/日本 1.png", "ü.png"} <= read_exclude_list(str(path)).names
-    config = EvaluateConfig(vae=["x"], data_path=[str(photos)], output_dir="x", exclude=str(path), sizes=[32])
+    config = EvaluateConfig(vae=["x"], data_path=str(photos), output_dir="x", exclude=str(path), sizes=[32])
     found, _ = find_images(config)
     assert found.names == ["a.png", "été/b c.png"]
     shutil.copy(path, photos / "list.txt")
@@ -90,7 +90,7 @@ def test_text_in_another_encoding_is_one_line(data, photos, tmp_path):
 def test_a_list_that_matches_nothing_is_an_error(text, photos, tmp_path):
     path = tmp_path / "list.txt"
     path.write_text(text)
-    config = EvaluateConfig(vae=["x"], data_path=[str(photos)], output_dir="x", exclude=str(path), sizes=[32])
+    config = EvaluateConfig(vae=["x"], data_path=str(photos), output_dir="x", exclude=str(path), sizes=[32])
     with pytest.raises(UserError, match=r"--exclude .*list\.txt"):
         find_images(config)
     given = {**TINY, "data_path": str(photos), "output_dir": str(tmp_path / "run"), "exclude": str(path)}

@@ -1,9 +1,11 @@
 """The options of evaluate_vae.py, export_vae.py and infer_vae.py, each declared once."""
 
+import os
+from collections.abc import Sequence
 from dataclasses import MISSING, dataclass
 from difflib import get_close_matches
+from glob import glob, has_magic
 from pathlib import PurePath
-from typing import Any
 
 from vae.config.declare import (
     PUBLISHED_SCALING,
@@ -24,7 +26,7 @@ from vae.config.declare import (
 from vae.config.flags import parse_section, parse_values
 from vae.config.options import MIN_IMAGE_SIZE
 from vae.system.console import counted
-from vae.system.errors import UsageError, UserError
+from vae.system.errors import UserError
 
 MIN_SIZE = 8  # px: a smaller image is smaller than one latent pixel of this model family
 WHOLE = 0  # as a size: whole images, not cropped
@@ -35,37 +37,30 @@ class EvaluateConfig:
     """The VAEs to compare, the images, and the protocol."""
 
     vae: tuple[str, ...] = option(
-        (),
-        "one or more VAEs (required, except with --watch): checkpoints of train_vae.py, diffusers folders, "
-        ".safetensors files, or OWNER/REPO[:PATH] of the Hugging Face hub",
+        MISSING,
+        "one or more VAEs: checkpoints of train_vae.py, diffusers folders, .safetensors files, or "
+        "OWNER/REPO[:PATH] of the Hugging Face hub; outputs/first/checkpoint_*.pt: all that match",
         metavar="PATH",
     )
-    data_path: tuple[str, ...] = option(
+    data_path: str = option(
         MISSING,
         "folder of images, with subfolders, or the dataset.json of a dataset of shards, also on a remote "
-        "store (s3://, gs://, https://), or hf://datasets/OWNER/NAME[/SPLIT] of the Hugging Face hub; "
-        "several: each is measured, and the mean of all is given",
+        "store (s3://, gs://, https://), or hf://datasets/OWNER/NAME[/SPLIT] of the Hugging Face hub",
         metavar="PATH",
     )
     output_dir: str = option(
-        "",
-        "folder for report.html, the tables and sample images (required, except with --watch)",
-        metavar="DIR",
-        writes=True,
+        MISSING, "folder for report.html, the tables and sample images", metavar="DIR", writes=True
     )
     exclude: str | None = exclude_option()
     cache_dir: str | None = cache_dir_option()
     cache_gib: float = cache_gib_option()
     overwrite: bool = option(False, "replace the results of an earlier comparison")
-    watch: str | None = option(
+    promote: str | None = option(
         None,
-        "instead of the comparison, and without --vae and --output_dir: measure each new checkpoint in this "
-        "--output_dir of a run, until the run is finished",
+        "write the best VAE of the comparison, by LPIPS or else by PSNR at the last size, into this folder "
+        "in diffusers' format, with report.html",
         metavar="DIR",
-    )
-    promote: bool = option(
-        False,
-        "write name, SHA-256 and metrics of the checkpoint with the best PSNR to promoted.json in --watch",
+        writes=True,
     )
     sizes: tuple[int, ...] = option(
         (256,), "sides of the square crops to measure, px; 0: whole images", metavar="PX"
@@ -103,10 +98,6 @@ class EvaluateConfig:
         "also measure what a diffusion model's errors in the latents cost, at the smallest square size: PSNR "
         "after decoding with noise, and the effective rank (docs/evaluate.md)",
     )
-    ensemble: bool = option(
-        False,
-        "also measure the mean of the reconstructions of all --vae, which may differ in shape and start",
-    )
     codecs: bool = option(
         True,
         "also measure the bicubic baseline, and JPEG and WebP with as many bytes as the latents in 8 bit",
@@ -125,12 +116,6 @@ class EvaluateConfig:
     kernels: str = kernels_option()
     background: str = background_option()
     max_pixels: int = max_pixels_option("exclude")
-
-    @property
-    def path(self) -> str:
-        """The path of --data_path, of which there is one."""
-        (path,) = self.data_path
-        return path
 
 
 EVALUATE_EXAMPLES = """examples:
@@ -160,37 +145,23 @@ def parse_evaluate_flags(argv: list[str]) -> EvaluateConfig:
         argv,
         DETAILS,
     )
-    config = EvaluateConfig(**given)
+    config = EvaluateConfig(**{**given, "vae": _matching(given["vae"])})
     _check_evaluation(config)
-    _check_watch(config, given)
     return config
 
 
-_FOR_WATCH = (
-    "watch", "promote", "data_path", "exclude", "cache_dir", "cache_gib", "sizes", "crop",
-    "posterior", "seed", "max_images", "perceptual_net", "perceptual_weights", "rfid", "inception_weights",
-    "batch_size", "weights", "dtype", "device", "kernels", "background", "max_pixels",
-)  # fmt: skip
-
-
-def _check_watch(config: EvaluateConfig, given: dict[str, Any]) -> None:
-    """Raise UserError for flags without an effect with --watch, and for missing flags without it."""
-    if config.watch is None:
-        missing = [f"--{name}" for name in ("vae", "output_dir") if not getattr(config, name)]
-        if missing:
-            raise UsageError(f"the following arguments are required: {', '.join(missing)}")
-        if config.promote:
-            raise UserError("--promote needs a run: add --watch with its --output_dir")
-        return
-    if config.vae or config.output_dir:
-        raise UserError("--vae and --output_dir have no effect with --watch: remove them")
-    useless = next((flag for flag in given if flag not in _FOR_WATCH), None)
-    if useless is not None:
-        raise UserError(f"--{useless} has no effect with --watch: remove it")
-    for name in ("data_path", "sizes"):
-        if len(getattr(config, name)) > 1:
-            shown = " ".join(map(str, getattr(config, name)))
-            raise UserError(f"--{name} {shown}: --watch needs a single one")
+def _matching(paths: Sequence[str]) -> tuple[str, ...]:
+    """The paths, and what their wildcards match: no shell of Windows does this."""
+    found: list[str] = []
+    for path in paths:
+        if os.path.lexists(path) or not has_magic(path):
+            found.append(path)
+            continue
+        matches = sorted(glob(path), key=lambda match: (len(match), match))  # epoch 9 before 10
+        if not matches:
+            raise UserError(f"--vae {path} matches no file: give the path of a VAE")
+        found += matches
+    return tuple(found)
 
 
 def _check_evaluation(config: EvaluateConfig) -> None:
@@ -201,8 +172,6 @@ def _check_evaluation(config: EvaluateConfig) -> None:
     check_once("vae", config.vae)
     if config.diffusability and config.sizes == (WHOLE,):
         raise UserError("--diffusability needs squares of one size: add --sizes 256")
-    if config.ensemble and len(config.vae) < 2:
-        raise UserError("--ensemble needs several VAEs: list them all after one --vae, or remove --ensemble")
     if WHOLE in config.sizes and config.batch_size > 1:
         raise UserError(f"--batch_size {config.batch_size} needs images of one size: use 1, or no --sizes 0")
     if config.perceptual_weights is not None and config.perceptual_net in ("random", "none"):

@@ -1,15 +1,13 @@
 """Checks of a command of evaluate_vae.py that need no PyTorch, so that mistakes are reported at once."""
 
 import importlib.util
-import os
 from pathlib import Path
 
 from vae.config.trained_vae_flags import EvaluateConfig
 from vae.data.exclude_list import hash_of_list
 from vae.images.decoding import parse_background
 from vae.images.folder import check_images
-from vae.interop.run_files import PROMOTED_NAME, RUN_COMMAND, read_promoted
-from vae.interop.vae_path import locate_vae
+from vae.interop.vae_path import WEIGHTS_NAME, locate_vae
 from vae.shards.dataset_json import is_dataset, read_dataset
 from vae.shards.hub_files import is_hub_dataset
 from vae.system.errors import UserError
@@ -23,19 +21,14 @@ RESULTS_NAME = "results.json"  # written last
 def check_command(config: EvaluateConfig) -> None:
     """Raise UserError for a wrong colour, an unusable output, and what does not exist or is not installed."""
     parse_background(config.background)
-    if config.watch is None:
-        _check_output(Path(config.output_dir), config.overwrite)
-    else:
-        _check_watched(Path(config.watch), config.promote)
+    _check_output(Path(config.output_dir), config.overwrite)
+    if config.promote is not None:
+        _check_promoted(Path(config.promote), config.overwrite)
     for path in config.vae:
         locate_vae(Path(path), "--vae")
-    for path in config.data_path:
-        if is_hub_dataset(path):
-            continue  # asking the hub takes its time
-        if is_dataset(path):
-            read_dataset(path)
-        else:
-            check_images(path)
+    if not is_hub_dataset(config.data_path):  # asking the hub takes its time
+        check = read_dataset if is_dataset(config.data_path) else check_images
+        check(config.data_path)
     hash_of_list(config.exclude)  # a list that cannot be read fails here
     if config.rfid:
         check_rfid_packages()
@@ -49,19 +42,17 @@ def check_rfid_packages() -> None:
         raise UserError(f"--rfid needs {' and '.join(absent)}: run {install}, or remove --rfid")
 
 
-def _check_watched(folder: Path, promote: bool) -> None:
-    if not folder.is_dir():
-        raise UserError(f"--watch {folder} is not a folder: give the --output_dir of a run that has begun")
-    if not promote:
-        return
-    if check_folder(folder, RUN_COMMAND, "--watch") is None:
-        raise UserError(f"--watch {folder} is empty: --promote needs the folder of a run that has begun")
-    if os.path.lexists(folder / PROMOTED_NAME) and not read_promoted(folder):
-        raise UserError(f"--promote would replace {folder / PROMOTED_NAME}, which is not its own: move it")
-
-
 def _check_output(output_dir: Path, overwrite: bool) -> None:
     if check_folder(output_dir, COMMAND) and (output_dir / RESULTS_NAME).exists() and not overwrite:
         raise UserError(
             f"--output_dir {output_dir} contains an earlier comparison: add --overwrite, or use another"
+        )
+
+
+def _check_promoted(folder: Path, overwrite: bool) -> None:
+    if not (folder / WEIGHTS_NAME).exists():
+        check_folder(folder, "export", "--promote")
+    elif not overwrite:
+        raise UserError(
+            f"--promote {folder} contains a VAE: add --overwrite to replace it, or use another folder"
         )

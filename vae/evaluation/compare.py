@@ -2,21 +2,22 @@
 
 import platform
 import re
+import shutil
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import datetime, timezone
 from importlib.metadata import version
-from pathlib import Path, PurePath
+from pathlib import Path
 from typing import Any
 
 import torch
 
-from vae.config.trained_vae_flags import WHOLE, EvaluateConfig
+from vae.config.trained_vae_flags import WHOLE, EvaluateConfig, ExportConfig
 from vae.data.exclude_list import hash_of_list
 from vae.device import DTYPES, is_out_of_memory, pick_device, precision_support, warn_of_slow_bf16
-from vae.evaluation.command import COMMAND, RESULTS_NAME, check_command
+from vae.evaluation.command import COMMAND, RESULTS_NAME
 from vae.evaluation.image_set import CROPS, ImageSet, find_images
 from vae.evaluation.latents import diffusability
 from vae.evaluation.measure import (
@@ -27,30 +28,26 @@ from vae.evaluation.measure import (
     bicubic_reconstruction,
     bits_per_pixel,
     classic_codec,
-    ensemble,
     measure,
 )
 from vae.evaluation.metrics import find_perceptual, find_rfid
-from vae.evaluation.page import branches, read_curves, write_report
-from vae.evaluation.results import PER_IMAGE, Protocol, Results, SizeResult, VaeResult, as_json, mean_of
+from vae.evaluation.page import write_report
+from vae.evaluation.results import METRICS, PER_IMAGE, Protocol, Results, VaeResult, as_json
 from vae.evaluation.samples import choose, write_originals, write_samples
-from vae.evaluation.tables import (
-    aligned,
-    quality_tables,
-    terminal_text,
-    write_per_image_csv,
-    write_results_csv,
-)
-from vae.interop.run_files import METRICS_NAME
+from vae.evaluation.tables import terminal_text, write_per_image_csv, write_results_csv
+from vae.interop.exporting import export
 from vae.interop.vae_files import LoadedVae, load_vae
 from vae.losses.perceptual import RANDOM_NOTE
 from vae.ops.kernel_check import choose_kernels
 from vae.progress import track
+from vae.shards.dataset_json import is_dataset
 from vae.system import console
 from vae.system.addresses import public_text
 from vae.system.console import counted
 from vae.system.errors import UserError
 from vae.system.files import claim_folder, read_json, write_json
+
+REPORT_NAME = "report.html"
 
 
 @dataclass
@@ -84,13 +81,33 @@ def compare(config: EvaluateConfig) -> Results:
     _explain_missing(config, results, device)
     write_results_csv(results, output_dir / "results.csv")
     write_per_image_csv(results, output_dir / "per_image.csv")
-    write_report(results, output_dir / "report.html")
+    write_report(results, output_dir / REPORT_NAME)
     write_json(output_dir / RESULTS_NAME, as_json(results, output_dir), indent=1)
     console.info(terminal_text(results))
     if net == "random":
         console.warning(RANDOM_NOTE)
     console.info(f"\nresults are in {console.printable(config.output_dir)}")
+    if config.promote is not None:
+        _promote(config, results)
     return results
+
+
+def _promote(config: EvaluateConfig, results: Results) -> None:
+    """Write the best VAE into the folder of --promote, with the report; UserError if no VAE has a mean."""
+    assert config.promote is not None
+    measured = {vae.path: vae.sizes[-1].metrics for vae in results.networks}
+    judges_lpips = results.protocol.perceptual_net != "random"
+    metric = "lpips" if judges_lpips and any(m["lpips"] is not None for m in measured.values()) else "psnr"
+    values = {path: value for path, m in measured.items() if (value := m[metric]) is not None}
+    if not values:
+        raise UserError(f"--promote {config.promote}: no VAE has reconstructed all images")
+    best = (min if METRICS[metric].better == "lower" else max)(values, key=lambda path: values[path])
+    images = None if is_dataset(config.data_path) else config.data_path  # for latents that were not measured
+    chosen = ExportConfig((best,), config.promote, weights=config.weights, device=config.device)
+    export(replace(chosen, data_path=images, overwrite=True))
+    shutil.copy(Path(config.output_dir) / REPORT_NAME, config.promote)
+    shown = f"{METRICS[metric].title} {values[best]:.{METRICS[metric].decimals}f}"
+    console.info(f"promoted: {console.printable(best)}, {shown}")
 
 
 def _remove_earlier(folder: Path) -> None:
@@ -137,23 +154,15 @@ def _load_rows(config: EvaluateConfig, device: torch.device) -> list[Candidate]:
     rows, latent_shapes = [], []
     for path, name in zip(config.vae, short_names(config.vae), strict=True):
         loaded = load_vae(Path(path), flag="--vae", weights=config.weights)
-        curves = read_curves(Path(path).parent / METRICS_NAME)
-        facts = {
-            "weights_dtype": str(loaded.file.dtype).removeprefix("torch."),
-            "step": loaded.file.step,
-            "branch": branches(curves),
-        }
+        facts = {"weights_dtype": str(loaded.file.dtype).removeprefix("torch."), "step": loaded.file.step}
         result = VaeResult(
             name=name,
             path=path,
             kind=loaded.kind,
-            curves=curves,
             config={**loaded.file.shape, **{key: value for key, value in facts.items() if value is not None}},
         )
         rows.append(Candidate(result, loaded))
         latent_shapes.append((loaded.autoencoder.config.z_channels, loaded.autoencoder.downsampling))
-    if config.ensemble:
-        rows.append(_ensemble_row(config, rows, device))
     if not config.codecs:
         return rows
     return rows + _reference_rows(latent_shapes, has_alpha=image_channels(rows) == 4)
@@ -173,14 +182,6 @@ def image_channels(rows: Sequence[Candidate]) -> int:
                 f"--vae {path} has {other} image channels, and {first} {channels}: compare VAEs with as many"
             )
     return channels
-
-
-def _ensemble_row(config: EvaluateConfig, rows: list[Candidate], device: torch.device) -> Candidate:
-    """The mean of the reconstructions of all VAEs."""
-    vaes = [row.source for row in rows if isinstance(row.source, LoadedVae)]
-    seed = config.seed if config.posterior == "sample" else None
-    result = VaeResult(name=f"ensemble of {len(vaes)}", path="", kind="ensemble")
-    return Candidate(result, ensemble(vaes, device, DTYPES[config.dtype], seed))
 
 
 def _reference_rows(latent_shapes: list[tuple[int, int]], has_alpha: bool) -> list[Candidate]:
@@ -285,7 +286,7 @@ def _protocol(
     config: EvaluateConfig, images: int, sizes: tuple[int, ...], device: torch.device, net: str | None
 ) -> Protocol:
     return Protocol(
-        data_path=public_text(config.path),
+        data_path=public_text(config.data_path),
         images=images,
         sizes=sizes,
         crop="whole images" if sizes == (WHOLE,) else CROPS[config.crop],
@@ -316,63 +317,3 @@ def _environment(device: torch.device) -> dict[str, str]:
         "cuda": str(torch.version.cuda),
         **packages,
     }
-
-
-# ---- Several datasets --------------------------------------------------------------------------------------
-MEAN = "mean"
-
-
-def compare_all(config: EvaluateConfig) -> Results:
-    """Compare the VAEs on --data_path; if it has several datasets, on each, and on all."""
-    if len(config.data_path) == 1:
-        return compare(config)
-    names = short_names([_folder(path) for path in config.data_path], "--data_path")
-    claim_folder(Path(config.output_dir), COMMAND)
-    compared: dict[str, Results] = {}
-    for name, path in zip(names, config.data_path, strict=True):
-        console.info(f"\n{console.printable(name)}")
-        folder = Path(config.output_dir) / name.replace("/", "_")
-        single = replace(config, data_path=(path,), output_dir=str(folder))
-        check_command(single)
-        compared[name] = compare(single)
-    results = _joined(compared)
-    folder = Path(config.output_dir)
-    write_results_csv(results, folder / "results.csv")
-    write_json(folder / RESULTS_NAME, as_json(results, folder), indent=1)
-    for table in quality_tables(results):
-        console.info("\n".join(["", *aligned(table)]))
-    console.info(f"\nresults of all datasets are in {console.printable(config.output_dir)}")
-    return results
-
-
-def _folder(path: str) -> str:
-    """What names a dataset: the folder of a `dataset.json`, or the path itself."""
-    shown = PurePath(public_text(path))
-    return str(shown.parent if shown.name == "dataset.json" else shown)
-
-
-def _joined(compared: dict[str, Results]) -> Results:
-    """A row for each dataset and VAE, then the mean of each VAE over the datasets."""
-    first, *_ = compared.values()
-    rows = [
-        replace(vae, name=f"{name}: {vae.name}", curves=[], samples=[])
-        for name, results in compared.items()
-        for vae in results.vaes
-    ]
-    for same in zip(*(results.vaes for results in compared.values()), strict=True):
-        sizes = [_mean(list(sizes_of)) for sizes_of in zip(*(vae.sizes for vae in same), strict=True)]
-        rows.append(VaeResult(f"{MEAN}: {same[0].name}", same[0].path, same[0].kind, sizes))
-    protocol = replace(
-        first.protocol,
-        data_path=" ".join(results.protocol.data_path for results in compared.values()),
-        images=sum(results.protocol.images for results in compared.values()),
-    )
-    return Results(protocol, first.environment, rows, missing={}, unusable={})  # in the results of each
-
-
-def _mean(results: list[SizeResult]) -> SizeResult:
-    """The mean of a VAE over the datasets; none of rFID, which belongs to one set of images."""
-    metrics: dict[str, float | None] = dict.fromkeys(results[0].metrics)
-    for metric in PER_IMAGE:
-        metrics[metric] = mean_of([result.metrics[metric] for result in results])
-    return SizeResult(results[0].size, metrics, {})

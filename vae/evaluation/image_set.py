@@ -126,7 +126,7 @@ def find_images(config: EvaluateConfig, channels: int = 3) -> tuple[ImageSet, di
         name, reason = next(iter(unusable.items()))
         remedy = ": lower --sizes" if reason.startswith("too_small") and largest > MIN_SIZE else ""
         raise DataError(
-            f"--data_path {config.path}: none of its {len(names)} images can be "
+            f"--data_path {config.data_path}: none of its {len(names)} images can be "
             f"measured; the first is {name}: {reason}{remedy}"
         )
     usable = {name: index for name, index in indices.items() if name not in unusable}
@@ -152,10 +152,10 @@ def _without_excluded(source: Images, chosen: Sequence[int], config: EvaluateCon
 
 def _open(config: EvaluateConfig) -> Images:
     """The images of --data_path. Raises DataError or UserError if there are none."""
-    if not is_dataset(config.path):
-        return FolderImages(config.path, list_images(config.path))
-    cache = open_cache([config.path], config.cache_dir, config.cache_gib)
-    return ShardImages([read_dataset(config.path)], 1, cache)
+    if not is_dataset(config.data_path):
+        return FolderImages(config.data_path, list_images(config.data_path))
+    cache = open_cache([config.data_path], config.cache_dir, config.cache_gib)
+    return ShardImages([read_dataset(config.data_path)], 1, cache)
 
 
 def in_threads(work: Callable[..., _Result], items: Sequence) -> Iterator[_Result]:

@@ -1,4 +1,4 @@
-"""Measure the reconstructions of every image at one size, by one VAE or several, bicubic, JPEG or WebP.
+"""Measure the reconstructions of every image at one size, by a VAE, bicubic, JPEG or WebP.
 
 Shapes: B images of C channels and H x W px, Z latent channels, h x w latent pixels.
 """
@@ -29,7 +29,6 @@ from vae.evaluation.results import PER_IMAGE, SizeResult, mean_of
 from vae.images.composites import as_rgb, per_image
 from vae.images.pixels import MAX_PSNR_DB, as_float, as_uint8, to_float, to_uint8
 from vae.inference.codec import crop_back, decode_latents, encode_images, pad_to_multiple
-from vae.interop.vae_files import LoadedVae
 from vae.losses.perceptual import PerceptualLoss
 from vae.model.autoencoder import AutoencoderKL, Posterior
 from vae.ops.noise import keyed_normal
@@ -218,26 +217,3 @@ def measure(
     distance = metrics.rfid.take() if metrics.rfid is not None else None
     means["rfid"] = distance if means["psnr"] is not None else None  # all images were reconstructed
     return SizeResult(size, means, per_image)
-
-
-def ensemble(
-    vaes: Sequence[LoadedVae], device: torch.device, dtype: torch.dtype, sample_seed: int | None
-) -> Reconstruct:
-    """The mean of the 8-bit reconstructions, rounded to 8 bit; all VAEs stay on the device."""
-    codecs: list[VaeCodec] = []  # built once: the first call of each is slower
-
-    def reconstruct(images: torch.Tensor, indices: range) -> list[torch.Tensor | None]:
-        models = [vae.autoencoder.to(device).to(memory_format=torch.channels_last) for vae in vaes]
-        if not codecs:
-            codecs.extend(VaeCodec(model, dtype, sample_seed) for model in models)
-        means: list[torch.Tensor | None] = [torch.zeros_like(image, dtype=torch.float32) for image in images]
-        for codec in codecs:
-            for number, recon in enumerate(codec(images, indices)):
-                mean = means[number]
-                if recon is None or mean is None:
-                    means[number] = None
-                else:
-                    means[number] = mean + as_uint8(recon).cpu() / len(codecs)
-        return [None if mean is None else mean.round().to(torch.uint8) for mean in means]
-
-    return reconstruct

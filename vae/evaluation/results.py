@@ -99,18 +99,17 @@ class VaeResult:
 
     name: str  # unique in the comparison
     path: str
-    kind: str  # checkpoint, diffusers, compvis; without a network of its own: ensemble, baseline or codec
+    kind: str  # checkpoint, diffusers, compvis; without a network: baseline or codec
     sizes: list[SizeResult] = field(default_factory=list)
     latents: LatentFacts | None = None
     diffusability: dict[str, float | None] = field(default_factory=dict)  # by measure
     samples: list[Sample] = field(default_factory=list)
-    curves: list[dict[str, Any]] = field(default_factory=list)  # records of metrics.jsonl beside a checkpoint
     config: dict[str, Any] = field(default_factory=dict)  # the model's shape
 
     @property
     def is_network(self) -> bool:
         """Whether this is a VAE: only VAEs are ranked, timed and used to choose images."""
-        return self.kind not in ("baseline", "codec", "ensemble")
+        return self.kind not in ("baseline", "codec")
 
 
 @dataclass

@@ -49,7 +49,7 @@ def check_combinable(vaes: Sequence[LoadedVae], paths: Sequence[str]) -> None:
         if name := next((name for name in options if others[name] != options[name]), None):
             raise UserError(
                 f"--vae {path} has {name} {others[name]}, and {paths[0]} {options[name]}: they cannot be "
-                "averaged; evaluate_vae.py --ensemble averages reconstructions"
+                "averaged"
             )
     known = {vae.file.start: number for number, vae in enumerate(vaes) if vae.file.start}
     if len(known) > 1:
@@ -57,7 +57,7 @@ def check_combinable(vaes: Sequence[LoadedVae], paths: Sequence[str]) -> None:
         raise UserError(
             f"--vae {paths[one]} and {paths[other]} began from different weights, so the mean of their "
             "weights is no VAE: average folds or checkpoints that began from one VAE (same --init_from or "
-            "--seed), or average the reconstructions instead: evaluate_vae.py --ensemble"
+            "--seed)"
         )
     unknown = [path for path, vae in zip(paths, vaes, strict=True) if not vae.file.start]
     if unknown:

@@ -56,9 +56,7 @@ def local_dataset(text: str, flag: str, cache_dir: str | None, val_split: float 
 
 
 def with_local_data(config: EvaluateConfig) -> EvaluateConfig:
-    """The command with a local dataset.json instead of each dataset of the hub."""
-    paths = [
-        local_dataset(path, "--data_path", config.cache_dir) if is_hub_dataset(path) else path
-        for path in config.data_path
-    ]
-    return replace(config, data_path=tuple(paths))
+    """The command with a local dataset.json instead of a dataset of the hub."""
+    if not is_hub_dataset(config.data_path):
+        return config
+    return replace(config, data_path=local_dataset(config.data_path, "--data_path", config.cache_dir))

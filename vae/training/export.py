@@ -20,7 +20,6 @@ from vae.step import Networks, network_input, unwrapped
 from vae.system import console
 from vae.system.errors import NonFiniteError, UserError
 from vae.system.files import read_marker
-from vae.training.provenance import note_exported
 from vae.training.state import TrainingState
 
 EXPORT_NAME = "vae"  # folder in OUTPUT_DIR
@@ -94,7 +93,6 @@ def write_export(
     description, of_latents = describe(model, size, constants, **how)
     metadata |= of_latents | modelspec(model, output_dir.absolute(), size)
     save_diffusers_folder(folder, stored_weights(model, "fp32"), description, metadata)
-    note_exported(output_dir, metadata[CHECKPOINT_KEY])
 
 
 def _keep_foreign(folder: Path, run_id: str, resume_command: str) -> None:

@@ -24,7 +24,6 @@ from vae.training.datasets import TrainingSet
 from vae.training.logbook import try_to_write_json
 from vae.training.validation import ValidationSet
 
-EXPORTED = "exported"  # key: the SHA-256 of the checkpoint whose weights the run has exported at its end
 RULES = 1  # of the order of images and of their crops as functions of (seed, epoch, position)
 # Without these keys two records can be equal: they do not decide samples.
 NOT_COMPARED = {"path", "policy"}
@@ -41,11 +40,6 @@ def write_run(folder: Path, identity: Identity, good: Path | None) -> None:
     """Store the run of the folder, and its checkpoint that is known to be good."""
     name = good.name if good is not None and good.parent == folder else None
     try_to_write_json(folder / RUN_NAME, {**asdict(identity), "good_checkpoint": name}, indent=2)
-
-
-def note_exported(folder: Path, digest: str) -> None:
-    """Store that the run in the folder has exported its weights, from a checkpoint with this SHA-256."""
-    try_to_write_json(folder / RUN_NAME, {**_read_run(folder), EXPORTED: digest}, indent=2)
 
 
 def read_good_checkpoint(folder: Path) -> Path | None:

@@ -14,7 +14,6 @@ from torch.utils._pytree import tree_map
 from vae.config.options import CHECKPOINT_MINUTES, Config, flatten
 from vae.device import is_out_of_memory
 from vae.interop.checkpoint_file import Position, save_checkpoint
-from vae.interop.run_files import read_promoted
 from vae.memory.available import available_bytes
 from vae.memory.plan import checkpoint_bytes
 from vae.system import console
@@ -232,17 +231,17 @@ class Saver:
     def _after_write(self, at: Position, path: Path, prunes: bool) -> None:
         """After the checkpoint of the position `at` is on disk: let the next records judge it, and prune.
 
-        Neither the best checkpoint, a promoted one, the last one of a stage, nor the last good one is
-        removed. This may run in the writer's thread, when training is further.
+        Neither the best checkpoint, the last one of a stage, nor the last good one is removed. This may run
+        in the writer's thread, when training is further.
         """
         self.stability.unconfirmed.append((at.step, path))
         if not prunes:
             return
-        best = {self.state.history.best_checkpoint, read_promoted(self.folder).get("checkpoint")}
+        best = self.state.history.best_checkpoint
         prune(
             self.folder,
             self.config.run.keep_checkpoints,
-            apart=stage_ends(self.state.stages, at) | {name for name in best if name},
+            apart=stage_ends(self.state.stages, at) | ({best} if best else set()),
             needed=self.stability.needed(),
         )
 
