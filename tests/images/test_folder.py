@@ -89,13 +89,26 @@ def test_such_a_folder_is_read_if_it_is_the_one_that_is_given(tmp_path):
 
 
 def test_files_of_other_formats_are_counted_by_extension(tmp_path, capsys):
-    for name in ("a.jpg", "b.psd", "sub/c.PSD", "d.CR2", "e.mov", "notes.txt", "._d.psd", "f.xmp"):
+    others = ("photos.zip", "sub/part2.tar", "more.parquet")
+    for name in (
+        *("a.jpg", "b.psd", "sub/c.PSD", "d.CR2", "e.mov", "g.HIF", "h.ppm", "notes.txt", "._d.psd", "f.xmp"),
+        *others,
+    ):
         touch(tmp_path / name)
     assert list_images(tmp_path) == ["a.jpg"]
-    (line,) = capsys.readouterr().out.splitlines()
-    for token in ("WARNING", f"--data_path {tmp_path}", "4 files", "2 .psd, 1 .cr2, 1 .mov", "PNG or JPEG"):
+    line, archives = capsys.readouterr().out.splitlines()
+    for token in (
+        "WARNING",
+        f"--data_path {tmp_path}",
+        "6 files",
+        "2 .psd",
+        "1 .cr2",
+        "1 .hif",
+        "PNG or JPEG",
+    ):
         assert token in line
-    for name in ("b.psd", "sub/c.PSD", "d.CR2", "e.mov"):
+    assert f"WARNING: --data_path {tmp_path}: skips 3 archives" in archives
+    for name in ("b.psd", "sub/c.PSD", "d.CR2", "e.mov", "g.HIF", "h.ppm", *others):
         (tmp_path / name).unlink()
     list_images(tmp_path)
     assert capsys.readouterr().out == ""

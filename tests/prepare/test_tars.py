@@ -80,6 +80,20 @@ def test_long_names_and_names_with_a_point_are_read(format, tmp_path):
     assert images.metadata(0) == {"source": f"{key[2:]}.png", "label": 3}
 
 
+@pytest.mark.parametrize("mode", ["shard", "index"])
+def test_tar_of_a_hidden_folder_is_read_like_the_folder(mode, tmp_path):
+    folder = tmp_path / "of a user/.photos"
+    (folder / ".thumbnails").mkdir(parents=True)
+    for name in ("a.png", ".thumbnails/b.png"):
+        (folder / name).write_bytes(picture(len(name)))
+    tar = shutil.make_archive(str(tmp_path / "a"), "tar", tmp_path, "of a user/.photos")
+    if mode == "shard":
+        shard(tar, tmp_path / "set", "--val_split", "0", code=0)
+    else:
+        index(tar, tmp_path / "set", code=0)
+    assert list(read_all(tmp_path / "set/dataset.json").values()) == [picture(5)]
+
+
 def test_odd_members_are_counted_and_cost_no_other_image(tmp_path):
     link, hard, sparse = (tarfile.TarInfo(f"{name}.png") for name in ("link", "hard", "sparse"))
     link.type, link.linkname = tarfile.SYMTYPE, "good.png"

@@ -35,7 +35,9 @@ NAMES = {
 }
 # Formats that training does not read; prepare_data.py --mode validate reports why for each of the first.
 OTHER_IMAGES = (
-    ".heic", ".heif", ".jxl", ".jp2", ".svg", ".pdf", ".psd", ".psb", ".xcf", ".ico", ".exr", ".hdr", ".tga",
+    ".heic", ".heif", ".hif", ".jxl", ".jp2", ".j2k", ".jpf", ".jpx", ".jxr", ".svg", ".pdf", ".psd", ".psb",
+    ".xcf", ".kra", ".ai", ".eps", ".ico", ".exr", ".hdr", ".tga", ".dds", ".qoi", ".pcx", ".ppm", ".pgm",
+    ".pbm", ".pnm", ".dib", ".jps", ".insp", ".heics", ".avifs", ".dcm", ".fits",
 )  # fmt: skip
 RAW = (
     ".nef", ".nrw", ".cr2", ".cr3", ".crw", ".arw", ".sr2", ".dng", ".orf", ".rw2", ".raf", ".pef", ".srw",
@@ -113,6 +115,13 @@ class Skips:
         files = counted(self.extensions.total(), "file")
         return f"{files} of other formats ({kinds}), for example {name}: {remedy_for(name)}"
 
+    def archives(self) -> str:
+        """The files of many images, with an example and the way on; empty without any."""
+        if not (count := self.counts["archive"]):
+            return ""
+        name = self.examples["archive"][0]
+        return f"{counted(count, 'archive')}, for example {name}: {_way_on(name, name, ARCHIVES)}"
+
     def unreadable(self) -> str:
         """The folders that cannot be read, with an example and the remedy; empty without any."""
         if not (count := self.counts["unreadable_folder"]):
@@ -150,7 +159,7 @@ def list_images(root: str | os.PathLike[str], *, flag: str = "--data_path") -> l
 
 def print_skips(skips: Skips, where: str) -> None:
     """Print a line for each kind of skipped files that a user may miss."""
-    for text in filter(None, (skips.formats(), skips.unreadable())):
+    for text in filter(None, (skips.formats(), skips.archives(), skips.unreadable())):
         console.warning(f"{where}: skips {text}")
     if text := skips.others():
         console.info(f"{where}: skips {text}")

@@ -29,7 +29,7 @@ EXTENSIONS_OF = {
     "TIFF": (".tif", ".tiff"),
     "AVIF": (".avif",),
     "GIF": (".gif",),
-    "HEIF": (".heic", ".heif"),
+    "HEIF": (".heic", ".heif", ".hif"),  # .hif: cameras of Canon, Fujifilm and Sony
     "JXL": (".jxl",),
 }
 # Formats that need an additional package: the module with the Pillow plugin, and the package.

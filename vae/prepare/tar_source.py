@@ -136,12 +136,15 @@ class TarBlock(Block):
 
     def _members(self, tar: tarfile.TarFile, seen: _Seen) -> Iterator[_Member]:
         """The files of samples, with the content of images and texts. Other members are counted."""
-        for info in tar:
+        root = ""
+        for number, info in enumerate(tar):
             tar.members = []  # type: ignore[attr-defined] # it keeps all that it has seen
             names = split_name(info.name)
             if info.isdir():
+                if number == 0:  # the folder that was packed is read whatever its name is, as --input_dir is
+                    root = f"{posixpath.normpath(info.name)}/"
                 continue
-            if (code := code_of(posixpath.normpath(info.name))) or names is None:
+            if (code := code_of(posixpath.normpath(info.name).removeprefix(root))) or names is None:
                 seen.skips.add(info.name, code or "other_file")
                 continue
             if not is_plain(info):
