@@ -10,6 +10,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from tests.harness.small_vae import SMALL
 from vae.config.model_options import ModelConfig
+from vae.config.resolve import tiny_shape
 from vae.inference import codec
 from vae.inference.codec import (
     Moments,
@@ -227,6 +228,7 @@ def test_only_an_image_that_may_not_fit_is_computed_in_tiles(
         (replace(QUANT, channels=(16, 128)), 1, torch.float32),
         (ModelConfig(channels=(32, 64, 128, 128)), 1, torch.float32),  # nowhere
         (TINY, 2, torch.float32),
+        (ModelConfig(**tiny_shape(32, 6, "taesana")), 2, torch.float32),
     ],
 )
 def test_memory_of_a_cpu_is_neither_refused_nor_exceeded(shape, images, dtype, monkeypatch):

@@ -184,8 +184,10 @@ def test_exports_have_modelspec_keys_and_keep_license_and_author(tmp_path):
         ({"channels": (64, 128, 256, 256)}, None, "expects channels 128 256 512 512, two blocks"),
         ({"family": "wan"}, None, "add --into"),
         (tiny_shape(16, 4), (1.0, 0.0), None),
-        (tiny_shape(32, 4), (1.0, 0.0), "no taesd with 32 latent channels and 4 levels: use its folder"),
-        (tiny_shape(4, 3), (1.0, 0.0), "no taesd with 4 latent channels and 3 levels: use its folder"),
+        (tiny_shape(32, 4, "taef2"), (1.0, 0.0), None),
+        (tiny_shape(32, 4), (1.0, 0.0), "no --family tiny with 32 latent channels and 4 levels"),
+        (tiny_shape(4, 3), (1.0, 0.0), "no --family tiny with 4 latent channels and 3 levels"),
+        (tiny_shape(32, 6, "taesana"), (1.0, 0.0), "no --family taesana with 32 latent channels"),
     ],
 )
 def test_comfyui_would_take_a_single_file_for_another_network(shape, scaling, part):

@@ -13,6 +13,7 @@ from safetensors.torch import load_file, save_file
 
 from tests.harness.runs import TINY, run_here
 from tests.harness.small_vae import SMALL, write_vae
+from tests.harness.tiny_models import published
 from tests.harness.training_runs import assert_same, last_checkpoint, records
 from tests.harness.vae_families import diffusers_model, image
 from tests.harness.wan_models import wan_model
@@ -131,6 +132,44 @@ def test_published_files_of_taesd_are_read(z_channels, tmp_path):
     )
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("family", ["taef2", "taesana"])
+def test_variants_are_read_trained_and_written(family, image_folder, tmp_path):
+    parts = {part: published(family, part) for part in ("encoder", "decoder")}
+    theirs = tmp_path / "theirs"
+    theirs.mkdir()
+    for part, network in parts.items():
+        torch.save({name: w.half() for name, w in network.state_dict().items()}, theirs / f"x_{part}.pth")
+        network.half().float()
+    train_tiny(image_folder, tmp_path / "run", init_from=str(theirs), train_part="decoder")
+    export(ExportConfig(vae=(str(theirs / "x_decoder.pth"),), output=str(tmp_path / "all.safetensors")))
+    images = image() / 2 + 0.5
+    for path in (theirs, tmp_path / "all.safetensors", tmp_path / "run/vae"):
+        loaded = load_vae(path)
+        ours = loaded.autoencoder
+        assert (ours.config.family, loaded.scaling_factor) == (family, 1.0)
+        for part, network in parts.items():
+            file = tmp_path / f"{path.name}_{part}.safetensors"
+            export(ExportConfig(vae=(str(path),), output=str(file)))
+            stored, expected = load_file(file), network.state_dict()
+            is_trained = path.name == "vae" and part == "decoder"
+            assert is_trained != all(torch.equal(value, expected[name]) for name, value in stored.items())
+            network.load_state_dict(stored)  # the names are those of the published code
+        latents = parts["encoder"](images)
+        assert (ours.encode(image()).mode() - latents).abs().max() < 1e-5
+        latents *= 4 / latents.std()
+        assert (ours.decode(latents) - (2 * parts["decoder"](latents) - 1)).abs().max() < 1e-5
+
+
+def test_only_the_two_files_of_one_tiny_vae_in_a_folder_are_read(tmp_path):
+    for name in ("a_encoder", "a_decoder", "b_encoder"):
+        torch.save(published("taef2", name[2:]).state_dict(), tmp_path / f"{name}.pth")
+    assert load_vae(tmp_path).autoencoder.config.family == "taef2"
+    torch.save({}, tmp_path / "b_decoder.pth")
+    with pytest.raises(UserError, match=r"has no .*: give a file in it, such as a_decoder.pth$"):
+        load_vae(tmp_path)
+
+
 @pytest.mark.parametrize("half", ["encoder", "decoder"])
 def test_the_name_of_an_export_chooses_a_half(half, tmp_path):
     model = theirs()
@@ -243,7 +282,7 @@ def test_a_teacher_with_large_activations_computes_in_fp16(tmp_path):
 @pytest.mark.parametrize("level", RECOMPUTE_LEVELS)
 def test_recompute_levels_give_the_same_gradients(level):
     torch.manual_seed(0)
-    model = AutoencoderKL(ModelConfig(**tiny_shape(4, 3)))
+    model = AutoencoderKL(ModelConfig(**tiny_shape(4, 3, "taef2")))
     x = image(32)
     gradients = []
     for name in ("none", level):
@@ -258,6 +297,7 @@ def test_recompute_levels_give_the_same_gradients(level):
 @pytest.mark.parametrize(
     ("options", "said"),
     [
+        ({"family": "taesana", "teacher": "T"}, r"^--family taesana has at least 3 levels"),
         ({"family": "tiny"}, r"^--family tiny learns the latents of another VAE: give it with --teacher$"),
         ({"teacher": "T"}, r"^--teacher .*: only an AutoencoderTiny learns .* add --family tiny"),
         ({"family": "tiny", "teacher": "T", "kl_weight": 1e-6}, r"^--kl_weight 1e-06: .* has no variance"),
@@ -291,6 +331,12 @@ def test_files_that_are_no_whole_taesd_are_one_line(teacher, tmp_path):
     save_file({n: v for n, v in weights.items() if n.startswith("decoder.")}, tmp_path / "b.safetensors")
     with pytest.raises(UserError, match=r"is an AutoencoderTiny \(TAESD\) without an encoder"):
         load_vae(tmp_path / "b.safetensors")
+    weights["encoder.layers.1.skip.weight"] = torch.zeros(64, 64, 1, 1)
+    save_file(weights, tmp_path / "c.safetensors")
+    with pytest.raises(
+        UserError, match=r"of another architecture: it has the unknown encoder\.layers\.1\.skip"
+    ):
+        load_vae(tmp_path / "c.safetensors")
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps(config | {"act_fn": "silu"}))
     with pytest.raises(UserError, match="has silu and nearest: only relu and nearest are supported"):

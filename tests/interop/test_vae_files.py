@@ -175,18 +175,18 @@ def transposed(tensors):
     [
         (drop("decoder."), r"has no decoder: it can only encode images \(infer_vae.py --mode encode\)"),
         (drop("encoder."), r"has no encoder: it can only decode latents \(infer_vae.py --mode decode\)"),
-        (drop("decoder.up.1"), r"lacks some of decoder.up_blocks: it is cut, or of another"),
-        (drop("post_quant_conv"), r'Missing .*"post_quant_conv.weight"'),
-        (drop("encoder.mid.attn_1"), r'Missing .*"encoder.mid_block.attentions'),
-        (put("encoder.down.1.attn.0.q.weight", torch.zeros(1)), r'Unexpected .*"encoder.down\S+attn'),
-        (put("encoder.extra.weight", torch.zeros(1)), r'Unexpected .*"encoder.extra.weight'),
+        (drop("decoder.up.1"), r"lacks some of decoder.up_blocks: it is no whole VAE, or of another"),
+        (drop("post_quant_conv"), r'lacks post_quant_conv\S+ and 1 more'),
+        (drop("encoder.mid.attn_1"), r'lacks encoder.mid_block.attentions'),
+        (put("encoder.down.1.attn.0.q.weight", torch.zeros(1)), r'has the unknown encoder.down\S+attn'),
+        (put("encoder.extra.weight", torch.zeros(1)), r'has the unknown encoder.extra.weight$'),
         (time_axis, "video VAE"),
-        (four_channels, "size mismatch for encoder.conv_in.weight: "),
-        (other_decoder, "size mismatch for decoder.conv_in.weight"),
+        (four_channels, "another shape of encoder.conv_in.weight$"),
+        (other_decoder, "another shape of decoder.conv_in.weight"),
         (put("decoder.conv_out.bias", torch.full((3,), torch.nan)), "not finite .*decoder.conv_out"),
         (put("decoder.conv_out.bias", torch.zeros(3).to(torch.float8_e4m3fn)), "float8_e4m3fn weights"),
         (drop("encoder.down.0.block.0.conv1.weight"), "lacks some of encoder.down_blocks"),
-        (transposed, f"size mismatch for {CONV_READ}"),
+        (transposed, f"another shape of {CONV_READ}"),
         (put(CONV, torch.tensor(1.0)), "another shape of encoder.down_blocks"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
@@ -373,4 +373,4 @@ def test_small_file_cannot_cause_a_large_allocation(name, tmp_path):
     assert "lacks some of encoder.down_blocks" in error_of(tmp_path / "model.safetensors")
     width = "encoder.down.1.block.0.conv1.weight"
     save_file({**tensors, width: torch.zeros(3_200_000, 1, 1, 1)}, tmp_path / "wide.safetensors")
-    assert "is cut, or of another architecture" in error_of(tmp_path / "wide.safetensors")
+    assert "is of another architecture" in error_of(tmp_path / "wide.safetensors")

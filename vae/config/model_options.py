@@ -6,6 +6,16 @@ from vae.config.declare import option, scaling_option, shift_option
 
 MAX_CHANNELS = 2**16  # of a layer: a hundred times the widest in use, and no tensor overflows its count
 TINY_WIDTH = 64  # channels of every level of --decoder tiny, as in taesd
+TINY_FAMILIES = ("tiny", "taef2", "taesana")
+
+
+def tiny_channels(family: str, levels: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """The channels per level of the encoder and the decoder of a tiny family, from image to latents."""
+    channels = (TINY_WIDTH,) * levels
+    if family != "taesana":
+        return channels, channels
+    inner = channels[2:]
+    return (TINY_WIDTH // 2,) * 2 + inner, (*inner, 2 * TINY_WIDTH, 4 * TINY_WIDTH)
 
 
 @dataclass(frozen=True)
@@ -15,8 +25,9 @@ class ModelConfig:
     family: str = option(
         "kl",
         "layers of the network; kl: those of AutoencoderKL; wan: those of Wan 2.1 and Qwen-Image, set by "
-        "--init_from; tiny: those of AutoencoderTiny (taesd), set by --init_from or new with --teacher",
-        choices=("kl", "wan", "tiny"),
+        "--init_from; tiny: those of AutoencoderTiny (taesd), taef2 and taesana: its variants; each set by "
+        "--init_from or new with --teacher",
+        choices=("kl", "wan", *TINY_FAMILIES),
     )
     channels: tuple[int, ...] = option(
         (128, 256, 512, 512),
@@ -92,6 +103,11 @@ class ModelConfig:
     shift_factor: float | None = shift_option()
 
     @property
+    def is_tiny(self) -> bool:
+        """Whether encoder and decoder are those of a tiny autoencoder."""
+        return self.family in TINY_FAMILIES
+
+    @property
     def widest(self) -> int:
         """The channels of the widest level, for the learning rate: a tiny decoder's, or the encoder's."""
         return max(self.up_channels if self.decoder else self.channels)
@@ -109,8 +125,8 @@ class ModelConfig:
     @property
     def up_channels(self) -> tuple[int, ...]:
         """The channels of the decoder's levels, from the image to the latents."""
-        if self.decoder == "tiny":
-            return (TINY_WIDTH,) * len(self.channels)
+        if self.is_tiny or self.decoder == "tiny":
+            return tiny_channels("tiny" if self.decoder else self.family, len(self.channels))[1]
         return self.decoder_channels or self.channels
 
     @property

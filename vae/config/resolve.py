@@ -5,7 +5,7 @@ from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from vae.config.declare import check_scaling
-from vae.config.model_options import TINY_WIDTH, ModelConfig
+from vae.config.model_options import ModelConfig, tiny_channels
 from vae.config.options import MIN_IMAGE_SIZE, MIN_VIEW, Config, DataConfig, LossConfig, build, names_where
 from vae.config.precision import exclude_precisions
 from vae.system.errors import UserError
@@ -71,10 +71,11 @@ def with_local_batch(config: Config, processes: int) -> Config:
 
 def check_encoder(config: Config, given: dict[str, Any]) -> None:
     """Raise UserError if a new run is to train the decoder of no VAE, or a family without initial weights."""
-    if config.model.family == "tiny" and not (config.model.init_from or config.loss.teacher):
-        raise UserError("--family tiny learns the latents of another VAE: give it with --teacher")
-    if config.model.family == "wan" and not config.model.init_from:
-        raise UserError(f"--family {config.model.family} needs trained weights: give a VAE with --init_from")
+    family = config.model.family
+    if config.model.is_tiny and not (config.model.init_from or config.loss.teacher):
+        raise UserError(f"--family {family} learns the latents of another VAE: give it with --teacher")
+    if family == "wan" and not config.model.init_from:
+        raise UserError(f"--family {family} needs trained weights: give a VAE with --init_from")
     if config.optim.train_part == "decoder" and not config.model.init_from:
         flag = "--train_part" if "train_part" in given else f"--profile {given['profile']}: --train_part"
         raise UserError(f"{flag} decoder needs a trained encoder: give its VAE with --init_from")
@@ -95,7 +96,7 @@ def with_tiny(config: Config, given: dict[str, Any]) -> Config:
     UserError for options that have no effect on it, and for those of it without one.
     """
     loss = config.loss
-    if config.model.family != "tiny":
+    if not config.model.is_tiny:
         if loss.teacher:
             raise UserError(
                 f"--teacher {loss.teacher}: only an AutoencoderTiny learns the latents of another VAE: add "
@@ -116,11 +117,11 @@ def with_tiny(config: Config, given: dict[str, Any]) -> Config:
     return replace(config, model=model, loss=replace(loss, kl_weight=0.0, variance_weight=0.0))
 
 
-def tiny_shape(z_channels: int, levels: int) -> dict[str, Any]:
+def tiny_shape(z_channels: int, levels: int, family: str = "tiny") -> dict[str, Any]:
     """ModelConfig values of an AutoencoderTiny, by name."""
     return {
-        "family": "tiny",
-        "channels": (TINY_WIDTH,) * levels,
+        "family": family,
+        "channels": tiny_channels(family, levels)[0],
         "z_channels": z_channels,
         "mid_attention": False,
         "use_quant_conv": False,
@@ -133,7 +134,7 @@ def check_image_channels(model: ModelConfig, in_file: int, train_part: str) -> N
     flag = f"--image_channels {model.image_channels}"
     if model.image_channels != in_file and in_file != 3:
         raise UserError(f"{flag} contradicts the file of --init_from, which has {in_file}: remove it")
-    if model.image_channels != in_file and model.family == "tiny":
+    if model.image_channels != in_file and model.is_tiny:
         raise UserError(f"{flag} cannot change the AutoencoderTiny of --init_from: remove it")
     if model.image_channels != in_file and train_part == "decoder":
         raise UserError(f"{flag} changes the encoder, which --train_part decoder keeps: remove one of them")

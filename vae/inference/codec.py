@@ -22,6 +22,7 @@ from torch import nn
 
 from vae.model.autoencoder import AutoencoderKL, Posterior
 from vae.model.layers import Attention, GroupNorm, NormSiLU
+from vae.model.tiny import TinyDecoder, TinyEncoder
 from vae.ops.attention import attention_blocks
 from vae.system.host import GIB, free_memory
 
@@ -89,10 +90,11 @@ def check_main_memory(
     if tile is not None:  # each is computed as a whole image
         pixels, images = min(pixels // images, (latents_per_tile(tile, f) * f) ** 2), 1
     config, factor = model.config, _MAPS[operation]
-    if operation == "encode" and config.layers_per_block > 1:
+    if isinstance(getattr(model, f"{operation}r"), TinyEncoder | TinyDecoder):
+        begins_at_half = config.family == "taesana" and operation == "encode"
+        factor = 0.5 if begins_at_half else 3.0
+    elif operation == "encode" and config.layers_per_block > 1:
         factor += 1
-    if operation == "decode" and config.decoder == "tiny":
-        factor = 3.0
     widths = config.channels if operation == "encode" else config.up_channels
     needed = int(factor * pixels * widths[0] * dtype.itemsize)
     if any(isinstance(module, Attention) for module in getattr(model, f"{operation}r").modules()):

@@ -150,7 +150,7 @@ def export(config: ExportConfig) -> None:
             "docs/export.md has the lines that change it in diffusers"
         )
     constants = ""
-    has_scaling = model.bn is None and not model.config.decoder and model.config.family != "tiny"
+    has_scaling = model.bn is None and not (model.config.decoder or model.config.is_tiny)
     if findings.scaling is not None and has_scaling:
         constants = ", scaling {:.5g}, shift {:.5g}".format(*findings.scaling)
     console.info(f"written: {output} ({config.dtype}{constants})")
@@ -169,7 +169,7 @@ def _check_tiny(model: AutoencoderKL, config: ExportConfig) -> None:
     is_combined = config.is_single and _taesd_half(config) is None
     if model.config.decoder or not is_combined:  # no program reads a scaling there
         unfit.append("scaling_factor")
-    is_tiny = model.config.decoder or model.config.family == "tiny"
+    is_tiny = model.config.decoder or model.config.is_tiny
     if is_tiny and (flags := [name for name in unfit if getattr(config, name)]):
         kind = "a tiny decoder, which is written alone" if model.config.decoder else "the latents of others"
         raise UserError(f"--{flags[0]}: --vae {config.vae[0]} has {kind}: omit it")
@@ -204,7 +204,7 @@ def _given_scaling(loaded: LoadedVae, config: ExportConfig) -> tuple[float, floa
         raise UserError(
             "--fold_scaling: this VAE's file contains the statistics of its latents: omit the flag"
         )
-    if config.scaling_factor is not None and loaded.autoencoder.config.family != "tiny":
+    if config.scaling_factor is not None and not loaded.autoencoder.config.is_tiny:
         return config.scaling_factor, config.shift_factor or 0.0
     if loaded.scaling_factor is not None:
         return loaded.scaling_factor, loaded.shift_factor or 0.0
@@ -303,30 +303,33 @@ def _write(
         return content
     if problem := comfyui_problem(model.config, findings.scaling):
         console.warning(f"ComfyUI {problem}")
-    is_tiny = model.config.family == "tiny"
+    is_tiny = model.config.is_tiny
     code = TAESD if is_tiny else COMPVIS
     metadata |= modelspec(model, output, size, source, implementation=code, license=config.license)
     if findings.scaling is None:
         content = {k: v for k, v in content.items() if k not in ("scaling_factor", "shift_factor")}
     if is_tiny:
-        weights = _with_names_of_taesd(weights, config)
+        weights = _with_names_of_taesd(weights, config, model.config.family)
     elif model.config.family != "wan":
         weights = to_compvis(weights, quant_conv_inside=model.bn is not None)
     write_safetensors(output, weights, {**metadata, CONFIG_KEY: json.dumps(content)})
     return content
 
 
-def _with_names_of_taesd(weights: dict[str, torch.Tensor], config: ExportConfig) -> dict[str, torch.Tensor]:
+def _with_names_of_taesd(
+    weights: dict[str, torch.Tensor], config: ExportConfig, family: str
+) -> dict[str, torch.Tensor]:
     """One half; or both, with the scaling by which ComfyUI makes its VAE's latents those of the encoder."""
     half = _taesd_half(config)
     named = to_taesd(weights, half)
     if half is not None:
         return named
     if config.scaling_factor is None:
-        console.warning(
-            "as a VAE in ComfyUI, this file needs the scaling of the diffusion model, whose latents are not "
-            f"scaled there: {published_flags()}"
-        )
+        if family == "tiny":  # latents of FLUX.2 are those of its diffusion model there too
+            console.warning(
+                "as a VAE in ComfyUI, this file needs the scaling of the diffusion model, whose latents are "
+                f"not scaled there: {published_flags()}"
+            )
         return named
     scaling, shift = config.scaling_factor, config.shift_factor or 0.0
     return named | {"vae_scale": torch.tensor(scaling), "vae_shift": torch.tensor(shift)}

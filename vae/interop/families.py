@@ -5,7 +5,8 @@ from typing import Any
 
 from vae.config.declare import PUBLISHED_SCALING
 from vae.config.model_options import ModelConfig
-from vae.model.autoencoder import FLUX2_EPS, TINY_BLOCKS, LatentNorm
+from vae.model.autoencoder import FLUX2_EPS, LatentNorm
+from vae.model.tiny import TINY_BLOCKS
 from vae.system.errors import UserError
 
 # The latents of Wan 2.1 and Qwen-Image, from their config.json; official single files do not contain them.
@@ -20,6 +21,7 @@ WAN_STD = (
 # In config.json, only of networks that pad by reflection; no class of diffusers reads it.
 PADDING_KEY = "padding_mode"
 TINY_CLASS = "AutoencoderTiny"
+TAEF2_CHANNELS = 32  # with so many latent channels, programs take a file with the names of taesd for TAEF2
 OWN_CLASS = "VaeTrainerAutoencoder"  # of networks that no class of diffusers has; only this project reads it
 
 
@@ -63,6 +65,10 @@ def _tiny(model: ModelConfig) -> dict[str, Any]:
     }
 
 
+def _own(model: ModelConfig) -> dict[str, Any]:
+    return {"family": model.family} if model.is_tiny else _kl(model)
+
+
 def _asymmetric(model: ModelConfig) -> dict[str, Any]:
     return _blocks(model) | {
         "down_block_out_channels": list(model.channels),
@@ -80,7 +86,7 @@ FAMILIES: dict[str, Callable[[ModelConfig], dict[str, Any]]] = {
     "AutoencoderKLWan": _kl,
     "AutoencoderKLQwenImage": _kl,
     TINY_CLASS: _tiny,  # a tiny decoder alone is written by vae.interop.writing
-    OWN_CLASS: _kl,
+    OWN_CLASS: _own,
 }
 
 
@@ -129,9 +135,10 @@ def comfyui_problem(model: ModelConfig, scaling: tuple[float, float] | None) -> 
     ComfyUI decides by the number of latent channels, and knows the scaling of its diffusion models only.
     """
     z = model.z_channels
-    if model.family == "tiny":
-        if z == 32 or len(model.channels) != 4:
-            return f"has no taesd with {z} latent channels and {len(model.channels)} levels: use its folder"
+    if model.is_tiny:
+        levels = len(model.channels)
+        if model.family == "taesana" or levels != 4 or (model.family == "taef2") != (z == TAEF2_CHANNELS):
+            return f"reads no --family {model.family} with {z} latent channels and {levels} levels"
         return None
     if model.image_channels != 3:
         return f"reads images of 3 channels, not of {model.image_channels}: use its folder with diffusers"

@@ -41,6 +41,7 @@ _LINEARS = ("to_q.weight", "to_k.weight", "to_v.weight", "to_out.0.weight")
 # Names in attention of the first releases of diffusers, and the current ones.
 _OLD_ATTENTION = {"query": "to_q", "key": "to_k", "value": "to_v", "proj_attn": "to_out.0"}
 _TAESD = re.compile(rf"(?:(?:.*\.)?taesd_)?(encoder|decoder)\.({BLOCK})\.(.+)")
+_TAESD_LAYER = re.compile(rf"({BLOCK})\.(?:(?:conv|pool)\.\d\.)?(?:weight|bias)")
 WEIGHT_DIMS = 5  # of a convolution in space and time
 
 _FLAT = re.compile(r"(encoder\.down_blocks|decoder\.up_blocks)\.(\d+)\.(.*)")
@@ -136,9 +137,10 @@ def from_taesd(names: Collection[str]) -> dict[str, str]:
 
 def taesd_half(names: Collection[str]) -> str | None:
     """The part of taesd, "encoder" or "decoder", whose names begin with the number of a layer."""
-    if "0.weight" in names and "1.conv.0.weight" in names:
-        return "encoder"
-    return "decoder" if "1.weight" in names and "3.conv.0.weight" in names else None
+    layers = [int(match[1]) for match in map(_TAESD_LAYER.fullmatch, names) if match]
+    if len(layers) < len(names) or not any(".conv." in name for name in names):
+        return None
+    return {0: "encoder", 1: "decoder"}.get(min(layers))  # the decoder's first layer has no weights
 
 
 def to_taesd(weights: dict[str, torch.Tensor], half: str | None = None) -> dict[str, torch.Tensor]:

@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from vae.config.model_options import ModelConfig
+from vae.config.model_options import TINY_FAMILIES, ModelConfig
 from vae.config.options import LossConfig, build
 from vae.interop.vae_files import load_vae, read_vae
 from vae.losses.terms import LossTerms, Term, build_terms
@@ -75,7 +75,7 @@ def terms_of(loss: LossConfig, family: str, dtype: torch.dtype, device: torch.de
     An AutoencoderTiny has no posterior, and so no terms of one.
     """
     terms = build_terms(loss, dtype, device)
-    if family == "tiny":
+    if family in TINY_FAMILIES:
         terms = terms._replace(latent=())
     if loss.teacher is None:
         return terms

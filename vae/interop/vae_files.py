@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from vae.config.declare import PUBLISHED_SCALING
-from vae.config.model_options import ModelConfig
+from vae.config.model_options import TINY_WIDTH, ModelConfig
 from vae.config.options import build
 from vae.config.resolve import tiny_shape
 from vae.images.channels import FROM_RGB, OPAQUE, TO_RGB
@@ -368,10 +368,17 @@ def _shape_of_tiny(weights: dict[str, torch.Tensor], where: str) -> dict[str, An
     layer = re.compile(rf"{part}\.layers\.({BLOCK})\.weight")
     own = sorted((int(match[1]), name) for name in weights if (match := layer.fullmatch(name)))
     levels = 1 + sum(name.replace("weight", "bias") not in weights for _, name in own)
-    _, name = own[-1] if part == "encoder" else own[0]
-    if weights[name].dim() != 4:
-        raise UserError(f"{where} has another shape of {name}: it has no convolutions of images")
-    return tiny_shape(weights[name].shape[0 if part == "encoder" else 1], levels)
+    (_, first), (_, last) = own[0], own[-1]
+    if weights[first].dim() != 4:
+        raise UserError(f"{where} has another shape of {first}: it has no convolutions of images")
+    family = "tiny"
+    if any(".pool." in name for name in weights):
+        family = "taef2"
+    elif len(weights[first]) != TINY_WIDTH and (levels > 2 or part == "encoder"):
+        family = "taesana"
+        levels += 2 if part == "encoder" else 0  # that begins with two convolutions with bias
+    z_channels = len(weights[last]) if part == "encoder" else weights[first].shape[1]
+    return tiny_shape(z_channels, levels, family)
 
 
 def _levels(weights: dict[str, torch.Tensor], part: str, where: str) -> tuple[list[int], int]:
@@ -383,7 +390,7 @@ def _levels(weights: dict[str, torch.Tensor], part: str, where: str) -> tuple[li
         return [], 0
     levels, per_level = (1 + max(numbers) for numbers in zip(*blocks, strict=True))
     if levels * per_level != len(blocks):
-        raise UserError(f"{where} lacks some of {part}: it is cut, or of another architecture")
+        raise UserError(f"{where} lacks some of {part}: it is no whole VAE, or of another architecture")
     if any(value.dim() == 5 for value in blocks.values()):
         raise UserError(
             f"{where} is a video VAE: {part} has a time axis, and of these only Wan 2.1 and Qwen-Image are "
@@ -435,12 +442,20 @@ def check_fit(config: ModelConfig, weights: dict[str, torch.Tensor], where: str)
     with torch.device("meta"):
         model = AutoencoderKL(config)
     absent = PARTS.get(missing_part(weights), ())
-    missing = {name: value for name, value in model.state_dict().items() if name.startswith(absent)}
-    try:
-        model.load_state_dict(missing | _in_shapes_of(model, weights), assign=True)
-    except RuntimeError as error:
-        problem = str(error).splitlines()[1].strip()
-        raise UserError(f"{where} is cut, or of another architecture: {problem[:_MAX_CHARS]}") from None
+    expected = {n: v.shape for n, v in model.state_dict().items() if not (absent and n.startswith(absent))}
+    shapes = {name: value.shape for name, value in _in_shapes_of(model, weights).items()}
+    different = sorted(n for n in expected.keys() & shapes.keys() if expected[n] != shapes[n])
+    problems = [
+        f"{verb} {names[0][:_MAX_CHARS]}" + (f" and {len(names) - 1} more tensors" if names[1:] else "")
+        for verb, names in (
+            ("has the unknown", sorted(shapes.keys() - expected.keys())),
+            ("lacks", sorted(expected.keys() - shapes.keys())),
+            ("has another shape of", different),
+        )
+        if names
+    ]
+    if problems:
+        raise UserError(f"{where} is of another architecture: it {', '.join(problems)}")
 
 
 def load_weights(model: AutoencoderKL, weights: dict[str, torch.Tensor]) -> None:

@@ -18,6 +18,7 @@ _IN_FOLDER = (
     *(WEIGHTS_NAME, INDEX_NAME, f"{_STEM}.*.safetensors", f"{WEIGHTS_NAME}.index.*.json"),
     *(f"{_STEM}.bin", f"{_STEM}.bin.index.json", f"{_STEM}.*.bin"),
 )
+_ENDINGS = (".safetensors", ".sft", ".ckpt", ".pth")  # of files that may be a VAE, for messages
 CONVERT = "docs/export.md shows how to convert it without running code"
 _HEAD_BYTES = 1024
 _AGAIN = "download it again"
@@ -107,6 +108,8 @@ def _in_folder(folder: Path, where: str) -> VaePath:
     if (folder / "vae" / "config.json").is_file() and _weights_in(folder) is None:
         folder = folder / "vae"
     found = _weights_in(folder)
+    if found is None and (half := _only_half(folder)):
+        return VaePath((half,))
     if found is None:
         raise UserError(f"{where} has no {WEIGHTS_NAME}{_alternatives(folder)}")
     if not (folder / "config.json").is_file():
@@ -137,10 +140,17 @@ def _weights_in(folder: Path) -> Path | None:
     return next(found, None)
 
 
+def _only_half(folder: Path) -> Path | None:
+    """The encoder of the only two files such as taef2_encoder.pth and taef2_decoder.pth in a folder."""
+    encoders = [path for path in sorted(folder.glob("*encoder*")) if path.suffix in _ENDINGS]
+    pairs = [path for path in encoders if path.with_name(path.name.replace("encoder", "decoder")).is_file()]
+    return pairs[0] if len(pairs) == 1 else None
+
+
 def _alternatives(folder: Path) -> str:
     if any(folder.glob("checkpoint_*.pt")):
         return " yet: give one of the checkpoints in it"
-    files = sorted(path.name for path in folder.iterdir() if path.suffix in (".safetensors", ".sft", ".ckpt"))
+    files = sorted(path.name for path in folder.iterdir() if path.suffix in _ENDINGS)
     if files:
         return f": give a file in it, such as {files[0]}"
     return ": give a diffusers folder, a checkpoint or a .safetensors file"

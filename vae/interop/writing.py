@@ -8,6 +8,7 @@ VAE's. Its encoder is all zero, because it was not trained. A whole AutoencoderT
 """
 
 import json
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -18,13 +19,23 @@ from safetensors.torch import save
 from torch import nn
 
 from vae.config.model_options import ModelConfig
+from vae.config.resolve import tiny_shape
 from vae.device import DTYPES
-from vae.interop.families import FAMILIES, PADDING_KEY, TINY_CLASS, check_class, class_of, latents_config
+from vae.interop.families import (
+    FAMILIES,
+    PADDING_KEY,
+    TAEF2_CHANNELS,
+    TINY_CLASS,
+    check_class,
+    class_of,
+    latents_config,
+)
 from vae.interop.latent_statistics import LatentConstants
 from vae.interop.model_card import modelspec
 from vae.interop.parameter_names import to_taesd
 from vae.interop.vae_path import WEIGHTS_NAME
-from vae.model.autoencoder import AutoencoderKL, TinyDecoder, TinyEncoder
+from vae.model.autoencoder import AutoencoderKL
+from vae.model.tiny import TinyDecoder, TinyEncoder
 from vae.system import console
 from vae.system.errors import UserError
 from vae.system.files import replace_bytes, utf8_path, utf8_text, write_json
@@ -33,7 +44,6 @@ TAESD = "https://github.com/madebyollin/taesd"  # whose parameter names single f
 # Pipelines of SDXL apply scaling_factor *and* the channels' constants if config.json has both; its training
 # scripts, and programs for SD 1.x, apply scaling_factor alone. For these, latents would not be the same.
 SDXL_CHANNELS = 4
-TAEF2_CHANNELS = 32  # taef2, for FLUX.2's latents, has group norms in its first blocks
 
 
 def stored_metadata(path: Path) -> dict[str, str]:
@@ -89,7 +99,7 @@ def diffusers_config(
         "latent_channels": model.z_channels,
         "out_channels": model.image_channels * model.up_scale**2,
     }
-    if model.family != "tiny":  # whose class does not know it
+    if name != TINY_CLASS:  # which does not know it
         shape["sample_size"] = sample_size
     shape |= FAMILIES[name](model)
     if model.padding != "zeros":
@@ -132,7 +142,7 @@ def describe(
     config = diffusers_config(
         model.config, sample_size, constants.scaling, constants.shift, force_upcast
     ) | latents_config(model.bn)
-    if model.bn is not None or model.config.family == "tiny":
+    if model.bn is not None or model.config.is_tiny:
         return config, {}
     return config | channel_config(constants, were_in_config), channel_metadata(constants)
 
@@ -231,7 +241,7 @@ def write_tiny(
                 "they cannot read this file: write a folder for diffusers"
             )
     else:
-        weights |= {n: value.to(DTYPES[dtype]) for n, value in _empty_encoder(content, decoder).items()}
+        weights |= {n: value.to(DTYPES[dtype]) for n, value in _empty_encoder(model.config).items()}
         write_safetensors(output / WEIGHTS_NAME, weights, metadata)
         write_json(output / "config.json", dict(sorted(content.items())), indent=2)
     is_equal = len(set(mean)) == len(set(std)) == 1
@@ -242,8 +252,7 @@ def write_tiny(
     return content
 
 
-def _empty_encoder(content: dict[str, Any], decoder: TinyDecoder) -> dict[str, torch.Tensor]:
-    """The encoder of an AutoencoderTiny with this config.json, all zero: diffusers warns without one."""
-    levels = len(content["num_encoder_blocks"])
-    encoder = TinyEncoder(len(decoder.latents_mean), levels, content["in_channels"])
+def _empty_encoder(config: ModelConfig) -> dict[str, torch.Tensor]:
+    """The encoder of an AutoencoderTiny for this tiny decoder, all zero: diffusers warns without one."""
+    encoder = TinyEncoder(replace(config, **tiny_shape(config.z_channels, len(config.channels))))
     return {f"encoder.{name}": torch.zeros_like(value) for name, value in encoder.state_dict().items()}

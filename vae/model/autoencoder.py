@@ -22,7 +22,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from vae.config.model_options import TINY_WIDTH, ModelConfig
+from vae.config.model_options import TINY_WIDTH, ModelConfig, tiny_channels
 from vae.images.composites import premultiply, unpremultiply
 from vae.model.layers import (
     Attention,
@@ -36,88 +36,12 @@ from vae.model.layers import (
     readout,
     reflect_padding,
 )
-from vae.ops.fused_conv import end_dtype
+from vae.model.tiny import LOGVAR_RANGE, TinyDecoder, TinyEncoder
 from vae.ops.library import layout_of
 from vae.ops.shapes import AnyImages, Features, Latents, Moments
 from vae.system.errors import UserError
 
-TINY_LIMIT = 3.0  # of the normalized latents that it distinguishes: taesd's
-TINY_BLOCKS = 3  # of each level, the last one has 1
-
-
-class TinyBlock(nn.Module):
-    """Three convolutions with ReLU, added to their input."""
-
-    def __init__(self, channels: int):
-        super().__init__()
-        first, second, third = (Conv2d(channels, channels, 3, padding=1) for _ in range(3))
-        self.conv = nn.Sequential(first, nn.ReLU(), second, nn.ReLU(), third)
-
-    def forward(self, x: Features) -> Features:
-        return torch.relu(self.conv(x) + x)
-
-
-class TinyEncoder(nn.Module):
-    """(B, C, H, W) images in [-1, 1] to (B, 2Z, H/f, W/f): the encoder of taesd.
-
-    Its layers read images in [0, 1], and compute latents as diffusion models have them. It knows no variance:
-    the log-variance is the least one, so a sample is the mean within 3e-7.
-    """
-
-    def __init__(self, z_channels: int, levels: int, image_channels: int):
-        super().__init__()
-        layers: list[nn.Module] = [Conv2d(image_channels, TINY_WIDTH, 3, padding=1), TinyBlock(TINY_WIDTH)]
-        for _ in range(levels - 1):
-            layers.append(Conv2d(TINY_WIDTH, TINY_WIDTH, 3, stride=2, padding=1, bias=False))
-            layers += [TinyBlock(TINY_WIDTH) for _ in range(TINY_BLOCKS)]
-        self.layers = nn.Sequential(*layers, Conv2d(TINY_WIDTH, z_channels, 3, padding=1))
-        self.checkpointed = False  # set by set_recompute: each layer
-
-    def forward(self, images: AnyImages) -> Moments:
-        h = (images + 1) / 2
-        for layer in self.layers[:-1]:
-            h = maybe_checkpoint(layer, h, self.checkpointed)
-        mean = self.layers[-1](h.to(end_dtype(h)))
-        return torch.cat([mean, torch.full_like(mean, LOGVAR_RANGE[0])], dim=1)
-
-
-class TinyDecoder(nn.Module):
-    """(B, Z, H/f, W/f) latents to (B, C, H, W) images: the decoder of taesd (madebyollin/taesd on GitHub).
-
-    For previews of any VAE's latents. Its layers compute images in [0, 1]. It has no norms and no attention,
-    so a pixel depends on 21 latent positions around it.
-
-    Programs give it latents as diffusion models have them. Here, the buffers make them so: `latents_mean` and
-    `latents_std` of each channel (vae.interop.writing). With a tiny encoder, the latents are so already.
-    """
-
-    latents_mean: torch.Tensor
-    latents_std: torch.Tensor
-
-    def __init__(self, z_channels: int, levels: int, image_channels: int, own_encoder: bool = False):
-        super().__init__()
-        layers: list[nn.Module] = [Conv2d(z_channels, TINY_WIDTH, 3, padding=1), nn.ReLU()]
-        for _ in range(levels - 1):
-            layers += [*(TinyBlock(TINY_WIDTH) for _ in range(TINY_BLOCKS)), nn.Upsample(scale_factor=2)]
-            layers.append(Conv2d(TINY_WIDTH, TINY_WIDTH, 3, padding=1, bias=False))
-        layers += [TinyBlock(TINY_WIDTH), Conv2d(TINY_WIDTH, image_channels, 3, padding=1)]
-        self.layers = nn.Sequential(*layers)
-        self.register_buffer("latents_mean", torch.zeros(z_channels), persistent=not own_encoder)
-        self.register_buffer("latents_std", torch.ones(z_channels), persistent=not own_encoder)
-        self.scale = 2 ** (levels - 1)
-        self.checkpointed = False  # set by set_recompute: each layer
-
-    def forward(self, latents: Latents) -> AnyImages:
-        mean, std = self.latents_mean[:, None, None], self.latents_std[:, None, None]
-        h = TINY_LIMIT * torch.tanh((latents - mean) / (TINY_LIMIT * std))  # fp32 at least, as the buffers
-        h = h.to(latents.dtype)
-        for layer in self.layers[:-1]:
-            h = maybe_checkpoint(layer, h, self.checkpointed)
-        return (2 * self.layers[-1](h.to(end_dtype(h))) - 1).to(latents.dtype)
-
-
 FLUX2_EPS = 1e-4  # batch_norm_eps of its config.json
-LOGVAR_RANGE = (-30.0, 20.0)  # AutoencoderKL clamps to this range, so that exp() stays finite
 
 
 @dataclass
@@ -327,13 +251,11 @@ class AutoencoderKL(nn.Module):
         check_widths(config)
         self.config = config
         z = config.z_channels
-        tiny_shape = z, len(config.channels), config.image_channels
-        own_encoder = config.family == "tiny"
-        is_tiny = own_encoder or config.decoder == "tiny"
+        is_tiny = config.is_tiny or config.decoder == "tiny"
         self.encoder: Encoder | TinyEncoder
-        self.encoder = TinyEncoder(*tiny_shape) if own_encoder else Encoder(config)
+        self.encoder = TinyEncoder(config) if config.is_tiny else Encoder(config)
         self.decoder: Decoder | TinyDecoder
-        self.decoder = TinyDecoder(*tiny_shape, own_encoder) if is_tiny else Decoder(config)
+        self.decoder = TinyDecoder(config) if is_tiny else Decoder(config)
         self.quant_conv = Conv2d(2 * z, 2 * z, 1) if config.use_quant_conv else None
         self.post_quant_conv = Conv2d(z, z, 1) if config.use_quant_conv and not is_tiny else None
         self.bn = LatentNorm(z, 1 if config.family == "wan" else 2) if config.latent_norm else None
@@ -425,8 +347,10 @@ def check_widths(config: ModelConfig) -> None:
         )
     if config.decoder == "tiny" and config.up_scale != 1:
         raise UserError(f"--decoder tiny has the scale 1: omit --decoder_scale {config.decoder_scale}")
-    if config.family == "tiny" and {*config.channels, *config.up_channels} != {TINY_WIDTH}:
-        raise UserError(f"--family tiny has {TINY_WIDTH} channels in each level: omit --channels")
+    if config.is_tiny and config.channels != tiny_channels(config.family, len(config.channels))[0]:
+        raise UserError(f"--family {config.family} has its own channels in each level: omit --channels")
+    if config.family == "taesana" and len(config.channels) < 3:
+        raise UserError("--family taesana has at least 3 levels: use --family tiny")
     own, levels = len(config.up_channels), len(config.channels)
     if own != levels:
         raise UserError(f"--decoder_channels has {own} levels, and --channels {levels}: give as many")

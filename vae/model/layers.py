@@ -123,8 +123,8 @@ class Linear(Scaled, nn.Linear):
 class GroupNorm(nn.GroupNorm):
     """Group normalization in the dtype of its input, with fp32 statistics."""
 
-    def __init__(self, groups: int, channels: int):
-        super().__init__(groups, channels, eps=NORM_EPS)
+    def __init__(self, groups: int, channels: int, eps: float = NORM_EPS):
+        super().__init__(groups, channels, eps=eps)
 
     def forward(self, h: torch.Tensor) -> torch.Tensor:
         return group_norm(h, self.weight, self.bias, self.num_groups, self.eps)

@@ -197,7 +197,7 @@ def _with_shape_of_teacher(
     if path is None:
         return config
     teacher = dist.main_first(partial(read_teacher, path)).model
-    shape = tiny_shape(teacher.z_channels, len(teacher.channels))
+    shape = tiny_shape(teacher.z_channels, len(teacher.channels), model.family)
     check_shape(given, {name: shape[name] for name in ("channels", "z_channels")}, "--teacher")
     wanted = replace(model, **shape)
     if where and wanted != model:

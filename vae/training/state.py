@@ -143,7 +143,7 @@ def begin_state(
         load_weights(autoencoder, source.weights)
         if not source.has_decoder and config.model.decoder:
             normalize_latents(autoencoder, state.latent_constants)
-        elif not source.has_decoder:
+        elif not source.has_decoder and not config.model.is_tiny:  # whose decoder is no linear codec
             initialize_decoder(autoencoder)
         if state.ema is not None:
             state.ema.load_state_dict(autoencoder.state_dict())
