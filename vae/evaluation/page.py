@@ -86,7 +86,7 @@ def _title(missing: str) -> str:
 
 @dataclass(frozen=True)
 class EmbeddedImage:
-    """What an <img> element needs."""
+    """The attributes of an <img> element."""
 
     uri: Markup
     width: int
@@ -133,7 +133,7 @@ def _shown_size(path: Path, shown: EmbeddedImage) -> str:
 
 
 def _below_slider(vae: VaeResult, sample: Sample) -> dict[str, Any]:
-    """What one VAE adds below the slider."""
+    """The content that one VAE adds below the slider."""
     count = len(sample.latents)
     total = vae.latents.channels if vae.latents else count
     return {

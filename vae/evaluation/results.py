@@ -38,7 +38,7 @@ PER_IMAGE = tuple(name for name, metric in METRICS.items() if metric.per_image)
 
 @dataclass(frozen=True)
 class Protocol:
-    """How every VAE was measured."""
+    """The settings with which every VAE was measured."""
 
     data_path: str
     images: int  # the same images for every size and every VAE

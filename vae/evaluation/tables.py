@@ -265,16 +265,16 @@ def terminal_text(results: Results) -> str:
 
 def quality_lines(results: Results) -> list[str]:
     """For each measure of images, which VAE is best at the last size, and whether the images tell."""
-    found = {vae.name: vae.sizes[-1] for vae in results.networks}
+    last = {vae.name: vae.sizes[-1] for vae in results.networks}
     lines = []
     for metric in PER_IMAGE:
         sign = 1 if METRICS[metric].better == "higher" else -1
-        means = {name: sign * mean for name, at in found.items() if (mean := at.metrics[metric]) is not None}
+        means = {name: sign * mean for name, at in last.items() if (mean := at.metrics[metric]) is not None}
         if len(means) < 2:
             continue
         best, second = sorted(means, key=lambda name: -means[name])[:2]
         pairs = zip(
-            *([row[metric] or 0.0 for row in found[name].per_image.values()] for name in (best, second)),
+            *([row[metric] or 0.0 for row in last[name].per_image.values()] for name in (best, second)),
             strict=True,
         )
         gains = [sign * (value - other) for value, other in pairs]

@@ -54,7 +54,7 @@ class DecodedImage(NamedTuple):
 
 
 class Header(NamedTuple):
-    """What the header of a file tells, whoever can read it."""
+    """The facts of a file's header, from the first library that can read it."""
 
     image: Image.Image | None  # opened by Pillow, not decoded; None: only libvips reads it
     vips_image: Any
@@ -124,7 +124,7 @@ def read_image_bytes(
     background: str = "white",
     first_frame: bool = False,
 ) -> DecodedImage:
-    """As `read_image`, of the content of a file with this name."""
+    """Decode the content of a file with this name, as `read_image` does."""
     image = _decode(data, max_pixels, parse_background(background), first_frame)
     flag = extension_flag(name, image.format)
     return image._replace(flags=tuple(sorted({*image.flags, *flag})))
@@ -274,7 +274,7 @@ def _read_header(
 
 
 def _vips_header(data: bytes, kind: str, error: Exception) -> Header:
-    """What libvips reads of a file that Pillow cannot open; BadImageError if it cannot either."""
+    """Open with libvips a file that Pillow cannot open; BadImageError if it cannot either."""
     if kind in INTEGRITY_CHECKS:
         INTEGRITY_CHECKS[kind](data, set())  # may raise a more specific reason
     vips_image = libvips.open_image(data, kind)

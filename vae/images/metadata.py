@@ -1,4 +1,4 @@
-"""What the metadata of an image file say about its pixels: which way is up, and which colours they have.
+"""The orientation and the colour space of an image file, from its metadata.
 
 Metadata are read from the header. Those behind the pixels of a PNG come first: `metadata_first`.
 """

@@ -109,7 +109,7 @@ def _buffers(piece: Tensor, dtype: torch.dtype, count: int) -> list[Tensor]:
 
 
 def _rows(buffer: Tensor, piece: Tensor) -> Tensor:
-    """As many rows of `buffer` as the piece has."""
+    """The first rows of `buffer`, as many as the piece has."""
     return buffer[:, :, : piece.shape[2]]
 
 

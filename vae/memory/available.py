@@ -1,4 +1,4 @@
-"""How many bytes a run may use on a device."""
+"""The number of bytes that a run may use on a device."""
 
 import torch
 

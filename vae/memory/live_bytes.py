@@ -117,13 +117,13 @@ class AddressRange:
         start = (
             self._gaps[index][1] if index < len(self._gaps) else self._start_to.get(self.mapped, self.mapped)
         )
-        found = self._take(start) if start in self._size_from else 0
-        if found < size:
-            more = -(-(size - found) // self._page) * self._page
+        size_there = self._take(start) if start in self._size_from else 0
+        if size_there < size:
+            more = -(-(size - size_there) // self._page) * self._page
             self.mapped += more
-            found += more
-        if found > size:
-            self._add(start + size, found - size)
+            size_there += more
+        if size_there > size:
+            self._add(start + size, size_there - size)
         return start
 
     def free(self, start: int, size: int) -> None:

@@ -1,4 +1,4 @@
-"""What fits on a card: memory, passes and minimum time of every profile's step.
+"""The table of --plan: memory, passes and minimum time of every profile's step on a card.
 
 Counted by the planner behind --micro_batch_size auto. A card that is not in this machine is planned for from
 its specifications.
@@ -31,7 +31,7 @@ TERA, GIGA = 1e12, 1e9
 
 @dataclass(frozen=True)
 class Target:
-    """What is planned for: a card in this machine, another card, or main memory."""
+    """The target of a plan: a card in this machine, another card, or main memory."""
 
     name: str
     card: Card | None
@@ -49,7 +49,7 @@ class Target:
 
 @dataclass(frozen=True)
 class ProfilePlan:
-    """How one profile's step runs on a target; if it does not fit, the settings that need least memory."""
+    """The plan of one profile's step on a target; if it does not fit, the settings that need least memory."""
 
     profile: str  # or another name of what is planned
     image_size: int  # px
@@ -108,7 +108,7 @@ def plan_profiles(target: Target) -> Iterator[ProfilePlan]:
 
 
 def plan_profile(name: str, config: Config, target: Target) -> ProfilePlan:
-    """How the step of `config`, called `name`, runs on `target`."""
+    """Plan the step of `config`, called `name`, on `target`."""
     image_size, batch_size = config.data.image_size, config.run.batch_size
     available = int(target.available * config.speed.vram_margin)
     images = batch_size * config.run.accumulation_steps

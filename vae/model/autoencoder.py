@@ -281,7 +281,7 @@ class AutoencoderKL(nn.Module):
         return self.downsampling // self.config.up_scale
 
     def encoder_input(self, images: AnyImages) -> torch.Tensor:
-        """What the encoder reads of images that the decoder is to return: (B, C, H/s, W/s) at its scale s.
+        """The images as the encoder reads them: (B, C, H/s, W/s) for a decoder that enlarges by s.
 
         Pixels are means of s x s, as in the bicubic baseline. This filter never reads across the border of a
         crop or a tile, so cropping or turning gives the same before and after it. It is the inverse of the
@@ -372,7 +372,7 @@ def check_widths(config: ModelConfig) -> None:
 
 @dataclass(frozen=True)
 class RecomputeLevel:
-    """What backward recomputes."""
+    """The recompute level: which results backward computes again."""
 
     resnets: Literal["none", "activations", "block"] = "none"  # of each: nothing, activations, all but x
     encoder: bool = False  # the whole encoder, from the images

@@ -120,7 +120,7 @@ Parts = tuple[Tensor, ...]
 def _blocks(
     q: Tensor, blocks: tuple[int, int], buffers: int, by_image: Parts, by_query: Parts
 ) -> Iterator[tuple[list[Tensor], Parts, Parts, bool]]:
-    """Of each block of these sizes: scratch for its scores, parts of the tensors, and whether others precede.
+    """Yield for each block: scratch for its scores, its parts of the tensors, and whether others precede it.
 
     Tensors `by_image` are (B, ...), and `by_query` (B, N, ...). The scratch is `buffers` pairs. A pair is a
     buffer in fp32 (or fp64) and one in q's dtype, or one buffer if the dtypes are equal. Rows are padded to

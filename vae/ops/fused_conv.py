@@ -100,7 +100,7 @@ def norm_silu_conv(
 
 
 def end_dtype(h: Tensor) -> torch.dtype:
-    """What norm_silu_conv computes in: after half precision fp32, or fp16 with gradients; else h's dtype.
+    """The dtype of norm_silu_conv: after half precision fp32, or fp16 with gradients; else that of h.
 
     fp16 has as many bytes as bf16, and as many bits of mantissa as TF32: 10 instead of 7. It is safe for what
     is bounded: normalized values, weights and results. Gradients, which could underflow, stay in bf16. fp32

@@ -225,8 +225,8 @@ def _test(key: KernelKey, shape: Shape, kernel: str, call: Call, inputs: list[Te
     try:
         expected = call(importlib.import_module(reference), *(t.double() for t in inputs))
         for _ in range(2):  # the second launch is the direct one (vae.ops.library.launch)
-            found = call(importlib.import_module(kernels), *(t.clone() for t in inputs))
-        pairs = zip(found, expected, strict=True)
+            results = call(importlib.import_module(kernels), *(t.clone() for t in inputs))
+        pairs = zip(results, expected, strict=True)
         differences = [(a.double() - b).abs().max() / b.abs().max() for a, b in pairs]
         return Outcome(key, kernel, torch.stack(differences).max().item(), shape=shape)
     except torch.OutOfMemoryError:
@@ -343,7 +343,7 @@ _CASES: dict[type, Callable[..., Cases]] = {
 
 
 def _rows(height: int, row_elements: int) -> int:
-    """How many rows of a tensor are tested."""
+    """The number of rows of a tensor that are tested."""
     return max(1, min(height, MAX_ELEMENTS // row_elements))
 
 

@@ -1,4 +1,4 @@
-"""What all our operations share: whether they run as Triton kernels, how kernels are launched, and layouts.
+"""Shared by all operations: the choice between PyTorch and Triton, launches of kernels, and layouts.
 
 An operation is a torch.autograd.Function with a handwritten backward. torch.compile does not trace into it
 (vae.training.precision), so the compiler cannot change what the operation saves and what it recomputes.
@@ -199,7 +199,7 @@ def cast_together(
 
 
 class NormBlocks(NamedTuple):
-    """How norm kernels cut (pixels, channels) of each image into tiles, and assign tiles to programs."""
+    """The tiles (pixels, channels) of each image for norm kernels, and the program of each tile."""
 
     rows: int  # pixels of a tile, a power of two
     columns: int  # at least `channels`, a power of two
@@ -233,7 +233,7 @@ def norm_blocks(batch: int, channels: int, pixels: int, groups: int, total: int)
 
 
 class RmsBlocks(NamedTuple):
-    """How RMS kernels cut (pixels, channels) into tiles, and backward assigns tiles to programs."""
+    """The tiles (pixels, channels) for RMS kernels, and the program of each tile in backward."""
 
     rows: int  # pixels of a tile, a power of two
     columns: int  # at least the channels, a power of two

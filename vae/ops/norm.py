@@ -303,7 +303,7 @@ def _group_mean(sums: Tensor, mean: Tensor, h: Tensor) -> Tensor:
 
 
 def _centers(mean: Tensor, h: Tensor, norm: Norm) -> Tensor:
-    """What is subtracted from h, (B, C, 1, 1): the mean (B, G) of h + h_bias, less h_bias."""
+    """The value subtracted from h, (B, C, 1, 1): the mean (B, G) of h + h_bias, less h_bias."""
     centers = _per_channel(mean, h)
     return centers if norm.h_bias is None else centers - norm.h_bias.to(mean.dtype)[:, None, None]
 

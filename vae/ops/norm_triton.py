@@ -65,7 +65,7 @@ def _per_channel(values, member):
 
 @triton.jit
 def _centers(group_mean, h_bias, c, has_c, member):
-    """What is subtracted from h: means of groups for their channels, less h_bias."""
+    """The value subtracted from h: the mean of each channel's group, less h_bias."""
     centers = _per_channel(group_mean, member)
     if h_bias is not None:
         centers -= tl.load(h_bias + c, mask=has_c, other=0.0).to(tl.float32)
@@ -96,7 +96,7 @@ def _load_weight_and_bias(weight, bias, c, has_c):
 
 @triton.jit
 def _load_unit_and_gradient(h, grad_out, offsets, inside, center, rstd, w, b, SILU: tl.constexpr):
-    """Of a tile: unit, and the gradient with respect to unit * weight + bias."""
+    """The unit of a tile, and the gradient with respect to unit * weight + bias."""
     x = tl.load(h + offsets, mask=inside, other=0.0).to(tl.float32)
     grad = tl.load(grad_out + offsets, mask=inside, other=0.0).to(tl.float32)
     unit = (x - center[None, :]) * rstd[None, :]
@@ -432,7 +432,7 @@ def add_with_bias(h: Tensor, x: Tensor, bias: Tensor) -> Tensor:
 
 
 class Cut(NamedTuple):
-    """How kernels cut a tensor, and the numbers that all of them get."""
+    """The tiling of a tensor, and the numbers that all kernels get."""
 
     grid: tuple[int, int, int]  # programs along the pixels, blocks of channels, images
     numbers: tuple[int, ...]
