@@ -55,7 +55,7 @@ class TrainingResult:
 
     @property
     def validation(self) -> dict[str, Any]:
-        """The last validation record: psnr in dB, ssim, and lpips if it was measured; {} without one."""
+        """The last validation record: loss, psnr in dB, ssim, lpips if it was measured; {} without one."""
         return next((r for r in reversed(self.records) if r["kind"] == "validation"), {})
 
 

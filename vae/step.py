@@ -213,7 +213,7 @@ def _view_gradients(
         values[name] = images.new_zeros(len(images))
         for view, target in pairs:
             leaf = view.detach().requires_grad_()
-            total = _image_terms(networks.terms, leaf, target)[0] / len(pairs)
+            total = image_terms(networks.terms, leaf, target)[0] / len(pairs)
             gradients += torch.autograd.grad((weight * total * scale).sum(), leaf)
             values[name] = values[name] + total.detach()
     return gradients, values
@@ -228,7 +228,7 @@ def reconstruction_gradient(
     squared norms (2,) of the gradient without it and of its own.
     """
     recon.requires_grad_()
-    total, values = _image_terms(networks.terms, recon, images)
+    total, values = image_terms(networks.terms, recon, images)
     scale = inputs.image_share * inputs.loss_scale
     (grad,) = torch.autograd.grad((total * scale).sum(), recon)
     if inputs.adversarial_factor is None:
@@ -251,7 +251,7 @@ def adversarial_gradient(
     return gradient, adversarial.detach()
 
 
-def _image_terms(
+def image_terms(
     terms: LossTerms, recon: torch.Tensor, images: torch.Tensor
 ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
     """The weighted sum of the image terms, and each of them and the mean squared error, detached: (b,)."""

@@ -24,6 +24,7 @@ from vae.evaluation.metrics import (
     ssim,
 )
 from vae.images.pixels import OFF_BY_ONE_DB, psnr
+from vae.losses.terms import LossTerms, Term
 from vae.system.errors import UserError
 
 
@@ -149,30 +150,39 @@ def distance(recon: torch.Tensor, batch: torch.Tensor) -> torch.Tensor:
     return (recon - batch).abs().mean((1, 2, 3))
 
 
+TERMS = LossTerms(image=(Term("a", "", 2.0, distance), Term("b", "", 1.0, lambda x, y: distance(x, y) ** 2)))
+
+
 def test_mean_is_over_images_not_batches():
     whole = random_images(5)
-    found = means(reconstruction_sums(darker, whole.split([1, 4]), distance))
-    assert set(found) == {"psnr", "ssim", "lpips", "images"}
+    found = means(reconstruction_sums(darker, whole.split([1, 4]), TERMS))
+    assert set(found) == {"loss", "loss_a", "loss_b", "psnr", "ssim", "images"}
     assert found["images"] == 5
     assert math.isclose(found["psnr"], psnr(darker(whole), whole).mean().item(), rel_tol=1e-12)
     assert math.isclose(found["ssim"], ssim(darker(whole), whole).mean().item(), rel_tol=1e-12)
-    assert math.isclose(found["lpips"], distance(darker(whole), whole).mean().item(), rel_tol=1e-6)
+    assert math.isclose(found["loss_a"], distance(darker(whole), whole).mean().item(), rel_tol=1e-6)
+    assert math.isclose(found["loss"], 2 * found["loss_a"] + found["loss_b"], rel_tol=1e-6)
+
+
+def test_the_loss_is_that_of_an_image_as_it_is_saved():
+    images = torch.ones(1, 3, 16, 24)
+    assert means(reconstruction_sums(lambda batch: batch * 3, [images], TERMS))["loss"] == 0
 
 
 def test_sums_of_ranks_add_up_even_if_one_has_no_images():
     whole = random_images(5)
-    parts = [reconstruction_sums(darker, [part], distance) for part in whole.split([2, 3])] + [
-        reconstruction_sums(darker, [], distance)
+    parts = [reconstruction_sums(darker, [part], TERMS) for part in whole.split([2, 3])] + [
+        reconstruction_sums(darker, [], TERMS)
     ]
     added = {name: tuple(map(sum, zip(*(part[name] for part in parts), strict=True))) for name in parts[0]}
-    together, alone = means(added), means(reconstruction_sums(darker, [whole], distance))
+    together, alone = means(added), means(reconstruction_sums(darker, [whole], TERMS))
     assert together.keys() == alone.keys()
     assert all(math.isclose(together[name], alone[name], rel_tol=1e-6) for name in alone)
     assert all(type(total) is float and type(count) is int for total, count in parts[0].values())
 
 
 def test_exact_copies_leave_the_mean_finite():
-    found = means(reconstruction_sums(lambda batch: batch, [random_images(2)], None))
+    found = means(reconstruction_sums(lambda batch: batch, [random_images(2)], TERMS))
     assert found["psnr"] == OFF_BY_ONE_DB
     assert math.isclose(found["ssim"], 1.0, rel_tol=1e-12)
 
@@ -181,18 +191,18 @@ def test_crops_of_one_colour_do_not_decide_the_mean_of_the_baseline():
     """Bicubic copies them exactly; a VAE that is better on every other crop is better in the mean."""
     noisy, plain = random_images(3), torch.full_like(random_images(1), 0.25)
     batch = torch.cat([noisy, plain])
-    bicubic = means(baseline_sums([batch], None)["bicubic"])["psnr"]
-    alone = means(baseline_sums([noisy], None)["bicubic"])["psnr"]
+    bicubic = means(baseline_sums([batch], TERMS)["bicubic"])["psnr"]
+    alone = means(baseline_sums([noisy], TERMS)["bicubic"])["psnr"]
     assert bicubic == pytest.approx((3 * alone + 20 * math.log10(255)) / 4)
-    vae = means(reconstruction_sums(lambda x: x * 0.9 + 0.01, [batch], None))["psnr"]
+    vae = means(reconstruction_sums(lambda x: x * 0.9 + 0.01, [batch], TERMS))["psnr"]
     assert vae > bicubic
 
 
 def test_baselines_are_measured_like_reconstructions():
     batches = random_images(3).split(2)
-    assert baseline_sums(iter(batches), distance, factor=8) == {
-        "mean_colour": reconstruction_sums(mean_colour, batches, distance),
-        "bicubic": reconstruction_sums(lambda batch: bicubic_baseline(batch, 8), batches, distance),
+    assert baseline_sums(iter(batches), TERMS, factor=8) == {
+        "mean_colour": reconstruction_sums(mean_colour, batches, TERMS),
+        "bicubic": reconstruction_sums(lambda batch: bicubic_baseline(batch, 8), batches, TERMS),
     }
 
 

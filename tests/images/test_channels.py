@@ -1,5 +1,7 @@
 """Images of one, three and four channels: files, resizing, and what losses and metrics compare."""
 
+from functools import partial
+
 import numpy as np
 import pytest
 import torch
@@ -12,7 +14,9 @@ from vae.images.composites import as_rgb, over_checkerboard, per_image, premulti
 from vae.images.decoding import decode_image
 from vae.images.pixels import to_float
 from vae.losses.reconstruction import reconstruction_loss
+from vae.losses.terms import LossTerms, Term
 
+L1 = LossTerms(image=(Term("reconstruction", "L1", 1.0, partial(reconstruction_loss, kind="l1")),))
 RED, HIDDEN_GREEN = (200, 30, 20, 255), (0, 255, 0, 0)
 
 
@@ -144,9 +148,9 @@ def test_premultiplied_colors_return():
 def test_the_bicubic_baseline_of_a_cut_out_is_that_of_its_composites():
     """Filters are linear: they reduce the image over a background as they reduce color and alpha."""
     images = to_float(torch.from_numpy(cut_out()).movedim(-1, 0)[None])
-    sums = baseline_sums([images], None)["bicubic"]
-    over_white = baseline_sums([as_rgb(images)[1:]], None)["bicubic"]
-    over_black = baseline_sums([as_rgb(images)[:1]], None)["bicubic"]
+    sums = baseline_sums([images], L1)["bicubic"]
+    over_white = baseline_sums([as_rgb(images)[1:]], L1)["bicubic"]
+    over_black = baseline_sums([as_rgb(images)[:1]], L1)["bicubic"]
     expected = (over_white["psnr"][0] + over_black["psnr"][0]) / 2
     assert sums["psnr"][0] == pytest.approx(expected, abs=0.2)  # limited to 0 to 1, and rounded
     assert sums["psnr_alpha"][1] == 1

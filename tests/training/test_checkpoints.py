@@ -189,11 +189,11 @@ def test_epochs_are_saved_as_asked_or_every_few_minutes(tiny, monkeypatch, minut
 
 
 def test_the_best_epoch_is_saved_without_a_flag(tiny):
-    """The tiny network's PSNR rises in its first epochs."""
+    """The tiny network's loss falls in its first epochs."""
     given = {**tiny, "num_epochs": 3, "keep_checkpoints": 9, "checkpoint_freq": None}
     assert train(given) == 0
     history = load_checkpoint(Path(tiny["output_dir"]) / "checkpoint_epoch_3.pt")["history"]
-    assert history["best_checkpoint_psnr"] == history["best"]["psnr"]
+    assert history["best_checkpoint_loss"] == history["best"]["loss"]
 
 
 @pytest.mark.slow

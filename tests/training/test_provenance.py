@@ -80,12 +80,14 @@ def test_run_records_its_samples_and_each_resume(image_folder, tmp_path, capsys)
 
 
 @pytest.mark.slow
-def test_validations_of_other_images_are_not_compared(image_folder, tmp_path):
+@pytest.mark.parametrize("change", [{"val_split": 0.4}, {"reconstruction_weight": 0.5}])
+def test_validations_of_other_images_or_another_loss_are_not_compared(image_folder, tmp_path, change):
     out = tmp_path / "run"
     given = {**TINY, **SHORT, "data_path": str(image_folder), "output_dir": str(out), "checkpoint_freq": 1}
-    assert train({**given, "val_split": 0.2, "num_epochs": 3, "max_steps": 4}) == 0
-    assert last_checkpoint(out)["history"]["start_psnr"] is not None
-    assert train({**given, "val_split": 0.4, "num_epochs": 3, "max_steps": 5, "resume_from": "latest"}) == 0
+    given["val_split"] = 0.2
+    assert train({**given, "num_epochs": 3, "max_steps": 4}) == 0
+    assert last_checkpoint(out)["history"]["start"]
+    assert train({**given, **change, "num_epochs": 3, "max_steps": 6, "resume_from": "latest"}) == 0
     history = last_checkpoint(out)["history"]
-    assert history["start_psnr"] is None
+    assert not history["start"]
     assert history["best"]["images"] == records(out, "validation")[-1]["images"]

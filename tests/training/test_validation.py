@@ -20,93 +20,93 @@ from vae.training.run import train
 from vae.training.validation import MAX_SLICES, History, Slices, slice_means, slice_record, slice_text
 
 
-def metrics(psnr: float, image_size: int = 32) -> dict[str, float]:
-    return {"epoch": 1, "image_size": image_size, "psnr": psnr}
+def metrics(loss: float, image_size: int = 32) -> dict[str, float]:
+    return {"epoch": 1, "image_size": image_size, "loss": loss}
 
 
 @pytest.mark.parametrize(
     ("values", "best", "without_gain"),
-    [((20.0, 22.0, 21.0, 22.0), 22.0, 2), ((20.0, 19.0, 18.0, 20.5), 20.5, 0)],
+    [((0.4, 0.2, 0.3, 0.2), 0.2, 2), ((0.4, 0.5, 0.6, 0.3), 0.3, 0)],
     ids=["equal is no gain", "gain"],
 )
-def test_best_validation_has_the_highest_psnr(values, best, without_gain):
+def test_best_validation_has_the_lowest_loss(values, best, without_gain):
     history = History()
-    for number, psnr in enumerate(values, start=1):
-        history.add_epoch(metrics(psnr))
-        history.add_checkpoint(f"checkpoint_epoch_{number}.pt", metrics(psnr))
+    for number, loss in enumerate(values, start=1):
+        history.add_epoch(metrics(loss))
+        history.add_checkpoint(f"checkpoint_epoch_{number}.pt", metrics(loss))
     assert (history.best, history.without_gain) == (metrics(best), without_gain)
     name = f"checkpoint_epoch_{values.index(best) + 1}.pt"
-    assert (history.best_checkpoint, history.best_checkpoint_psnr) == (name, best)
+    assert (history.best_checkpoint, history.best_checkpoint_loss) == (name, best)
 
 
 def test_another_image_size_replaces_the_best_validation_and_checkpoint():
     history = History()
-    history.add_epoch(metrics(30.0, image_size=16))
-    history.add_checkpoint("checkpoint_epoch_1.pt", metrics(30.0, image_size=16))
-    history.add_epoch(metrics(20.0, image_size=32))
-    history.add_checkpoint("checkpoint_epoch_2.pt", metrics(20.0, image_size=32))
-    assert history.best == metrics(20.0, image_size=32)
-    assert (history.best_checkpoint, history.best_checkpoint_psnr) == ("checkpoint_epoch_2.pt", 20.0)
+    history.add_epoch(metrics(0.1, image_size=16))
+    history.add_checkpoint("checkpoint_epoch_1.pt", metrics(0.1, image_size=16))
+    history.add_epoch(metrics(0.3, image_size=32))
+    history.add_checkpoint("checkpoint_epoch_2.pt", metrics(0.3, image_size=32))
+    assert history.best == metrics(0.3, image_size=32)
+    assert (history.best_checkpoint, history.best_checkpoint_loss) == ("checkpoint_epoch_2.pt", 0.3)
 
 
 @pytest.mark.parametrize("unmeasured", [{"epoch": 1, "image_size": 32}, metrics(math.nan)])
-def test_validation_without_psnr_is_never_the_best(unmeasured):
+def test_validation_without_a_loss_is_never_the_best(unmeasured):
     """All validation images were unusable, or the reconstructions were not finite."""
     history = History()
-    for validation in (metrics(20.0), unmeasured, metrics(19.0)):
+    for validation in (metrics(0.2), unmeasured, metrics(0.3)):
         history.add_epoch(validation)
         history.add_checkpoint("checkpoint_epoch_1.pt", validation)
-    assert history.best == metrics(20.0)
+    assert history.best == metrics(0.2)
     assert history.without_gain == 2
-    assert history.best_checkpoint_psnr == 20.0
+    assert history.best_checkpoint_loss == 0.2
     history = History()
     history.add_epoch(unmeasured)
     history.add_checkpoint("checkpoint_epoch_1.pt", unmeasured)
     assert history.best_checkpoint is None
-    history.add_epoch(metrics(20.0))
-    assert history.best == metrics(20.0)
+    history.add_epoch(metrics(0.2))
+    assert history.best == metrics(0.2)
 
 
 def test_start_of_a_stage_is_a_candidate_for_best_and_counts_for_early_stopping():
     history = History()
-    history.add_epoch(metrics(30.0, image_size=16))
-    history.add_checkpoint("checkpoint_epoch_1.pt", metrics(30.0, image_size=16))
-    history.add_start(metrics(25.0), "checkpoint_epoch_1.pt")
-    for number, psnr in enumerate((20.0, 24.0, 25.0), start=2):
-        history.add_epoch(metrics(psnr))
-        history.add_checkpoint(f"checkpoint_epoch_{number}.pt", metrics(psnr))
-        assert (history.best, history.best_is_start) == (metrics(25.0), True)
-        assert (history.best_checkpoint, history.best_checkpoint_psnr) == ("checkpoint_epoch_1.pt", 25.0)
+    history.add_epoch(metrics(0.1, image_size=16))
+    history.add_checkpoint("checkpoint_epoch_1.pt", metrics(0.1, image_size=16))
+    history.add_start(metrics(0.25), "checkpoint_epoch_1.pt")
+    for number, loss in enumerate((0.3, 0.26, 0.25), start=2):
+        history.add_epoch(metrics(loss))
+        history.add_checkpoint(f"checkpoint_epoch_{number}.pt", metrics(loss))
+        assert (history.best, history.best_is_start) == (metrics(0.25), True)
+        assert (history.best_checkpoint, history.best_checkpoint_loss) == ("checkpoint_epoch_1.pt", 0.25)
     assert history.without_gain == 3
-    history.add_epoch(metrics(26.0))
+    history.add_epoch(metrics(0.2))
     assert (history.best_is_start, history.without_gain) == (False, 0)
 
 
 def test_start_at_the_same_size_does_not_replace_a_better_epoch():
     history = History()
-    for psnr in (30.0, 29.0):
-        history.add_epoch(metrics(psnr))
+    for loss in (0.1, 0.2):
+        history.add_epoch(metrics(loss))
     history.begin_stage()
-    history.add_start(metrics(29.0), "checkpoint_epoch_2.pt")
-    assert (history.best, history.best_is_start, history.without_gain) == (metrics(30.0), False, 0)
+    history.add_start(metrics(0.2), "checkpoint_epoch_2.pt")
+    assert (history.best, history.best_is_start, history.without_gain) == (metrics(0.1), False, 0)
 
 
-def test_decrease_is_reported_once_with_its_remedy():
-    history = History(start_psnr=25.0)
-    assert history.decrease_warning(25.0, "train longer") is None
-    assert history.decrease_warning(24.92, "train longer") is None  # too little to act on
-    warning = history.decrease_warning(24.0, "train longer")
-    for words in ("24.00 dB", "25.00 dB", "train longer"):
+def test_rise_is_reported_once_with_its_remedy():
+    history = History(start=metrics(0.25))
+    assert history.rise_warning(metrics(0.25), "train longer") is None
+    assert history.rise_warning(metrics(0.252), "train longer") is None  # too little to act on
+    warning = history.rise_warning(metrics(0.3), "train longer")
+    for words in ("0.3000", "0.2500", "train longer"):
         assert words in warning
-    assert history.decrease_warning(23.0, "train longer") is None
-    assert History().decrease_warning(1.0, "train longer") is None  # no start was measured
+    assert history.rise_warning(metrics(0.4), "train longer") is None
+    assert History().rise_warning(metrics(0.4), "train longer") is None  # no start was measured
 
 
 # ---- real runs ----------------------------------------------------------------------------------------
 
 
 @pytest.mark.slow
-def test_run_with_falling_psnr_warns_once(tiny, tmp_path, capsys):
+def test_run_with_rising_loss_warns_once(tiny, tmp_path, capsys):
     given = {
         **tiny,
         "init": "warm",
@@ -116,15 +116,15 @@ def test_run_with_falling_psnr_warns_once(tiny, tmp_path, capsys):
         "max_steps": 8,
     }
     assert train(given) == 0
-    (warning,) = re.findall("WARNING: PSNR .* is below .*", capsys.readouterr().out)
+    (warning,) = re.findall("WARNING: the validation loss .* is above .*", capsys.readouterr().out)
     found = records(tmp_path / "run", "validation")
-    worse = next(record for record in found if record["psnr"] < found[0]["psnr"])
+    worse = next(record for record in found if record["loss"] > found[0]["loss"])
     assert len(found) == 4  # all but the first are worse
-    assert f"PSNR {worse['psnr']:.2f} dB is below the {found[0]['psnr']:.2f} dB" in warning
+    assert f"loss {worse['loss']:.4f} is above the {found[0]['loss']:.4f}" in warning
     assert "--learning_rate (now 0.01)" in warning
     # The stage has warned already.
     assert train({**given, "resume_from": "latest", "max_steps": None}) == 0
-    assert "WARNING: PSNR" not in capsys.readouterr().out
+    assert "WARNING: the validation loss" not in capsys.readouterr().out
 
 
 def test_validations_record_noise_and_spread_of_the_latents_and_how_decoding_bears_noise(

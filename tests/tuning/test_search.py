@@ -23,17 +23,17 @@ def test_search_finds_the_better_rate_and_reports_it(tune, capsys):
     assert rows[0]["defaults"]
     assert rows[0]["params"] == {"learning_rate": 1e-4}
     assert len({row["params"]["learning_rate"] for row in rows}) == 12
-    best = max(rows, key=lambda row: row["values"][0])
-    assert best["values"][0] == pytest.approx(25, abs=0.5)  # the optimum of the stub is at 1e-3
-    assert best["values"][0] > rows[0]["values"][0] + 2  # 20 + 5 / e
-    assert f"best    trial {best['trial']}: psnr={best['values'][0]:.5g}" in capsys.readouterr().out
+    best = min(rows, key=lambda row: row["values"][0])
+    assert best["values"][0] == pytest.approx(20, abs=0.5)  # the optimum of the stub is at 1e-3
+    assert best["values"][0] < rows[0]["values"][0] - 2  # 25 - 5 / e
+    assert f"best    trial {best['trial']}: loss={best['values'][0]:.5g}" in capsys.readouterr().out
     given = parse_flags(["--config", str(folder / "best.json")])
     assert given["learning_rate"] == best["params"]["learning_rate"]
     assert "output_dir" not in given
     assert {path.name for path in folder.glob("*.png")} == {
-        "history_psnr.png",
-        "importances_psnr.png",
-        "slices_psnr.png",
+        "history_loss.png",
+        "importances_loss.png",
+        "slices_loss.png",
         "validations.png",
     }
 
@@ -100,6 +100,26 @@ def test_several_objectives_give_a_front_without_pruning(tune, capsys):
     assert all(len(row["values"]) == 2 for row in rows)
     assert "front   trials" in capsys.readouterr().out  # the stub's SSIM is the inverse of its PSNR
     assert (folder / "pareto_front.png").exists()
+
+
+def test_the_loss_of_every_trial_has_the_weights_of_the_defaults(tune):
+    """A trial with a smaller weight would have a smaller loss, whatever its images are like."""
+    rows = rows_of(tune({"reconstruction_weight": {"low": 0.1, "high": 1.0}}, "--trials", "4"))
+    assert len({row["params"]["reconstruction_weight"] for row in rows}) == 4
+    assert len({tuple(row["values"]) for row in rows}) == 1
+
+
+@pytest.mark.parametrize(
+    ("space", "word"),
+    [
+        ({"reconstruction_loss": ["l1", "mse"]}, "reconstruction_loss"),
+        ({"reconstruction_weight": [0.0, 1.0]}, "leave 0"),
+    ],
+)
+def test_a_space_that_changes_what_the_loss_measures_needs_another_objective(tune, space, word):
+    with pytest.raises(UserError, match=word):
+        tune(space, "--trials", "1")
+    assert rows_of(tune(space, "--trials", "1", "--objective", "psnr"))[0]["state"] == "complete"
 
 
 def test_options_of_a_trial_are_those_of_its_run(tune):

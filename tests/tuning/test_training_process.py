@@ -23,7 +23,7 @@ def test_trials_are_real_runs_with_the_same_validation_images(image_folder, tmp_
     splits = set()
     for row in rows:
         run = folder / "trials" / row["folder"]
-        assert row["values"] == [records(run, "validation")[-1]["psnr"]]
+        assert row["values"] == [records(run, "validation")[-1]["loss"]]
         assert (run / "vae" / "config.json").exists()
         splits.add(json.dumps(json.loads((run / "split.json").read_text())["validation"]))
     assert len(splits) == 1

@@ -364,17 +364,17 @@ class RunConfig:
     )
     quick_val_images: int = option(32, "validation images of the quick validation", at_least=1)
     quick_val_steps: int = option(500, "optimizer steps between quick validations; 0: none", at_least=0)
-    regression_psnr: float = option(
-        1.0,
-        "dB below its best at which the PSNR of a quick validation causes a warning and a validation",
-        metavar="DB",
+    regression_share: float = option(
+        0.1,
+        "rise of a quick validation's loss, as a share of its lowest, that causes a warning and a validation",
+        metavar="SHARE",
         at_least=0,
     )
     log_freq: int = option(10, "optimizer steps between log records", at_least=1)
     wandb: bool = option(False, "also log to Weights & Biases")
     wandb_project: str = option("vae-trainer", "project of --wandb", metavar="NAME")
     early_stopping: int = option(
-        0, "stop after this many validations without a higher PSNR; 0: off", at_least=0
+        0, "end the stage after this many validations without a lower loss; 0: off", at_least=0
     )
     hang_minutes: float = option(
         30,
@@ -437,6 +437,12 @@ def all_options() -> dict[str, tuple[str, Any]]:
             assert item.name not in options, f"option {item.name} is declared twice"
             options[item.name] = (name, item)
     return options
+
+
+def image_weights(loss: LossConfig) -> dict[str, float]:
+    """The weight of each image term by its name, such as `perceptual`; 0: the loss is without it."""
+    names = [item.name for item in fields(loss) if item.metadata.get("term") == "image"]
+    return {name.removesuffix("_weight"): getattr(loss, name) for name in names}
 
 
 def names_where(fact: str, value: bool = True) -> list[str]:

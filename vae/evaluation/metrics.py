@@ -18,7 +18,9 @@ from vae.config.trained_vae_flags import EvaluateConfig
 from vae.images.composites import as_rgb, per_image, premultiply, unpremultiply
 from vae.images.pixels import OFF_BY_ONE_DB, PEAK, psnr, to_8_bit
 from vae.losses.perceptual import PerceptualLoss, build_perceptual
+from vae.losses.terms import LossTerms, Term
 from vae.losses.trunk_weights import WITHOUT_LPIPS, cached_file, cached_or_downloaded, find_trunk_weights
+from vae.step import image_terms
 from vae.system.errors import UserError
 
 SSIM_WINDOW = 11  # px; Wang et al. 2004: an 11 x 11 Gaussian with standard deviation 1.5
@@ -208,40 +210,38 @@ def _find_inception(given: str | None) -> Path:
 
 # ---- Sums over a set of images -----------------------------------------------------------------------------
 Sums = dict[str, tuple[float, int]]  # metric -> (sum over images, number of images)
-Perceptual = Callable[[Tensor, Tensor], Tensor]
 
 
 def reconstruction_sums(
     reconstruct: Callable[[Tensor], Tensor],
     batches: Iterable[Tensor],
-    perceptual: Perceptual | None,
+    terms: LossTerms,
     each_psnr: list[float] | None = None,
 ) -> Sums:
-    """Sums of psnr, ssim and lpips over all images of `batches`; no lpips if `perceptual` is None.
+    """Sums of loss, psnr and ssim over all images of `batches`, and of lpips if it is one of the terms.
 
-    Of images with alpha, also psnr_alpha.
+    `loss` is the weighted sum of the image terms, and `loss_NAME` each of them without its weight.
+    Reconstructions are clamped to the range of a saved image. Images with alpha also have psnr_alpha.
 
     The PSNR of an image counts up to OFF_BY_ONE_DB, also for the baselines.
 
-    `reconstruct` and `perceptual` compute on the device of the batches, (B, C, H, W) in [-1, 1].
-    Reconstructions of any dtype are measured in fp32 or wider; lpips has the precision of `perceptual`.
+    `reconstruct` and the terms compute on the device of the batches, (B, C, H, W) in [-1, 1].
+    Reconstructions of any dtype are measured in fp32 or wider; a network of a term has its own precision.
     `each_psnr` gets the PSNR of every image, in their order.
     """
-    values = _values_of({"recon": reconstruct}, batches, perceptual)["recon"]
+    values = _values_of({"recon": reconstruct}, batches, terms)["recon"]
     if each_psnr is not None and values["psnr"]:
         each_psnr += torch.cat(values["psnr"]).tolist()
     return {metric: _total(parts) for metric, parts in values.items()}
 
 
-def baseline_sums(
-    batches: Iterable[Tensor], perceptual: Perceptual | None, factor: int = 8
-) -> dict[str, Sums]:
+def baseline_sums(batches: Iterable[Tensor], terms: LossTerms, factor: int = 8) -> dict[str, Sums]:
     """The sums of reconstruction_sums for the baselines mean_colour and bicubic, by name.
 
     `factor` is the downsampling factor of the autoencoder.
     """
     baselines = {"mean_colour": mean_colour, "bicubic": lambda images: bicubic_baseline(images, factor)}
-    values_of = _values_of(baselines, batches, perceptual)
+    values_of = _values_of(baselines, batches, terms)
     return {
         name: {metric: _total(parts) for metric, parts in values.items()}
         for name, values in values_of.items()
@@ -257,12 +257,10 @@ def means(sums: Sums) -> dict[str, float]:
 
 @torch.no_grad()
 def _values_of(
-    reconstructions: dict[str, Callable[[Tensor], Tensor]],
-    batches: Iterable[Tensor],
-    perceptual: Perceptual | None,
+    reconstructions: dict[str, Callable[[Tensor], Tensor]], batches: Iterable[Tensor], terms: LossTerms
 ) -> dict[str, dict[str, list[Tensor]]]:
     """Every metric of all images, on their device: name -> metric -> parts (B,)."""
-    metrics = ["psnr", "ssim", "psnr_alpha"] + (["lpips"] if perceptual is not None else [])
+    metrics = ["loss", "psnr", "ssim", "lpips", "psnr_alpha", *map(_name_of, terms.image)]
     kept: dict[str, dict[str, list[Tensor]]] = {
         name: {metric: [] for metric in metrics} for name in reconstructions
     }
@@ -270,20 +268,26 @@ def _values_of(
         images = images.float()
         for name, reconstruct in reconstructions.items():
             recon = reconstruct(images).float().clamp(-1, 1)  # the range of a saved image
-            for metric, values in _measure(recon, images, perceptual).items():
+            for metric, values in _measure(recon, images, terms).items():
                 kept[name][metric].append(values.double())
     return kept
 
 
-def _measure(recon: Tensor, images: Tensor, perceptual: Perceptual | None) -> dict[str, Tensor]:
+def _name_of(term: Term) -> str:
+    return f"loss_{term.name}"
+
+
+def _measure(recon: Tensor, images: Tensor, terms: LossTerms) -> dict[str, Tensor]:
     """Every metric of each image: name -> (B,)."""
-    count = len(images)
-    x, y = as_rgb(recon), as_rgb(images)
-    values = {"psnr": color_psnr(recon, images, OFF_BY_ONE_DB), "ssim": per_image(ssim(x, y), count)}
+    loss, values_of = image_terms(terms, recon, images)
+    similarity = per_image(ssim(as_rgb(recon), as_rgb(images)), len(images))
+    values = {"loss": loss, "psnr": color_psnr(recon, images, OFF_BY_ONE_DB), "ssim": similarity}
+    for term in terms.image:
+        values[_name_of(term)] = values_of[term.name]
+        if isinstance(term.function, PerceptualLoss):
+            values["lpips"] = values_of[term.name]
     if (of_alpha := alpha_psnr(recon, images, OFF_BY_ONE_DB)) is not None:
         values["psnr_alpha"] = of_alpha
-    if perceptual is not None:
-        values["lpips"] = per_image(perceptual(x, y), count)
     return values
 
 

@@ -23,7 +23,7 @@ from vae.system.files import flush_file, flush_folder, replace_file, scratch_fol
 from vae.update import UpdateState
 
 RANDOM, WARM, TRAINED = "random weights", "warm start", "trained VAE"  # what a stage begins with
-CHECKPOINT_FORMAT = 7  # increase it when keys are renamed or removed: older files are then refused
+CHECKPOINT_FORMAT = 8  # increase it when keys are renamed or removed: older files are then refused
 _ARCHIVE = b"PK\x03\x04"  # how a ZIP archive begins
 
 
@@ -57,13 +57,14 @@ class Validations:
 
     best: dict[str, float] = field(default_factory=dict)  # metrics of the best validation, with its epoch
     best_is_start: bool = False  # of a stage: before its first step
-    best_checkpoint: str | None = None  # file name of the saved epoch, or of the start, with the best PSNR
-    best_checkpoint_psnr: float | None = None
+    loss: str = ""  # the weighted terms whose sum they compare
+    best_checkpoint: str | None = None  # file name of the saved epoch, or of the start, with the lowest loss
+    best_checkpoint_loss: float | None = None
     without_gain: int = 0  # validations since the best one, for --early_stopping
-    start_psnr: float | None = None  # dB before the stage's first step
-    decrease_reported: bool = False  # in this stage
+    start: dict[str, float] = field(default_factory=dict)  # metrics before the stage's first step
+    rise_reported: bool = False  # in this stage
     quick_best: dict[str, float] = field(default_factory=dict)  # of the quick validations
-    quick_has_fallen: bool = False  # the last quick validation
+    quick_has_risen: bool = False  # the loss of the last one
 
 
 @dataclass(frozen=True)

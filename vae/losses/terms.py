@@ -31,6 +31,9 @@ class Term(NamedTuple):
     weight: float
     function: TermFunction
 
+    def __str__(self) -> str:
+        return f"{self.weight:g} {self.label}"
+
 
 class LossTerms(NamedTuple):
     """All terms of a loss, by what they see."""
@@ -50,6 +53,11 @@ class LossTerms(NamedTuple):
     def all(self) -> tuple[Term, ...]:
         """The terms of every kind."""
         return (*self.image, *self.latent, *self.view, *self.teacher)
+
+    @property
+    def image_text(self) -> str:
+        """The weighted image terms in words: what a validation loss is the sum of."""
+        return " + ".join(map(str, self.image))
 
     def weighted_sum(self, means: dict[str, float]) -> float:
         """The loss from the mean of each term."""

@@ -160,8 +160,8 @@ class TrainingLoop:
         if takes_samples:
             self.samples.save()
         if self.validator and options.quick_val_steps and step % options.quick_val_steps == 0:
-            has_fallen = self.validator.validate_quickly()
-            if has_fallen and not (epoch_is_done and self._validation_is_due(self.state.position.epoch + 1)):
+            has_risen = self.validator.validate_quickly()
+            if has_risen and not (epoch_is_done and self._validation_is_due(self.state.position.epoch + 1)):
                 self.validator.validate(f"step {step}", self.state.position.epoch)
         if epoch_is_done:
             self.end_epoch()
@@ -196,15 +196,15 @@ class TrainingLoop:
         state.position.epoch, state.position.images_in_epoch, state.rejected = epochs, 0, 0
         limit = options.early_stopping
         if metrics and limit and history.without_gain >= limit and not is_last:
-            console.info(f"--early_stopping {limit}: PSNR has stopped rising, the stage ends")
+            console.info(f"--early_stopping {limit}: the validation loss has stopped falling, the stage ends")
             state.stages, state.stage = shorten_stage(state.stages, state.stage, epochs)
             save_is_due = True
         if save_is_due:
-            best = history.best_checkpoint, history.best_checkpoint_psnr
+            best = history.best_checkpoint, history.best_checkpoint_loss
             if metrics:
                 history.add_checkpoint(epoch_name(epochs), metrics)
             if not self.saver.save(epoch_name(epochs), required=epochs == state.stages[-1].end_epoch):
-                history.best_checkpoint, history.best_checkpoint_psnr = best
+                history.best_checkpoint, history.best_checkpoint_loss = best
 
     def _validation_is_due(self, epochs: int) -> bool:
         """Whether the end of this epoch, counted from 1, is validated."""

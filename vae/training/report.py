@@ -35,7 +35,7 @@ from vae.training.setup import PreparedRun
 from vae.training.stage_memory import StagePlan, plan_line
 from vae.training.stages import StageSteps, current_stage
 from vae.training.state import TrainingState
-from vae.training.validation import Metrics, metrics_text
+from vae.training.validation import Metrics, loss_of, metrics_text
 
 MILLION = 1e6
 DTYPE_NAMES = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16 with loss scaling"}
@@ -117,7 +117,7 @@ def crops_text(crop: str, image_size: int, shapes: Sequence[Shape] | None) -> st
 
 def loss_line(terms: LossTerms, loss: LossConfig) -> str:
     """The weighted terms of the loss."""
-    parts = [f"{term.weight:g} {term.label}" for term in terms.all]
+    parts = [str(term) for term in terms.all]
     if loss.adversarial_weight:
         parts.append(
             f"{loss.adversarial_weight:g} adversarial from step {loss.disc_start + loss.disc_warmup}"
@@ -241,13 +241,11 @@ def result_lines(
     """
     factor = state.autoencoder.downsampling
     lines = _metrics_lines(config, state, baselines, factor)
-    if "psnr" in state.last_validation and "bicubic" in baselines:
-        bicubic = f"{factor}x bicubic", baselines["bicubic"]["psnr"]
-        begun = state.position.step > config.loss.disc_start + config.loss.disc_warmup
-        adversarial = config.loss.adversarial_weight > 0 and begun
-        psnr = state.last_validation["psnr"]
-        start = state.history.start_psnr
-        lines.append(verdict_line(psnr, bicubic, start, schedule.remedy, adversarial))
+    if "loss" in state.last_validation and "bicubic" in baselines:
+        bicubic = f"{factor}x bicubic", baselines["bicubic"]["loss"]
+        loss = state.last_validation["loss"]
+        start = state.history.start.get("loss")
+        lines.append(verdict_line(loss, bicubic, start, schedule.remedy))
     if state.most_rejected:
         lines.append(f"skipped {counted(state.most_rejected, 'image')}: {folder / REJECTED_NAME}")
     shown = f"scaling {constants.scaling:.5g}, shift {constants.shift:.5g}"
@@ -283,11 +281,11 @@ def _metrics_lines(
     best = state.history.best
     last = state.last_validation
     measured = {}
-    if best.get("image_size") == last.get("image_size", best.get("image_size")) and "psnr" in best:
+    if best.get("image_size") == last.get("image_size", best.get("image_size")) and "loss" in best:
         name = "start" if state.history.best_is_start else f"epoch {int(best['epoch'])}"
-        is_passed = "psnr" in last and last["psnr"] > best["psnr"]  # by the last steps of --max_steps
+        is_passed = loss_of(last) < best["loss"]  # by the last steps of --max_steps
         measured[name if is_passed else f"{name} (best)"] = best
-    if "psnr" in last and last != best:
+    if "loss" in last and last != best:
         measured[f"step {state.validated_step}"] = last
     if not measured:
         return []
@@ -295,7 +293,8 @@ def _metrics_lines(
     rows = [*measured.items(), *((names[name], values) for name, values in sorted(baselines.items()))]
     lines = [f"{name:<16} {metrics_text(values, '   ')}" for name, values in rows]
     lines.append(
-        f"PSNR is the mean of the images, each up to {OFF_BY_ONE_DB:.2f} dB (every value off by one)"
+        f"loss is {state.history.loss} of the validation images, lower is better; PSNR is the mean of the "
+        f"images, each up to {OFF_BY_ONE_DB:.2f} dB (every value off by one)"
     )
     if not any("lpips" in values for values in measured.values()):
         lines.append("LPIPS was not measured: the loss does not contain it")
@@ -304,29 +303,24 @@ def _metrics_lines(
     return lines
 
 
-def verdict_line(
-    psnr: float, bicubic: tuple[str, float], start_psnr: float | None, remedy: str, adversarial: bool = False
-) -> str:
+def verdict_line(loss: float, bicubic: tuple[str, float], start: float | None, remedy: str) -> str:
     """One sentence: whether the VAE is better than bicubic and than its start, and what to do if it is not.
 
-    PSNR values in dB; `bicubic` is the baseline's name and PSNR, `start_psnr` that before the stage.
-    `remedy`: what helps if PSNR has fallen below it.
+    Values of the validation loss; `bicubic` is the baseline's name and loss, `start` that before the stage.
+    `remedy`: what helps if the loss has risen above it.
     """
-    rivals = [(f"{bicubic[0]} ({bicubic[1]:.2f} dB)", bicubic[1])]
-    if start_psnr is not None:
-        rivals.append((f"at the start of the stage ({start_psnr:.2f} dB)", start_psnr))
-    won = [name for name, value in rivals if round(psnr, 2) > round(value, 2)]
+    rivals = [(f"{bicubic[0]} ({bicubic[1]:.4f})", bicubic[1])]
+    if start is not None:
+        rivals.append((f"at the start of the stage ({start:.4f})", start))
+    won = [name for name, value in rivals if round(loss, 4) < round(value, 4)]
     lost = [name for name, _ in rivals if name not in won]
     parts = ["better than " + " and than ".join(won)] if won else []
     parts += ["not better than " + " or than ".join(lost)] if lost else []
-    line = f"result  the VAE ({psnr:.2f} dB) is " + ", but ".join(parts)
+    line = f"result  the VAE (loss {loss:.4f}) is " + ", but ".join(parts)
     if not lost:
         return line
-    fell = start_psnr is not None and not round(psnr, 2) >= round(start_psnr, 2)  # also if it is NaN
-    remedy = remedy if fell else "train for more epochs"
-    if adversarial:
-        remedy += "; the adversarial loss may lower PSNR, so compare the samples too"
-    return f"{line}: {remedy} ({PROBLEMS_PAGE})"
+    rose = start is not None and not round(loss, 4) <= round(start, 4)  # also if it is NaN
+    return f"{line}: {remedy if rose else 'train for more epochs'} ({PROBLEMS_PAGE})"
 
 
 def next_command(folder: Path, resumed_from: Path | None, state: TrainingState) -> str:

@@ -21,7 +21,7 @@ from vae.system.files import read_json_lines, replace_bytes
 
 RESULTS_NAME = "results.png"
 WIDTH, HEIGHT = 1280, 800  # px
-DRAWN = ("step", "image_size", "codec", "loss", "learning_rate", "psnr", "ssim")  # of a record
+DRAWN = ("step", "image_size", "codec", "loss", "learning_rate", "psnr")  # of a record
 LOSS_QUANTILE = 0.99  # a few high values at the start would flatten the rest of the curve
 
 Record = dict[str, Any]
@@ -33,7 +33,7 @@ def write_results(records: Path, image: Path) -> None:
 
 
 def draw_results(records: Iterable[Record]) -> bytes:
-    """Loss, learning rate, and PSNR and SSIM of validation beside the baselines, over the optimizer steps."""
+    """Training loss, learning rate, and loss and PSNR of validation beside the baselines, over the steps."""
     by_kind: dict[str, list[Record]] = {"train": [], "validation": [], "baseline": []}
     for record in records:
         if record["kind"] in by_kind:
@@ -43,9 +43,9 @@ def draw_results(records: Iterable[Record]) -> bytes:
     last = max([record["step"] for kind in by_kind.values() for record in kind], default=1)
     charts = [
         ("training loss", [Line(BLUE, finite_points(train, "loss"), "loss")], LOSS_QUANTILE),
-        ("validation: PSNR, dB", _validation_lines(validation, baselines, "psnr", last), 1.0),
+        ("validation: loss", _validation_lines(validation, baselines, "loss", last), 1.0),
         ("learning rate", [Line(GREEN, finite_points(train, "learning_rate"), "learning rate")], 1.0),
-        ("validation: SSIM", _validation_lines(validation, baselines, "ssim", last), 1.0),
+        ("validation: PSNR, dB", _validation_lines(validation, baselines, "psnr", last), 1.0),
     ]
     figure, axes = new_figure(WIDTH, HEIGHT, rows=2, columns=2)
     for one, (title, lines, quantile) in zip(axes, charts, strict=True):

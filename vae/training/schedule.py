@@ -119,7 +119,7 @@ class StageSchedule:
 
     @property
     def remedy(self) -> str:
-        """What helps if PSNR stays below the start of the stage: the rate of the rule is low enough."""
+        """What helps if the loss stays above the stage's start: the rate of the rule is low enough."""
         lower = f"lower --learning_rate (now {self.peak:.3g}), or " if self.peak > self.ruled_peak else ""
         return f"{lower}train for more epochs"
 

@@ -255,11 +255,21 @@ def prepare_run(command: Command, dist: Distributed) -> PreparedRun:
         compiled=compiled,
         provenance=_provenance(options, config, state, training_set, validation_set, dist.world_size),
     )
-    if not run.provenance.resume.comparable:
-        state.history = History()
+    if not run.provenance.resume.comparable or state.history.loss != terms.image_text:
+        state.history = _new_history(state.history, terms)
     if state.fp16:
         _fit_fp16(run, content)
     return run
+
+
+def _new_history(before: History, terms: LossTerms) -> History:
+    """No validations yet: those `before` compared other images, or another loss."""
+    if before.loss not in ("", terms.image_text):
+        console.info(
+            f"the validation loss was {before.loss}, and is {terms.image_text} from now on: earlier "
+            "validations are not compared with later ones"
+        )
+    return History(loss=terms.image_text)
 
 
 def _fit_fp16(run: PreparedRun, content: dict[str, Any] | None) -> None:

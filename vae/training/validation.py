@@ -18,7 +18,6 @@ from vae.evaluation.results import METRICS
 from vae.images.pixels import OFF_BY_ONE_DB, to_float
 from vae.inference.codec import decode_latents, encode_images
 from vae.interop.checkpoint_file import Validations
-from vae.losses.perceptual import lpips_of
 from vae.model.autoencoder import AutoencoderKL
 from vae.ops.noise import keyed_normal
 from vae.step import Networks, network_input
@@ -174,7 +173,7 @@ OF_ALL = ""  # the name of the sums over all images; others are labels
 def sums_of_reconstructions(
     model: AutoencoderKL, networks: Networks, slices: Slices, batches: Iterable[Batch]
 ) -> dict[str, Sums]:
-    """PSNR, SSIM, the noise of the latents and, if LPIPS is part of the loss, LPIPS; PSNR by label."""
+    """What `reconstruction_sums` measures, and the noise of the latents; PSNR by label."""
     each_psnr: list[float] = []
     indices: list[int] = []
     noise = NoiseMeter(model.config.z_channels)
@@ -185,7 +184,7 @@ def sums_of_reconstructions(
             yield to_float(batch.images)
 
     reconstruct = mode_reconstruction(model, networks, noise)
-    sums = reconstruction_sums(reconstruct, images(), lpips_of(networks.terms), each_psnr)
+    sums = reconstruction_sums(reconstruct, images(), networks.terms, each_psnr)
     return {OF_ALL: sums | noise.sums(), **slices.sums(indices, each_psnr)}
 
 
@@ -222,7 +221,7 @@ def sums_with_noise(
 
 def sums_of_baselines(networks: Networks, factor: int, batches: Iterable[Batch]) -> dict[str, Sums]:
     """Of two baselines: the mean colour, and area reduction by `factor` with bicubic enlargement."""
-    return baseline_sums((to_float(batch.images) for batch in batches), lpips_of(networks.terms), factor)
+    return baseline_sums((to_float(batch.images) for batch in batches), networks.terms, factor)
 
 
 def all_reduce_sums(sums: dict[str, Sums], dist: Distributed) -> dict[str, Sums]:
@@ -245,8 +244,8 @@ def _shown(name: str, metrics: Metrics) -> str:
 
 
 def metrics_text(metrics: Metrics, separator: str) -> str:
-    """The metrics of a validation with their names and units; empty without images."""
-    parts = []
+    """The loss and the metrics of a validation with their names and units; empty without images."""
+    parts = [f"loss {metrics['loss']:.4f}"] if "loss" in metrics else []
     for name, metric in METRICS.items():
         if name in metrics:
             title, unit, _ = metric.title.partition(" dB")
@@ -257,82 +256,83 @@ def metrics_text(metrics: Metrics, separator: str) -> str:
 # ---- Results over the run ------------------------------------------------------------------------------
 
 
-SMALL_DECREASE_DB = 0.1  # below the start of a stage: no reason to change anything (docs/training.md)
+SMALL_RISE = 0.01  # of the loss above the start of a stage: no reason to change anything (docs/training.md)
 
 
 class History(Validations):
-    """The results, and what follows from them."""
+    """The results, and what follows from them: the validation with the lowest loss is the best one."""
 
     def begin_stage(self) -> None:
         """Forget what belongs to the previous stage."""
-        self.without_gain, self.decrease_reported = 0, False
-        self.start_psnr = None
+        self.without_gain, self.rise_reported = 0, False
+        self.start = {}
 
-    def add_start(self, metrics: dict[str, float], checkpoint: str | None) -> None:
-        """Add the validation before the stage's first step, which later ones must exceed.
+    def add_start(self, metrics: Metrics, checkpoint: str | None) -> None:
+        """Add the validation before the stage's first step, below which later ones must be.
 
         `checkpoint` is the file in the output folder with the weights that the stage begins with.
         """
-        self.start_psnr = metrics.get("psnr")
+        self.start = metrics
         self._add(metrics, is_start=True)
         if checkpoint is not None:
             self.add_checkpoint(checkpoint, metrics)
 
-    def add_epoch(self, metrics: dict[str, float]) -> None:
+    def add_epoch(self, metrics: Metrics) -> None:
         """Add the validation at the end of an epoch."""
         self.without_gain = 0 if self._add(metrics, is_start=False) else self.without_gain + 1
 
-    def _add(self, metrics: dict[str, float], is_start: bool) -> bool:
+    def _add(self, metrics: Metrics, is_start: bool) -> bool:
         """Whether a validation is the best one. Only validations of one image size are compared."""
         same_size = self.best.get("image_size") == metrics["image_size"]
-        if same_size and _psnr(metrics) <= _psnr(self.best):
+        if same_size and loss_of(metrics) >= loss_of(self.best):
             return False
         if not same_size:
-            self.best_checkpoint_psnr = None
+            self.best_checkpoint_loss = None
         self.best, self.best_is_start = metrics, is_start
         return True
 
-    def add_checkpoint(self, name: str, metrics: dict[str, float]) -> None:
+    def add_checkpoint(self, name: str, metrics: Metrics) -> None:
         """Add a checkpoint with the validation of its weights."""
-        best = -math.inf if self.best_checkpoint_psnr is None else self.best_checkpoint_psnr
-        if _psnr(metrics) > best:
+        best = math.inf if self.best_checkpoint_loss is None else self.best_checkpoint_loss
+        if loss_of(metrics) < best:
             self.best_checkpoint = name
-            self.best_checkpoint_psnr = metrics["psnr"]
+            self.best_checkpoint_loss = metrics["loss"]
 
-    def decrease_warning(self, psnr: float, remedy: str) -> str | None:
-        """The warning that training has lowered PSNR below the stage's start, once per stage."""
-        start = self.start_psnr
-        if start is None or self.decrease_reported or psnr >= start - SMALL_DECREASE_DB:
+    def rise_warning(self, metrics: Metrics, remedy: str) -> str | None:
+        """The warning that training has raised the loss above the stage's start, once per stage."""
+        start = self.start.get("loss")
+        loss = metrics.get("loss")
+        if start is None or loss is None or self.rise_reported or loss <= start * (1 + SMALL_RISE):
             return None
-        self.decrease_reported = True
+        self.rise_reported = True
         return (
-            f"PSNR {psnr:.2f} dB is below the {start:.2f} dB at the start of this stage: if this persists, "
-            f"{remedy}"
+            f"the validation loss {loss:.4f} is above the {start:.4f} at the start of this stage: if this "
+            f"persists, {remedy}"
         )
 
-    def regression_warning(self, metrics: dict[str, float], limit: float) -> str | None:
-        """Add a quick validation; the warning if its PSNR has just fallen by more than `limit` dB.
+    def regression_warning(self, metrics: Metrics, limit: float) -> str | None:
+        """Add a quick validation; the warning if its loss has just risen by more than a share `limit`.
 
         The best one is replaced if it is of another image size or number of images.
         """
         if any(self.quick_best.get(name) != metrics[name] for name in ("image_size", "images")):
-            self.quick_best, self.quick_has_fallen = metrics, False
+            self.quick_best, self.quick_has_risen = metrics, False
             return None
-        fell_before = self.quick_has_fallen
-        best = _psnr(self.quick_best)
-        self.quick_has_fallen = _psnr(metrics) < best - limit
-        if _psnr(metrics) > best:
+        rose_before = self.quick_has_risen
+        best = loss_of(self.quick_best)
+        self.quick_has_risen = loss_of(metrics) > best * (1 + limit)
+        if loss_of(metrics) < best:
             self.quick_best = metrics
-        if fell_before or not self.quick_has_fallen:
+        if rose_before or not self.quick_has_risen:
             return None
         return (
-            f"PSNR of the quick validation is {_psnr(metrics):.2f} dB, more than --regression_psnr {limit:g} "
-            f"below its best ({best:.2f} dB): all validation images are measured now; if they confirm it, "
-            "lower --learning_rate, or resume from the best checkpoint"
+            f"the loss of the quick validation is {loss_of(metrics):.4f}, more than --regression_share "
+            f"{limit:g} above its lowest ({best:.4f}): all validation images are measured now; if they "
+            "confirm it, lower --learning_rate, or resume from the best checkpoint"
         )
 
 
-def _psnr(metrics: dict[str, float]) -> float:
-    """The PSNR for comparisons: below all others if no image was usable or a value was not finite."""
-    psnr = metrics.get("psnr", math.nan)
-    return -math.inf if math.isnan(psnr) else psnr
+def loss_of(metrics: Metrics) -> float:
+    """The loss for comparisons: above all others if no image was usable or a value was not finite."""
+    loss = metrics.get("loss", math.nan)
+    return math.inf if math.isnan(loss) else loss

@@ -115,7 +115,7 @@ class Validator:
         return metrics
 
     def _warn(self, metrics: Metrics) -> None:
-        """Warn that the posterior's noise hides the latents, or that PSNR is below the stage's start."""
+        """Warn that the posterior's noise hides the latents, or that the loss is above the stage's start."""
         state = self.state
         loss = self.schedule.loss
         ratio = metrics.get("sigma_over_std", 0.0)
@@ -129,13 +129,13 @@ class Validator:
                 f"{getattr(loss, flag):g})"
             )
         last_weight = self.schedule.adversarial_weight(state.position.step - 1)
-        if "psnr" in metrics and not last_weight:  # the adversarial term may lower PSNR
-            warning = state.history.decrease_warning(metrics["psnr"], self.schedule.remedy)
-            if warning:
-                console.warning(warning)
+        if last_weight:  # the adversarial term may raise the others
+            return
+        if warning := state.history.rise_warning(metrics, self.schedule.remedy):
+            console.warning(warning)
 
     def validate_quickly(self) -> bool:
-        """Measure a few images and write a record; whether their PSNR has just fallen: then it warns.
+        """Measure a few images and write a record; whether their loss has just risen: then it warns.
 
         Their crops stay in main memory from the first time on: decoding would cost more than measuring.
         """
@@ -147,7 +147,7 @@ class Validator:
         metrics = {"image_size": state.stage.image_size, **measured}
         values = {**metrics, **_speed(measured, started)}
         self.logbook.record("quick_validation", state.position.step, values)
-        warning = state.history.regression_warning(metrics, self.options.regression_psnr)
+        warning = state.history.regression_warning(metrics, self.options.regression_share)
         if warning:
             console.warning(f"step {state.position.step}: {warning}")
         return warning is not None

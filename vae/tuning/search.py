@@ -20,10 +20,10 @@ from optuna.trial import FrozenTrial, Trial, TrialState
 from optuna.visualization import matplotlib as plots
 
 from vae.config.flags import read_json
-from vae.config.options import Config, all_options, flatten
+from vae.config.options import Config, LossConfig, all_options, flatten, image_weights
 from vae.config.recipes import recipe_values
 from vae.config.resolve import PER_COMMAND, resolve
-from vae.config.tune_flags import DIRECTIONS, RANDOM_TRIALS, TuneConfig
+from vae.config.tune_flags import DIRECTIONS, LOSS, RANDOM_TRIALS, TuneConfig
 from vae.system import console
 from vae.system.addresses import public_options, public_text
 from vae.system.errors import UserError
@@ -31,7 +31,7 @@ from vae.system.files import check_folder, claim_folder, replace_bytes, replace_
 from vae.training.command import check_command as check_training
 from vae.training.command import with_local_datasets
 from vae.training.datasets import find_images
-from vae.tuning.space import Space, as_choice, options_of, read_space, suggest
+from vae.tuning.space import Space, as_choice, check_comparable, options_of, read_space, suggest
 from vae.tuning.training_process import TrialError, Validation, is_locked, train
 
 COMMAND = "tune"  # in the marker of the folder
@@ -82,9 +82,11 @@ def check_command(config: TuneConfig) -> Base:
     if "lpips" in config.objective and (loss.perceptual_weight == 0 or loss.perceptual_net == "dinov2-s"):
         raise UserError(
             "--objective lpips is measured only if LPIPS is part of the loss: raise perceptual_weight in "
-            "--config, with a perceptual_net other than dinov2-s, or use psnr or ssim"
+            "--config, with a perceptual_net other than dinov2-s, or use another objective"
         )
     space = read_space(Path(config.space) if config.space else None, base)
+    if LOSS in config.objective:
+        check_comparable(space, loss)
     return Base(options, base, space, training.num_images)
 
 
@@ -170,10 +172,11 @@ class Search:
             options = {**self.base.options, **options_of(params)}
             try:
                 last = train(run, options, lambda record: self._should_stop(trial, record))
-                missing = [name for name in self.config.objective if last.get(name) is None]
+                values_of = {name: self._value(name, last) for name in self.config.objective}
+                missing = [name for name, value in values_of.items() if value is None]
                 if missing:
                     raise TrialError(f"no validation has measured {' and '.join(missing)}")
-                return tuple(last[name] for name in self.config.objective)
+                return tuple(value for value in values_of.values() if value is not None)
             except (TrialError, optuna.TrialPruned) as error:
                 trial.set_user_attr(REASON, str(error))
                 if is_default:
@@ -183,9 +186,13 @@ class Search:
                 self._enqueue_again(trial)
                 raise
 
+    def _value(self, objective: str, record: Validation) -> float | None:
+        """The value of an objective in a validation, if it has measured it."""
+        return weighted_loss(record, self.base.config.loss) if objective == LOSS else record.get(objective)
+
     def _should_stop(self, trial: Trial, record: Validation) -> bool:
         """Report a validation to the pruner; Optuna has no intermediate values of several objectives."""
-        value = record.get(self.config.objective[0])
+        value = self._value(self.config.objective[0], record)
         if len(self.config.objective) > 1 or value is None:
             return False
         trial.report(value, int(record["step"]))
@@ -234,6 +241,13 @@ class Search:
         )
         reason = f" [{trial.user_attrs[REASON]}]" if REASON in trial.user_attrs else ""
         return f"{shown}{' (the defaults)' if DEFAULTS in trial.user_attrs else ''}{reason}"
+
+
+def weighted_loss(record: Validation, loss: LossConfig) -> float | None:
+    """The validation loss with the weights of `loss`, which those of a trial may differ from."""
+    terms = [(weight, record.get(f"loss_{name}")) for name, weight in image_weights(loss).items() if weight]
+    values = [weight * value for weight, value in terms if value is not None]
+    return sum(values) if len(values) == len(terms) else None
 
 
 def _open_study(folder: Path, identity: dict[str, Any]) -> Study:

@@ -10,7 +10,7 @@ from optuna.trial import Trial
 
 from vae.config.declare import base_type, is_list, nearest
 from vae.config.flags import command_words, parse_flags, read_object
-from vae.config.options import Config, all_options, flatten
+from vae.config.options import Config, LossConfig, all_options, flatten, image_weights
 from vae.system.errors import UserError
 
 Part = FloatDistribution | IntDistribution | CategoricalDistribution
@@ -57,6 +57,27 @@ def read_space(path: Path | None, base: Config) -> Space:
                 f"{json.dumps(values[name])}: widen it, or change --config"
             )
     return space
+
+
+def check_comparable(space: Space, loss: LossConfig) -> None:
+    """Raise UserError if trials may not have the terms of `loss`, by which they are compared."""
+    names = ("reconstruction_loss", "perceptual_net", "perceptual_weights")
+    measures = [name for name in names if name in space]
+    without = [
+        f"{name}_weight"
+        for name, weight in image_weights(loss).items()
+        if weight and f"{name}_weight" in space and _contains(space[f"{name}_weight"], 0.0)
+    ]
+    if measures:
+        raise UserError(
+            f'--objective loss cannot compare trials with different "{measures[0]}": remove it from --space, '
+            "or give --objective psnr ssim"
+        )
+    if without:
+        raise UserError(
+            f'--objective loss needs the term of "{without[0]}" in every trial: leave 0 out of its values in '
+            "--space, or give --objective psnr ssim"
+        )
 
 
 def _part(name: str, given: Any) -> Part:
