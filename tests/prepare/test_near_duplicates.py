@@ -1,10 +1,11 @@
 """Changed copies are found, other images are not, and clusters are the connected components of pairs."""
 
 import io
+import random
 
 import numpy as np
 import pytest
-from PIL import Image, ImageEnhance, ImageFilter, ImageOps
+from PIL import Image, ImageDraw, ImageEnhance, ImageFilter, ImageOps
 
 from vae.prepare.demo import draw_image
 from vae.prepare.near_duplicates import MIRROR, find_clusters, hash_pixels
@@ -42,19 +43,56 @@ def test_changed_copies_are_clustered_and_others_are_not(drawn, change):
     assert (clusters[count:] == np.arange(count)).mean() >= 0.95
 
 
+def page(seed):
+    """A scanned page: words in lines, which begin and end where those of every other page do."""
+    image = Image.new("RGB", (310, 440), "white")
+    draw = ImageDraw.Draw(image)
+    chance = random.Random(seed)
+    for top in range(25, 410, 11):
+        left = 25
+        while left < 270:
+            width = min(chance.randint(4, 40), 285 - left)
+            draw.rectangle([left, top, left + width, top + 5], fill=(30, 30, 30))
+            left += width + 5
+    return image
+
+
+def test_pages_with_other_words_are_other_images():
+    pages = [page(seed) for seed in range(12)]
+    copies = [change(one) for change in CHANGES.values() for one in pages]
+    clusters = find_clusters(np.array([hash_pixels(one) for one in [*pages, *copies]]))
+    assert clusters.tolist() == list(range(12)) * (1 + len(CHANGES))
+
+
+def test_alpha_is_compared_and_white_drawings_are_seen():
+    masks = [Image.fromarray(draw_image(160, 5, index)).convert("L") for index in range(12)]
+
+    def drawing(mask, color):
+        image = Image.new("RGBA", mask.size, color)
+        image.putalpha(mask.point(lambda level: 255 * (level > 110)))
+        return image
+
+    drawings = [drawing(mask, color) for color in ("white", "black") for mask in masks]
+    reduced = [image.resize((80, 80), Image.Resampling.LANCZOS) for image in drawings]
+    flat = [Image.alpha_composite(Image.new("RGBA", image.size, "white"), image) for image in drawings[12:]]
+    found = find_clusters(np.array([hash_pixels(image) for image in [*drawings, *reduced, *flat]]))
+    assert found.tolist() == [*range(24), *range(24), *range(12, 24)]
+
+
 def test_clusters_equal_those_from_all_pairs():
-    random = np.random.default_rng(1)
-    hashes = random.integers(0, 2**63, (300, 2), dtype=np.uint64)
+    chance = np.random.default_rng(1)
+    hashes = np.zeros((300, 8), np.uint64)  # without the fine signs, as older manifests have them
+    hashes[:, :2] = chance.integers(0, 2**63, (300, 2), dtype=np.uint64)
     for row in range(100, 300):  # chains: each differs from an earlier one in up to 7 bits
-        flips = random.choice(64, random.integers(0, 8), replace=False)
+        flips = chance.choice(64, chance.integers(0, 8), replace=False)
         mask = np.bitwise_or.reduce(np.uint64(1) << flips.astype(np.uint64), initial=np.uint64(0))
-        hashes[row] = hashes[random.integers(0, row)] ^ np.array([mask, 0], np.uint64)
+        hashes[row] = hashes[chance.integers(0, row)] ^ np.array([mask, *[0] * 7], np.uint64)
     expected = np.arange(300)
     near = np.zeros((300, 300), bool)
     for one in range(300):
         for other in range(300):
             for image in (hashes[other], hashes[other] ^ MIRROR):
-                low, high = (int(word).bit_count() for word in hashes[one] ^ image)
+                low, high = (int(word).bit_count() for word in (hashes[one] ^ image)[:2])
                 near[one, other] |= low <= 5 and low + high <= 20
     for _ in range(300):
         spread = np.array([expected[near[row]].min() for row in range(300)])
@@ -66,5 +104,5 @@ def test_clusters_equal_those_from_all_pairs():
 
 
 def test_no_hashes_and_thousands_of_equal_hashes():
-    assert find_clusters(np.zeros((0, 2), np.uint64)).tolist() == []
-    assert set(find_clusters(np.zeros((50_000, 2), np.uint64)).tolist()) == {0}
+    assert find_clusters(np.zeros((0, 8), np.uint64)).tolist() == []
+    assert set(find_clusters(np.zeros((50_000, 8), np.uint64)).tolist()) == {0}

@@ -11,7 +11,7 @@ import numpy as np
 from PIL import Image
 
 from vae.config.prepare_flags import IndexConfig, ReadingConfig, RulesConfig
-from vae.images.decoding import DecodedImage, check_header, read_image_bytes
+from vae.images.decoding import DecodedImage, check_header, decode_bytes, read_image_bytes
 from vae.images.formats import DECODER_ERRORS, BadImageError
 from vae.prepare.blocks import Block, Item
 from vae.prepare.near_duplicates import hash_pixels
@@ -99,10 +99,17 @@ class Check:
             return rejected(row, BadImageError("out_of_memory", "needs more than --memory_gib")), None
         height, width = image.pixels.shape[:2]
         row |= {"format": image.format, "width": width, "height": height, "flags": list(image.flags)}
-        row["phash"] = hash_pixels(image.pixels).astype(">u8").tobytes().hex()
+        row["phash"] = hash_pixels(self._compared(data, image)).astype(">u8").tobytes().hex()
         if self.measures:
             row["stats"] = measure_image(image, data)
         return row, image
+
+    def _compared(self, data: bytes, image: DecodedImage) -> np.ndarray:
+        """The pixels by which near duplicates are found: with alpha, if the image has any."""
+        if "alpha_flattened" not in image.flags:
+            return image.pixels
+        config = self.config
+        return decode_bytes(data, max_pixels=config.max_pixels, first_frame=config.first_frame, channels=4)
 
 
 @dataclass(frozen=True)

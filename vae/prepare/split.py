@@ -194,7 +194,7 @@ def near_duplicate_rule(manifest: Path) -> tuple[Rule, dict[str, list[str]]]:
     hashes: dict[str, str] = {}
     paths: dict[str, list[str]] = {}
     for row in read_rows(manifest, flag=FLAG):
-        if not re.fullmatch("[0-9a-f]{32}", str(row.get("phash"))):
+        if not re.fullmatch("[0-9a-f]{32}(?:[0-9a-f]{96})?", str(row.get("phash"))):
             raise DataError(
                 f"{FLAG} {manifest}: {row['path']} has no phash, which --mode preprocess writes: run it, "
                 f"or give --group_by {MANIFEST} or {FOLDER}:1"
