@@ -7,7 +7,7 @@ import os
 import subprocess
 
 from vae.checks.machine import query_nvidia_smi
-from vae.config.declare import check
+from vae.config.declare import coerce
 from vae.config.model_options import ModelConfig
 from vae.config.options import all_options
 from vae.config.recipes import suggested_profile
@@ -98,13 +98,10 @@ def ask_option(name: str) -> list[str]:
     _, item = all_options()[name]
     while True:
         answer = input(f"{item.metadata['help']}: ").strip()
-        if not answer.isdecimal():
-            console.info(f"{answer!r} is not a whole number.")
-            continue
         try:
-            check(item, int(answer))
+            number = coerce(item, answer)
             if name == "image_size":
-                check_image_size(int(answer), ModelConfig())
+                check_image_size(number, ModelConfig())
         except UserError as error:
             console.info(str(error))
             continue

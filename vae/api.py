@@ -7,7 +7,7 @@ Functions that train, evaluate or export import their packages when they are cal
 """
 
 import os
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,9 +16,8 @@ import numpy as np
 import torch
 from PIL import Image, ImageOps
 
-from vae.config.flags import command_words, parse_flags
-from vae.config.options import Config
-from vae.config.trained_vae_flags import parse_evaluate_flags, parse_export_flags
+from vae.config.flags import trainer_options
+from vae.config.trained_vae_flags import evaluate_config, export_config
 from vae.device import DTYPES, pick_device
 from vae.images import channels as image_channels
 from vae.images.color import to_srgb
@@ -34,7 +33,7 @@ from vae.model.activation_scale import UNKNOWN, scale_activations
 from vae.ops.kernel_check import choose_kernels
 from vae.ops.noise import keyed_normal
 from vae.system.errors import DataError, UserError
-from vae.system.files import read_json_lines
+from vae.system.files import expand_home, read_json_lines
 
 if TYPE_CHECKING:
     from vae.evaluation.results import Results
@@ -68,7 +67,7 @@ def load_vae(path: PathLike, *, weights: str = "ema", device: str = "auto") -> L
     _check("weights", weights, ("ema", "raw"))
     _check("device", device, ("auto", "cuda", "cpu"))
     target = pick_device(device)
-    vae = vae_files.load_vae(Path(path), flag="load_vae", weights=weights)
+    vae = vae_files.load_vae(_path(path, "load_vae"), flag="load_vae", weights=weights)
     vae.autoencoder.to(target).to(memory_format=torch.channels_last)
     return vae
 
@@ -177,16 +176,14 @@ def train(**options: Any) -> TrainingResult:
     `train(data_path="photos", profile="demo")` equals `train_vae.py --data_path photos --profile demo`.
     Raises UserError for invalid options; DataError and NonFiniteError are subclasses of it.
     """
-    from vae.training import run
+    from vae.training.command import check_command
+    from vae.training.run import train_checked
 
-    given = parse_flags(_command_line(options))
-    if given.get("find_lr"):
+    command = check_command(trainer_options(_given(options)))
+    if command.value("find_lr"):
         raise UserError("find_lr=True trains nothing: use train_vae.py --find_lr")
-    code = run.train(given)
-    output_dir = Path(given.get("output_dir", Config().run.output_dir))
-    resumed_from = given.get("resume_from", "latest")
-    if "output_dir" not in given and resumed_from != "latest":
-        output_dir = Path(resumed_from).parent
+    code = train_checked(command)
+    output_dir = command.output_dir
     records = list(read_json_lines(output_dir / METRICS_NAME))
     return TrainingResult(output_dir, output_dir / "vae", code == 0, records)
 
@@ -202,7 +199,7 @@ def evaluate(
     from vae.prepare.hub_dataset import with_local_data
 
     values = {"vae": vae, "data_path": data_path, "output_dir": output_dir, **options}
-    return compare.compare(with_local_data(parse_evaluate_flags(_command_line(values))))
+    return compare.compare(with_local_data(evaluate_config(_given(values))))
 
 
 def export(vae: PathLike | Sequence[PathLike], output: PathLike, **options: Any) -> Path:
@@ -212,8 +209,9 @@ def export(vae: PathLike | Sequence[PathLike], output: PathLike, **options: Any)
     """
     from vae.interop import exporting
 
-    exporting.export(parse_export_flags(_command_line({"vae": vae, "output": output, **options})))
-    return Path(output)
+    config = export_config(_given({"vae": vae, "output": output, **options}))
+    exporting.export(config)
+    return Path(config.output)
 
 
 def _device(vae: LoadedVae) -> torch.device:
@@ -257,7 +255,7 @@ def _to_batch(image: ImageLike, background: str, channels: int) -> torch.Tensor:
 def _pixels(image: PathLike | Image.Image, background: str, channels: int) -> np.ndarray:
     try:
         if not isinstance(image, Image.Image):
-            return decode_image(image, background=background, channels=channels)
+            return decode_image(_path(image, "load_images"), background=background, channels=channels)
         profile = profile_of(image, image.format or "", b"")
         backdrop = backdrop_of(background, channels)
         pixels = to_srgb(ImageOps.exif_transpose(image), profile, backdrop, set())
@@ -267,6 +265,10 @@ def _pixels(image: PathLike | Image.Image, background: str, channels: int) -> np
         raise DataError(f"{name}: {error}") from None
 
 
-def _command_line(options: Mapping[str, Any]) -> list[str]:
-    """The flags that give these options, so that a call is checked exactly as a command is."""
-    return command_words({name: value for name, value in options.items() if value is not None})
+def _path(path: PathLike, function: str) -> Path:
+    return Path(expand_home(os.fspath(path), function))
+
+
+def _given(options: dict[str, Any]) -> dict[str, Any]:
+    """The options that a call gives: None means "not given"."""
+    return {name: value for name, value in options.items() if value is not None}

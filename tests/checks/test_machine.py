@@ -85,10 +85,9 @@ def test_file_instead_of_a_folder(tmp_path):
         assert "is a file" in gather_folder("--output_dir", str(path), given=True, writes=True).problem
 
 
-@pytest.mark.skipif(os.name == "nt", reason="Windows refuses neither before a folder is made")
-@pytest.mark.parametrize("path", ["x" * 5000, "~nobody-of-this-name/x"])
-def test_invalid_paths(path):
-    assert gather_folder("--output_dir", path, given=True, writes=True).problem
+@pytest.mark.skipif(os.name == "nt", reason="Windows does not refuse it before a folder is made")
+def test_invalid_path():
+    assert gather_folder("--output_dir", "x" * 5000, given=True, writes=True).problem
 
 
 @pytest.mark.skipif(os.name == "nt" or os.geteuid() == 0, reason="the superuser may read everything")

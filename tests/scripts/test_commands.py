@@ -113,6 +113,7 @@ def test_commands_set_the_options_they_name(line):
         if flag.startswith("--"):
             expected = "True" if value.startswith("--") else value
             found = options[flag[2:]]
+            found = found[0] if isinstance(found, list) else found
             assert str(found) == expected or float(found) == float(expected), flag
 
 

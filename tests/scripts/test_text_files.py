@@ -54,7 +54,7 @@ def test_lists(encode, lines, photos, tmp_path):
 @every_encoding
 def test_json_files_and_manifests(encode, photos, tmp_path):
     (tmp_path / "config.json").write_bytes(encode('{\r\n "data_path": "été"\r\n}'))
-    assert read_json(tmp_path / "config.json") == {"data_path": "été"}
+    assert read_json(tmp_path / "config.json") == {"data_path": ("été",)}
     write_manifest(tmp_path / "plain.jsonl", [{"path": "ü.png", "sha256": sha256_of_file(photos / "ü.png")}])
     text = (tmp_path / "plain.jsonl").read_text(encoding="utf-8").replace("\n", "\r\n")
     (tmp_path / "manifest.jsonl").write_bytes(encode(text))

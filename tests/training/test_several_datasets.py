@@ -1,16 +1,18 @@
-"""--data_path a.json b.json: several datasets are one, for any number of processes; mistakes are one line."""
+"""--data_path with several datasets or folders: they are one, for any number of processes."""
 
 import os
+from shutil import copytree
 
 import pytest
 
 from tests.harness.faults import run_forked
 from tests.harness.sharded_runs import record_samples, samples_of_steps
 from tests.harness.shards import pack, write_shards
-from vae.config.flags import parse_flags
-from vae.shards.dataset_json import dataset_paths, read_dataset
+from vae.config.options import build
+from vae.shards.dataset_json import read_dataset
 from vae.shards.shard_images import ShardImages
 from vae.system.errors import DataError, UserError
+from vae.training.datasets import find_images
 from vae.training.run import train
 
 
@@ -34,37 +36,34 @@ def other(image_folder, tmp_path_factory):
 
 @pytest.fixture
 def given(tiny, one, second):
-    values = {**tiny, "data_path": f"{one} {second}", "batch_size": 8, "num_epochs": 1, "log_freq": 1}
+    values = {**tiny, "data_path": [one, second], "batch_size": 8, "num_epochs": 1, "log_freq": 1}
     del values["val_split"]
     return values
 
 
-@pytest.mark.parametrize(
-    ("text", "paths"),
-    [
-        ("old/a.json new/a.json", ["old/a.json", "new/a.json"]),
-        (r"C:\my data\a.json D:\b.json", [r"C:\my data\a.json", r"D:\b.json"]),
-        ("https://h:80/a.json?s=1%3A2 s3://x/b.json", ["https://h:80/a.json?s=1%3A2", "s3://x/b.json"]),
-        (r"C:\x\a.json", [r"C:\x\a.json"]),
-        ("photos.json of mine", ["photos.json of mine"]),
-        ("my photos", ["my photos"]),
-    ],
-)
-def test_datasets_are_told_from_a_path_with_spaces(text, paths):
-    assert dataset_paths(text) == paths
+def test_folders_are_one_set(image_folder, tmp_path):
+    """With equal names in both, in any order; their common folder is what names are relative to."""
+    for name in ("first set", "second"):
+        copytree(image_folder, tmp_path / "all" / name)
+    folders = [str(tmp_path / "all" / name) for name in ("first set", "second")]
+    both, validation = find_images(build({"data_path": folders}))
+    swapped, _ = find_images(build({"data_path": folders[::-1]}))
+    one, of_one = find_images(build({"data_path": folders[0], "val_split": 0.1}))
+    assert both.num_images + validation.count == 2 * (one.num_images + of_one.count)
+    assert both.images == swapped.images
+    assert {name.split("/")[0] for name in both.images.names} == {"first set", "second"}
+    assert both.images.decode(0, max_pixels=10**6, background="white").shape[2] == 3
 
 
-def test_flag_takes_several_words_and_one_with_spaces():
-    assert parse_flags(["--data_path", "a.json", "b.json"])["data_path"] == "a.json b.json"
-    assert parse_flags(["--data_path", "my data"])["data_path"] == "my data"
-
-
-def test_mistakes_are_refused(given, one, other, tmp_path):
+def test_mistakes_are_refused(given, one, other, image_folder, tmp_path):
+    folder = str(image_folder)
     for change, words in (
-        ({"data_path": f"{one} {tmp_path / 'none.json'}"}, "none.json does not exist"),
-        ({"data_path": f"{one} {one.parent / '.' / one.name}"}, "names a dataset twice"),
-        ({"data_path": f"{one} {other}", "val_path": str(one)}, "75 of its 75 images are training images"),
-        ({"data_path": f"{other} {other.with_name('validation.json')}"}, "2 of its 2 images are training"),
+        ({"data_path": [one, tmp_path / "none.json"]}, "none.json does not exist"),
+        ({"data_path": [one, one.parent / "." / one.name]}, "twice"),
+        ({"data_path": [folder, f"{folder}/inner"]}, "twice"),
+        ({"data_path": [one, folder]}, "all are folders"),
+        ({"data_path": [one, other], "val_path": str(one)}, "75 of its 75 images are training images"),
+        ({"data_path": [other, other.with_name("validation.json")]}, "2 of its 2 images are training"),
     ):
         with pytest.raises((UserError, DataError), match=words) as caught:
             train({**given, **change})

@@ -27,7 +27,7 @@ def gather(project: Path, output_dir: str, data_path: str | None) -> Facts:
 
     If `data_path` is None, the trainer's default is checked; that folder does not have to exist.
     """
-    images = Config().data.data_path if data_path is None else data_path
+    images = " ".join(Config().data.data_path) if data_path is None else data_path
     vgg = vgg_path()
     return Facts(
         project=str(project),
@@ -74,7 +74,7 @@ def gather_folder(flag: str, path: str, *, given: bool, writes: bool) -> Folder:
         return Folder(flag, public_text(path), given, False, "")
     problem = None
     try:
-        absolute = Path(path).expanduser().absolute()
+        absolute = Path(path).absolute()
         try:
             exists = bool(absolute.lstat())
         except (FileNotFoundError, NotADirectoryError):

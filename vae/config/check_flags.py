@@ -44,7 +44,7 @@ class CheckConfig:
     data_path: str | None = option(
         None,
         "folder of the training images: checks that it is readable and local; without this flag: "
-        f"{Config().data.data_path}, if it exists",
+        f"{Config().data.data_path[0]}, if it exists",
         metavar="DIR",
     )
     plan: bool = option(False, "print each profile with its predicted memory, instead of the checks")

@@ -6,15 +6,21 @@ suggested for an unknown one.
 
 import difflib
 import math
+import numbers
+import operator
+import os
 import types
 import typing
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import Field, field
 from typing import Any
 
 from vae.system.addresses import is_like_address
-from vae.system.errors import UserError
+from vae.system.errors import UsageError, UserError
+from vae.system.files import expand_home
 
+PATHS = ("PATH", "DIR", "FILE", "FILES", "TARS", "PATH|latest")  # the metavars of options that are paths
 MAX_PIXELS = 300_000_000  # per image file: 0.9 GB of decoded RGB
 
 
@@ -28,19 +34,18 @@ def option(
     at_most: float | None = None,
     auto: bool = False,
     unset: str | None = None,
-    words: bool = False,
     inherited: bool = True,
     writes: bool = False,
     changes_samples: bool = False,
 ) -> Any:
     """A dataclass field with its help text and valid values; `auto` also allows the text "auto".
 
-    `unset` is what the default None means, as the help prints it. `words`: several make one text.
+    `unset` is what the default None means, as the help prints it. A metavar in PATHS makes it a path.
 
     inherited: whether a resumed run takes the value from its checkpoint.
     writes: it is a path that is written. changes_samples: it changes training crops.
     """
-    limits = {"at_least": at_least, "at_most": at_most, "auto": auto, "words": words}
+    limits = {"at_least": at_least, "at_most": at_most, "auto": auto}
     texts = {"help": help, "choices": choices, "metavar": metavar, "unset": unset}
     facts = {"inherited": inherited, "writes": writes, "changes_samples": changes_samples}
     return field(default=default, metadata={**texts, **limits, **facts})
@@ -180,28 +185,79 @@ def is_list(item: Field[Any]) -> bool:
     return typing.get_origin(_without_none(item)) is tuple
 
 
-def check(item: Field[Any], value: Any) -> None:
-    """Raise UserError if `value` is not valid for the option."""
-    limits = item.metadata
-    if limits["writes"] and isinstance(value, str) and is_like_address(value):
-        raise UserError(f"--{item.name} {value} is an address: give a path on this machine")
-    if value == "" or (is_list(item) and value is not None and "" in value):
+def coerce_all(options: Mapping[str, Field[Any]], given: Mapping[str, Any]) -> dict[str, Any]:
+    """The values by option name, each as `coerce` gives it; UsageError for a name that is no option."""
+    for name in given:
+        if name not in options:
+            raise UsageError(f"unknown flag --{name}{nearest(f'--{name}', [f'--{key}' for key in options])}")
+    return {name: coerce(options[name], value) for name, value in given.items()}
+
+
+def coerce(item: Field[Any], value: Any) -> Any:
+    """The option's value for a given one: words of a command line, a value of a JSON file or of a call.
+
+    None stays None if it is the default. UsageError for a value of another type, and UserError for one
+    outside the limits.
+    """
+    if value is None and item.default is None:
+        return None
+    if not is_list(item):
+        return _coerce_one(item, value)
+    parts = value if isinstance(value, Sequence) and not isinstance(value, str) else [value]
+    if not parts:
         raise UserError(f"--{item.name} has no value: give one or remove the flag")
-    if limits["choices"] and value is not None and value not in limits["choices"]:
-        raise UserError(f"--{item.name} {value} is not one of {', '.join(map(str, limits['choices']))}")
+    return tuple(_coerce_one(item, part) for part in parts)
+
+
+def _coerce_one(item: Field[Any], value: Any) -> Any:
+    choices = item.metadata["choices"]
+    typed = _typed(item, value)
+    if typed == "":
+        raise UserError(f"--{item.name} has no value: give one or remove the flag")
+    if choices and typed not in choices:
+        known = ", ".join(map(repr, choices))
+        raise UsageError(f"--{item.name}: invalid choice: {typed!r} (choose from {known})")
+    if item.metadata["metavar"] in PATHS:
+        typed = expand_home(typed, f"--{item.name}")
+    _check_limits(item, typed)
+    return typed
+
+
+_CONVERTERS: dict[type, typing.Callable[[Any], Any]] = {
+    int: lambda value: int(value) if isinstance(value, str) else operator.index(value),
+    float: float,
+    str: lambda value: str(value) if isinstance(value, numbers.Real) else os.fspath(value),
+}
+
+
+def _typed(item: Field[Any], value: Any) -> Any:
+    """The value in the type of the option; a number may be text, as on a command line."""
+    kind = base_type(item)
+    typed = None
+    if isinstance(value, bool):
+        typed = value
+    elif kind in _CONVERTERS:
+        with suppress(TypeError, ValueError, OverflowError):
+            typed = _CONVERTERS[kind](value)
+    if type(typed) is not kind:
+        raise UsageError(f"--{item.name}: invalid {kind.__name__} value: {value!r}")
+    return typed
+
+
+def _check_limits(item: Field[Any], value: Any) -> None:
+    limits = item.metadata
+    if limits["writes"] and is_like_address(value):
+        raise UserError(f"--{item.name} {value} is an address: give a path on this machine")
     if limits["auto"]:
         if value == "auto":
             return
         value = _whole_number(item, value)
-    for part in value if is_list(item) and value is not None else [value]:
-        if isinstance(part, float) and not math.isfinite(part):
-            raise UserError(f"--{item.name} {part} is not a finite number: give one such as 0.001")
-        if part is None:
-            continue
-        if limits["at_least"] is not None and part < limits["at_least"]:
-            raise UserError(f"--{item.name} {part} is too small: the minimum is {limits['at_least']}")
-        if limits["at_most"] is not None and part > limits["at_most"]:
-            raise UserError(f"--{item.name} {part} is too large: the maximum is {limits['at_most']}")
+    if isinstance(value, float) and not math.isfinite(value):
+        raise UserError(f"--{item.name} {value} is not a finite number: give one such as 0.001")
+    if limits["at_least"] is not None and value < limits["at_least"]:
+        raise UserError(f"--{item.name} {value} is too small: the minimum is {limits['at_least']}")
+    if limits["at_most"] is not None and value > limits["at_most"]:
+        raise UserError(f"--{item.name} {value} is too large: the maximum is {limits['at_most']}")
 
 
 def check_once(name: str, values: Sequence[Any]) -> None:

@@ -1,14 +1,13 @@
 """Command-line parsers generated from option declarations, the trainer's JSON file, and docs/flags.md."""
 
 import argparse
-import json
 import sys
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import MISSING, Field, fields
 from pathlib import Path
 from typing import Any, NoReturn
 
-from vae.config.declare import base_type, check, is_list, nearest
+from vae.config.declare import base_type, coerce, coerce_all, is_list, nearest
 from vae.config.options import PROVENANCE, ActionConfig, all_options, section_title, sections
 from vae.config.resolve import BATCHES
 from vae.system import files
@@ -111,13 +110,12 @@ def _add(group: argparse._ActionsContainer, item: Field[Any], *, shown: bool = T
         action.metavar = f"--{item.name}" if item.default is False else f"--[no-]{item.name}"
         return
     choices = item.metadata["choices"]
+    shown_choices = f"{{{','.join(map(str, choices))}}}" if choices else None
     group.add_argument(
         f"--{item.name}",
-        type=base_type(item),
         required=item.default is MISSING,
-        choices=choices,
-        nargs="+" if is_list(item) or item.metadata["words"] else None,
-        metavar=item.metadata["metavar"] or (None if choices else _METAVARS[base_type(item)]),
+        nargs="+" if is_list(item) else None,
+        metavar=item.metadata["metavar"] or shown_choices or _METAVARS[base_type(item)],
         help=help_text,
     )
 
@@ -137,18 +135,17 @@ def default_text(item: Field[Any]) -> str:
 def parse_section(section: type, prog: str, description: str, epilog: str, argv: list[str]) -> Any:
     """Parse the command line of the script `prog` into `section`, a dataclass of options.
 
-    Raises the errors of `parse_values`.
+    Raises the errors of `coerce_values`.
     """
-    return section(**parse_values(section, prog, description, epilog, argv))
+    return section(**coerce_values(section, parse_values(section, prog, description, epilog, argv)))
 
 
 def parse_values(
     section: type, prog: str, description: str, epilog: str, argv: list[str], details: Collection[str] = ()
 ) -> dict[str, Any]:
-    """The values of the flags that were given; an option with the default MISSING is required.
+    """The words of the flags that were given; an option with the default MISSING is required.
 
-    Only --help_all shows the options in `details`. Raises UsageError if the command line cannot be parsed and
-    UserError if a value is outside its limits.
+    Only --help_all shows the options in `details`. Raises UsageError if the command line cannot be parsed.
     """
     parser = new_parser(prog, description, epilog)
     everything = "--help_all" in argv
@@ -156,13 +153,15 @@ def parse_values(
         _add(parser, item, shown=everything or item.name not in details)
     if details:
         add_help_all(parser)
-    values = vars(parser.parse(argv))
-    for item in fields(section):
-        if item.name in values:
-            check(item, values[item.name])
-            if is_list(item):
-                values[item.name] = tuple(values[item.name])
-    return values
+    return vars(parser.parse(argv))
+
+
+def coerce_values(section: type, given: Mapping[str, Any]) -> dict[str, Any]:
+    """Values for the fields of `section`, from flags or from a call.
+
+    Raises UsageError for a value of another type and UserError for one outside its limits.
+    """
+    return coerce_all({item.name: item for item in fields(section)}, given)
 
 
 def parse_flags(argv: list[str]) -> dict[str, Any]:
@@ -170,21 +169,23 @@ def parse_flags(argv: list[str]) -> dict[str, Any]:
 
     Raises UsageError for an unknown flag and UserError for a value outside its limits.
     """
-    values = _parse(build_parser(everything="--help_all" in argv), argv)
+    values = vars(build_parser(everything="--help_all" in argv).parse(argv))
+    actions = {item.name: item for item in fields(ActionConfig)}
+    return _with_file(coerce_all({**actions, **_options()}, values))
+
+
+def trainer_options(given: Mapping[str, Any]) -> dict[str, Any]:
+    """The same for the options of a call."""
+    return _with_file(coerce_all(_options(), given))
+
+
+def _options() -> dict[str, Field[Any]]:
+    return {name: item for name, (_, item) in all_options().items()}
+
+
+def _with_file(values: dict[str, Any]) -> dict[str, Any]:
     if values.get("config"):
-        values = {**_without_replaced(read_json(Path(values["config"])), values), **values}
-    return values
-
-
-def _parse(parser: OneLineParser, argv: list[str]) -> dict[str, Any]:
-    values = vars(parser.parse(argv))
-    options = {
-        item.name: item for section in (ActionConfig, *sections().values()) for item in fields(section)
-    }
-    for name, value in values.items():
-        if options[name].metadata["words"]:
-            values[name] = " ".join(value)
-        check(options[name], values[name])
+        return {**_without_replaced(read_json(Path(values["config"])), values), **values}
     return values
 
 
@@ -218,11 +219,11 @@ def _without_replaced(loaded: dict[str, Any], flags: dict[str, Any]) -> dict[str
 def read_json(path: Path) -> dict[str, Any]:
     """Option values from a JSON file that contains one object; UserError if one is unknown or invalid.
 
-    They are read as flags are; null is the default of options that have none.
+    null is the value of an option that has no default.
     """
     loaded = read_object(path, "--config", '{"image_size": 1024}')
-    options, words = all_options(), []
-    unset: dict[str, Any] = {}
+    options = _options()
+    values = {}
     for name, value in loaded.items():
         if (name == PROVENANCE and isinstance(value, dict)) or (name == "config" and value is None):
             continue  # in the config.json of a run
@@ -230,20 +231,11 @@ def read_json(path: Path) -> dict[str, Any]:
             raise UserError(f'--config {path} contains the key "config": put all options into one file')
         if name not in options:
             raise UserError(f'--config {path} has the unknown key "{name}"{nearest(name, options)}')
-        if value is None and options[name][1].default is None:
-            unset[name] = None
-        elif isinstance(value, list):
-            words += [f"--{name}", *map(str, value)]
-        elif isinstance(value, bool) and base_type(options[name][1]) is bool:
-            words += command_words({name: value})
-        elif isinstance(value, str | int | float):
-            words.append(f"--{name}={value}")
-        else:
-            raise UserError(f'--config {path}: "{name}" has no value {json.dumps(value)}: give another one')
-    try:
-        return unset | _parse(build_parser(), words)
-    except UsageError as error:
-        raise UserError(f"--config {path}: {error}") from None
+        try:
+            values[name] = coerce(options[name], value)
+        except UserError as error:
+            raise UserError(f"--config {path}: {error}") from None
+    return values
 
 
 def read_object(path: Path, flag: str, example: str) -> dict[str, Any]:

@@ -10,6 +10,7 @@ from vae.config.declare import (
     background_option,
     cache_dir_option,
     cache_gib_option,
+    coerce,
     device_option,
     exclude_option,
     kernels_option,
@@ -33,13 +34,12 @@ RECOMPUTE = ("none", "activations", "top_level", "blocks", "blocks_encoder", "al
 class DataConfig:
     """Which images are read, and how batches are made from them."""
 
-    data_path: str = option(
-        "./data/train",
+    data_path: tuple[str, ...] = option(
+        ("./data/train",),
         "folder of images (subfolders included), a manifest.jsonl, or a dataset.json of prepare_data.py "
-        "--mode shard or index, also on a remote store (s3://, gs://, https://); several datasets, "
-        "a.json b.json, count as one; or a dataset of the Hugging Face hub, hf://datasets/OWNER/NAME[/SPLIT]",
+        "--mode shard or index, also on a remote store (s3://, gs://, https://); several folders, or "
+        "several datasets, count as one; or a dataset of the Hugging Face hub, hf://datasets/OWNER/NAME[/SPLIT]",
         metavar="PATH",
-        words=True,
     )
     fold: int | None = option(None, "fold of the manifest that validates, instead of its split", at_least=0)
     val_path: str | None = option(
@@ -461,12 +461,10 @@ def flatten(config: Config) -> dict[str, Any]:
 
 
 def build(values: dict[str, Any]) -> Config:
-    """A Config from option values by name; missing options get their defaults."""
+    """A Config from option values by name, which `coerce` checks; missing options get their defaults."""
     options = all_options()
     parts: dict[str, dict[str, Any]] = {name: {} for name in sections()}
     for name, value in values.items():
-        section, _ = options[name]
-        if isinstance(value, list):
-            value = tuple(value)
-        parts[section][name] = value
+        section, item = options[name]
+        parts[section][name] = coerce(item, value)
     return Config(**{name: section(**parts[name]) for name, section in sections().items()})

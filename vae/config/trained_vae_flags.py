@@ -1,11 +1,12 @@
 """The options of evaluate_vae.py, export_vae.py and infer_vae.py, each declared once."""
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, dataclass
 from difflib import get_close_matches
 from glob import glob, has_magic
 from pathlib import PurePath
+from typing import Any
 
 from vae.config.declare import (
     PUBLISHED_SCALING,
@@ -23,7 +24,7 @@ from vae.config.declare import (
     shift_option,
     weights_option,
 )
-from vae.config.flags import parse_section, parse_values
+from vae.config.flags import coerce_values, parse_values
 from vae.config.options import MIN_IMAGE_SIZE
 from vae.system.console import counted
 from vae.system.errors import UserError
@@ -137,7 +138,7 @@ DETAILS = (
 
 def parse_evaluate_flags(argv: list[str]) -> EvaluateConfig:
     """The options of one command. Raises UserError if they contradict each other."""
-    given = parse_values(
+    values = parse_values(
         EvaluateConfig,
         "evaluate_vae.py",
         "Measure one or more VAEs on a folder of images and compare them under one protocol.",
@@ -145,7 +146,13 @@ def parse_evaluate_flags(argv: list[str]) -> EvaluateConfig:
         argv,
         DETAILS,
     )
-    config = EvaluateConfig(**{**given, "vae": _matching(given["vae"])})
+    return evaluate_config(values)
+
+
+def evaluate_config(given: Mapping[str, Any]) -> EvaluateConfig:
+    """The same for the options of a call."""
+    values = coerce_values(EvaluateConfig, given)
+    config = EvaluateConfig(**{**values, "vae": _matching(values["vae"])})
     _check_evaluation(config)
     return config
 
@@ -276,13 +283,15 @@ EXPORT_EXAMPLES = """examples:
 
 def parse_export_flags(argv: list[str]) -> ExportConfig:
     """Parse the command line of export_vae.py; UserError if options contradict each other."""
-    config = parse_section(
-        ExportConfig,
-        "export_vae.py",
-        "Write a trained VAE for other programs: a diffusers folder or a single file, in fp32, fp16 or bf16.",
-        EXPORT_EXAMPLES,
-        argv,
+    description = (
+        "Write a trained VAE for other programs: a diffusers folder or a single file, in fp32, fp16 or bf16."
     )
+    return export_config(parse_values(ExportConfig, "export_vae.py", description, EXPORT_EXAMPLES, argv))
+
+
+def export_config(given: Mapping[str, Any]) -> ExportConfig:
+    """The same for the options of a call."""
+    config = ExportConfig(**coerce_values(ExportConfig, given))
     _check_export(config)
     return config
 
@@ -405,19 +414,16 @@ A file that cannot be used is reported, the other files are processed, and the e
 
 def parse_infer_flags(argv: list[str]) -> InferConfig:
     """The options of one command. Raises UserError if a flag has no effect in the given mode."""
-    config = parse_section(
-        InferConfig,
-        "infer_vae.py",
-        "Use a trained VAE: reconstruct images, encode images to latents, and decode latents to images.",
-        INFER_EXAMPLES,
-        argv,
+    description = (
+        "Use a trained VAE: reconstruct images, encode images to latents, and decode latents to images."
     )
-    given = {word.split("=")[0] for word in argv}
+    given = parse_values(InferConfig, "infer_vae.py", description, INFER_EXAMPLES, argv)
+    config = InferConfig(**coerce_values(InferConfig, given))
     for name, mode in _MODE_OF.items():
-        if f"--{name}" in given and config.mode != mode:
+        if name in given and config.mode != mode:
             raise UserError(f"--{name} has an effect only with --mode {mode}, not {config.mode}: remove it")
-    if "--format" in given and config.mode == "encode":
+    if "format" in given and config.mode == "encode":
         raise UserError(f"--format {config.format} has no effect with --mode encode: remove it")
-    if "--tile_size" in given and config.tiles == "off":
+    if "tile_size" in given and config.tiles == "off":
         raise UserError(f"--tile_size {config.tile_size} has no effect with --tiles off: remove one of them")
     return config

@@ -30,7 +30,7 @@ class TuneConfig:
         "one",
         metavar="FILE",
     )
-    data_path: str | None = option(
+    data_path: tuple[str, ...] | None = option(
         None,
         "folder of images, manifest.jsonl or dataset.json, instead of the one in --config",
         metavar="PATH",

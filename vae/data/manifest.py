@@ -7,7 +7,7 @@ source. prepare_data.py --mode split writes `split` ("train" or "val") and `fold
 import json
 import os
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -31,6 +31,11 @@ _OUTSIDE = re.compile(r"^[/\\]|^[A-Za-z]:|(^|[/\\])\.\.([/\\]|$)|\0")
 def is_manifest(path: str | os.PathLike[str]) -> bool:
     """Whether `path` is a manifest and not a folder of images."""
     return os.fspath(path).lower().endswith(".jsonl") and not os.path.isdir(path)
+
+
+def manifest_of(data_path: Sequence[str]) -> str | None:
+    """The manifest that --data_path names; None for folders and for datasets of shards."""
+    return data_path[0] if len(data_path) == 1 and is_manifest(data_path[0]) else None
 
 
 def image_root(data_path: str | os.PathLike[str]) -> Path:

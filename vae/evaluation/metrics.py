@@ -200,10 +200,10 @@ def _find_inception(given: str | None) -> Path:
     """The file of Inception's weights, downloaded if necessary."""
     fetch = f"download {INCEPTION_URL} to {cached_file(INCEPTION_URL)}"
     remedy = f"{fetch}, give the file with --inception_weights FILE, or remove --rfid"
-    if given and not Path(given).expanduser().is_file():
+    if given and not Path(given).is_file():
         raise UserError(f"--inception_weights {given} is not a file: {remedy}")
     try:
-        return Path(given).expanduser() if given else cached_or_downloaded(INCEPTION_URL)
+        return Path(given) if given else cached_or_downloaded(INCEPTION_URL)
     except OSError as error:
         raise UserError(f"--rfid: {error}: {remedy}") from error
 

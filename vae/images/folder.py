@@ -157,6 +157,22 @@ def list_images(root: str | os.PathLike[str], *, flag: str = "--data_path") -> l
     return names
 
 
+def list_folders(roots: Sequence[str]) -> tuple[str, list[str]]:
+    """The images of one or several folders: the folder that contains all, and sorted names relative to it."""
+    if len(roots) == 1:
+        return roots[0], list_images(roots[0])
+    folders = [os.path.abspath(root) for root in roots]
+    try:
+        common = os.path.commonpath(folders)
+    except ValueError:  # several drives of Windows
+        common = ""
+    names = []
+    for folder in folders:
+        inner = (os.path.relpath(folder, common) if common else folder).replace(os.sep, "/")
+        names += [f"{inner}/{name}" for name in list_images(folder)]
+    return common, sorted(names)
+
+
 def print_skips(skips: Skips, where: str) -> None:
     """Print a line for each kind of skipped files that a user may miss."""
     for text in filter(None, (skips.formats(), skips.archives(), skips.unreadable())):

@@ -37,7 +37,7 @@ def find_trunk_weights(net: str, weights_path: str | os.PathLike[str] | None) ->
     Raises UserError if there is none. Call it before training starts, and first in one process.
     """
     if weights_path is not None:
-        given = Path(weights_path).expanduser()
+        given = Path(weights_path)
         if not given.is_file():
             raise UserError(f"--perceptual_weights {weights_path} is not a file: {ALTERNATIVES}")
         return given

@@ -13,7 +13,6 @@ import hashlib
 import io
 import json
 import os
-import re
 import zlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path, PurePosixPath
@@ -116,7 +115,6 @@ def check_bytes(data: bytes, row: Row) -> bytes:
 
 
 FORMAT = 5
-_PATH = re.compile(r"(\S.*?\.json(?:\?\S*?)?)(?:\s+|$)", re.IGNORECASE)  # of several
 _TABLE_COLUMNS = [("samples", "<i8"), ("bytes", "<i8"), ("sha256", "u1", 32), ("index_sha256", "u1", 32)]
 
 
@@ -207,16 +205,6 @@ class ShardedDataset(NamedTuple):
 def is_dataset(path: str | os.PathLike[str]) -> bool:
     """Whether `path` is a dataset of shards, and not a manifest or a folder of images."""
     return is_remote(path) or (os.fspath(path).lower().endswith(".json") and not os.path.isdir(path))
-
-
-def dataset_paths(text: str) -> list[str]:
-    """The paths in --data_path: of several datasets, a.json b.json, or one, which may have spaces."""
-    paths = [found[1] for found in _PATH.finditer(text)]
-    if len(paths) < 2 or "".join(found[0] for found in _PATH.finditer(text)) != text:
-        return [text]
-    if len({os.path.normpath(path) for path in paths}) < len(paths):
-        raise UserError(f"--data_path {text} names a dataset twice: give it once")
-    return paths
 
 
 def write_dataset(

@@ -47,4 +47,10 @@ def public_text(text: str | os.PathLike[str]) -> str:
 
 def public_options(options: Mapping[str, Any]) -> dict[str, Any]:
     """The options with texts as `public_text` gives them."""
-    return {name: public_text(value) if isinstance(value, str) else value for name, value in options.items()}
+
+    def public(value: Any) -> Any:
+        if isinstance(value, list):
+            return [public(part) for part in value]
+        return public_text(value) if isinstance(value, str) else value
+
+    return {name: public(value) for name, value in options.items()}

@@ -249,6 +249,20 @@ def read_json_lines(path: str | os.PathLike[str]) -> Iterator[dict[str, Any]]:
                 yield value
 
 
+def expand_home(path: str, flag: str) -> str:
+    """The path with the home folder for a leading ~, which shells expand only at the beginning of a word.
+
+    UserError if there is no home folder. On Windows, ~name is a name like any other.
+    """
+    first, slash, _ = path.replace(os.sep, "/").partition("/")
+    if not first.startswith("~") or (os.name == "nt" and first != "~"):
+        return path
+    expanded = os.path.expanduser(path)
+    if expanded == path and (slash or first == "~"):
+        raise UserError(f"{flag} {path}: {first} is no home folder: give the whole path, or ./{path}")
+    return expanded
+
+
 def nearest_existing(path: str | os.PathLike[str]) -> Path:
     """`path`, or its nearest parent that exists; UserError for a drive or server that is not there."""
     path = Path(path)

@@ -1,8 +1,10 @@
 """A training command and its checks that need no PyTorch, so that mistakes are reported at once."""
 
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
+from itertools import chain, permutations
 from pathlib import Path
 from typing import Any
 
@@ -10,14 +12,15 @@ from vae.config.options import Config, all_options
 from vae.config.recipes import recipe_values
 from vae.config.resolve import check_batch, check_encoder, parse_progressive, resolve
 from vae.data.exclude_list import read_exclude_list
-from vae.data.manifest import is_manifest
+from vae.data.manifest import is_manifest, manifest_of
 from vae.images.decoding import parse_background
 from vae.images.folder import check_images
 from vae.interop.run_files import RUN_COMMAND
 from vae.interop.vae_path import check_checkpoint_path, locate_vae
 from vae.prepare.hub_dataset import local_dataset
-from vae.shards.dataset_json import dataset_paths, is_dataset, read_dataset
+from vae.shards.dataset_json import is_dataset, read_dataset
 from vae.shards.hub_files import is_hub_dataset
+from vae.system.addresses import is_remote
 from vae.system.errors import UserError
 from vae.system.files import check_folder, check_utf8
 from vae.training.run_folder import checkpoint_paths, contains_run, resume_command
@@ -80,14 +83,20 @@ def check_command(given: dict[str, Any]) -> Command:
 def with_local_datasets(given: dict[str, Any]) -> dict[str, Any]:
     """The options with a local dataset.json instead of each dataset of the hub, as the run records them."""
     options = dict(given)
-    for name in ("data_path", "val_path"):
-        if not is_hub_dataset(str(given.get(name))):
-            continue
+    cache_dir = given.get("cache_dir")
+    data_path = given.get("data_path", ())
+    val_path = given.get("val_path")
+    if any(map(is_hub_dataset, data_path)):
         share = 0.0
-        if name == "data_path" and not given.get("val_path"):
+        if not val_path:
             share = given.get("val_split", Config().data.val_split)
             options.pop("val_split", None)  # the shards have that validation set
-        options[name] = local_dataset(given[name], f"--{name}", given.get("cache_dir"), share)
+        options["data_path"] = tuple(
+            local_dataset(path, "--data_path", cache_dir, share) if is_hub_dataset(path) else path
+            for path in data_path
+        )
+    if val_path and is_hub_dataset(val_path):
+        options["val_path"] = local_dataset(val_path, "--val_path", cache_dir)
     return options
 
 
@@ -97,20 +106,33 @@ def _check_images(command: Command) -> None:
     folder = command.output_dir
     is_given = "data_path" in command.given
     begins = not command.resume_from or (command.resume_from == "latest" and not checkpoint_paths(folder))
-    if begins and command.resume_from and not is_given and not os.path.exists(data_path):
+    if begins and command.resume_from and not is_given and not os.path.exists(data_path[0]):
         raise UserError(
             f"--resume_from latest: there is no checkpoint in --output_dir {folder}: give the folder of a "
             "run, or --data_path to begin one"
         )
-    folders = {name: command.value(name) for name in ("val_path", "sample_images") if command.value(name)}
-    if (is_given or begins) and not is_manifest(data_path):
-        folders = {"data_path": data_path, **folders}
-    for name, path in ((name, path) for name, text in folders.items() for path in dataset_paths(text)):
+    sets = [(name, command.value(name)) for name in ("val_path", "sample_images") if command.value(name)]
+    if (is_given or begins) and not manifest_of(data_path):
+        _check_one_kind(data_path)
+        sets = [*(("data_path", path) for path in data_path), *sets]
+    for name, path in sets:
         if name != "sample_images" and is_dataset(path):
             read_dataset(path, flag=f"--{name}")
             continue
         check_images(path, flag=f"--{name}")
         _check_apart(folder, f"--{name}", path)
+
+
+def _check_one_kind(data_path: Sequence[str]) -> None:
+    """Raise UserError unless all paths are folders, or all datasets, and none contains another."""
+    shown = f"--data_path {' '.join(data_path)}"
+    if len(data_path) > 1 and (any(map(is_manifest, data_path)) or len({*map(is_dataset, data_path)}) > 1):
+        raise UserError(f"{shown}: several are read as one if all are folders, or all a dataset.json")
+    local = [Path(os.path.realpath(path)) for path in data_path if not is_remote(path)]
+    inside = (one for one, other in permutations(local, 2) if one.is_relative_to(other))
+    twice = (path for path in data_path if data_path.count(path) > 1)
+    if path := next(chain(inside, twice), None):
+        raise UserError(f"{shown} names {path} twice: give it once")
 
 
 def _check_apart(output_dir: Path, flag: str, images: str) -> None:

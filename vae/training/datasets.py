@@ -24,8 +24,8 @@ from vae.data.image_sets import (
     image_sizes,
     probe,
 )
-from vae.data.manifest import MANIFEST_NAME, image_root, is_manifest, read_rows, train_and_val
-from vae.images.folder import list_images, split_names
+from vae.data.manifest import MANIFEST_NAME, image_root, manifest_of, read_rows, train_and_val
+from vae.images.folder import list_folders, list_images, split_names
 from vae.images.formats import BadImageError
 from vae.interop.checkpoint_file import Position, Stage
 from vae.sampling.buckets import BucketOrder, Shape, aspects, bucket_shapes
@@ -37,7 +37,7 @@ from vae.sampling.order import (
     shards_at_once,
     streams_of_process,
 )
-from vae.shards.dataset_json import dataset_paths, is_dataset, read_dataset
+from vae.shards.dataset_json import is_dataset, read_dataset
 from vae.shards.shard_cache import ShardCache, open_cache
 from vae.shards.shard_images import ShardImages
 from vae.system import console
@@ -169,9 +169,8 @@ def find_images(
     `num_workers`: processes that decode validation images. `val_split_given`: by the user.
     """
     data = config.data
-    paths = dataset_paths(data.data_path)
-    cache = open_cache((*paths, data.val_path), data.cache_dir, data.cache_gib)
-    if all(map(is_dataset, paths)):
+    cache = open_cache((*data.data_path, data.val_path), data.cache_dir, data.cache_gib)
+    if all(map(is_dataset, data.data_path)):
         train, validation = _images_of_datasets(config, val_split_given, cache)
     else:
         train, validation = _image_files(config, val_split_given)
@@ -191,13 +190,14 @@ def _labels(data: DataConfig, images: Images, count: int) -> Callable[[int], str
     """The labels of the first validation images, read when needed: of shards, or of the manifest."""
     if isinstance(images, ShardImages):
         return partial(_shard_label, images)
-    if data.val_path or not is_manifest(data.data_path):
+    manifest = manifest_of(data.data_path)
+    if data.val_path or manifest is None:
         return lambda _index: None
     wanted = {images.name(index): index for index in range(count)}
 
     @lru_cache
     def read() -> dict[int, str]:
-        rows = ((wanted.get(row["path"]), row.get("label")) for row in read_rows(data.data_path))
+        rows = ((wanted.get(row["path"]), row.get("label")) for row in read_rows(manifest))
         return {index: str(label) for index, label in rows if index is not None and label is not None}
 
     return lambda index: read().get(index)
@@ -225,7 +225,7 @@ def _images_of_datasets(
         raise UserError(
             f"--val_split {data.val_split}: shards have a validation set: leave it out or give --val_path"
         )
-    datasets = [read_dataset(path) for path in dataset_paths(data.data_path)]
+    datasets = [read_dataset(path) for path in data.data_path]
     train = ShardImages(datasets, data.data_streams, cache)
     held_out = [
         read_dataset(dataset.beside(dataset.validation))
@@ -280,16 +280,18 @@ def _refuse_same_images(
 def _image_files(config: Config, val_split_given: bool) -> tuple[Images, Images | None]:
     """The images of a folder or a manifest, and those of them that are set aside for validation."""
     data = config.data
-    if is_manifest(data.data_path):
-        train, validation = _images_of_manifest(config, val_split_given)
+    if manifest := manifest_of(data.data_path):
+        root = image_root(manifest)
+        train, validation = _images_of_manifest(config, manifest, val_split_given)
     elif data.fold is not None:
         raise UserError(
-            f"--fold {data.fold} needs a manifest: use --data_path {Path(data.data_path) / MANIFEST_NAME}"
+            f"--fold {data.fold} needs a manifest: use --data_path {Path(data.data_path[0]) / MANIFEST_NAME}"
         )
     else:
+        folder, names = list_folders(data.data_path)
+        root = Path(folder)
         share = 0.0 if data.val_path else data.val_split
-        train, validation = split_names(list_images(data.data_path), share, _split_seed(config))
-    root = Path(image_root(data.data_path))
+        train, validation = split_names(names, share, _split_seed(config))
     return FolderImages(root, train), FolderImages(root, validation) if validation else None
 
 
@@ -297,13 +299,13 @@ def _split_seed(config: Config) -> int:
     return config.run.seed if config.data.split_seed is None else config.data.split_seed
 
 
-def _images_of_manifest(config: Config, val_split_given: bool) -> tuple[list[str], list[str]]:
+def _images_of_manifest(config: Config, manifest: str, val_split_given: bool) -> tuple[list[str], list[str]]:
     """Training and validation names. Validation images of the manifest are never used for training."""
     data = config.data
     if data.fold is not None and data.val_path:
         raise UserError(f"--fold {data.fold} and --val_path {data.val_path} exclude each other: remove one")
     return train_and_val(
-        data.data_path,
+        manifest,
         fold=data.fold,
         val_split=0.0 if data.val_path else data.val_split,
         seed=_split_seed(config),
@@ -344,12 +346,13 @@ def without_excluded(
     if data.exclude is None:
         return training_set, validation_set
     keys = read_exclude_list(data.exclude)
-    training = _excluded(training_set, keys, data.data_path, dist)
+    manifest = manifest_of(data.data_path)
+    training = _excluded(training_set, keys, manifest, dist)
     _check_rest(len(training_set.images), training, data, "training")
     count = 0
     matched = len(training.indices)
     if validation_set is not None:
-        validation = _excluded(validation_set, keys, data.val_path or data.data_path, dist)
+        validation = _excluded(validation_set, keys, None if data.val_path else manifest, dist)
         matched += len(validation.indices)
         own = validation.indices
         validation = replace(validation, indices=own[own < validation_set.count])
@@ -363,10 +366,9 @@ def without_excluded(
 
 
 def _excluded(
-    images_of: TrainingSet | ValidationSet, keys: ExcludeList, path: str, dist: Distributed
+    images_of: TrainingSet | ValidationSet, keys: ExcludeList, manifest: str | None, dist: Distributed
 ) -> Excluded:
     """The excluded images of a set; each process reads a share."""
-    manifest = path if is_manifest(path) else None
 
     def find() -> bytes:
         found = find_excluded(images_of.images, keys, manifest, dist.rank, dist.world_size)
@@ -390,7 +392,7 @@ def check_stages(
     """Raise UserError if one of these stages, which are not finished, cannot make a single step."""
     count = training_set.num_images
     streams = training_set.order.num_streams
-    data_path = public_text(config.data.data_path)
+    data_path = public_text(" ".join(config.data.data_path))
     if not count:
         raise DataError(
             f"--val_split {config.data.val_split} leaves no training image of {data_path}: lower it"

@@ -17,7 +17,7 @@ from vae.losses.terms import LossTerms
 from vae.memory.plan import checkpoint_bytes
 from vae.model.autoencoder import AutoencoderKL
 from vae.sampling.buckets import Shape
-from vae.shards.dataset_json import dataset_paths, is_dataset
+from vae.shards.dataset_json import is_dataset
 from vae.shards.shard_cache import default_folder, is_kept
 from vae.system import console
 from vae.system.addresses import public_text
@@ -104,7 +104,7 @@ def model_line(config: ModelConfig, model: AutoencoderKL) -> str:
 def data_line(config: DataConfig, training: int, validation: int) -> str:
     """Numbers of training and validation images."""
     shown = f"{validation} for validation" if validation else "none for validation"
-    return f"{training} images of {public_text(config.data_path)}, {shown}"
+    return f"{training} images of {public_text(' '.join(config.data_path))}, {shown}"
 
 
 def crops_text(crop: str, image_size: int, shapes: Sequence[Shape] | None) -> str:
@@ -155,7 +155,7 @@ def device_line(dist: Distributed, speed: SpeedConfig, dtype: torch.dtype, compi
 
 def cache_line(data: DataConfig) -> str | None:
     """Where shards are kept, or that they are read in place; None for a folder of images."""
-    paths = [path for path in (*dataset_paths(data.data_path), data.val_path) if path and is_dataset(path)]
+    paths = [path for path in (*data.data_path, data.val_path) if path and is_dataset(path)]
     if not paths:
         return None
     if not any(is_kept(path, data.cache_dir) for path in paths):

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from vae.config.flags import trainer_options
 from vae.config.options import PROVENANCE, flatten
 from vae.device import is_out_of_memory
 from vae.interop.checkpoint_file import Stage
@@ -41,7 +42,7 @@ from vae.training.validation import Metrics
 
 def train(given: dict[str, Any]) -> int:
     """Train with the `given` option values; returns the exit code, raises UserError for a user's mistake."""
-    return train_checked(check_command(given))
+    return train_checked(check_command(trainer_options(given)))
 
 
 def train_checked(command: Command) -> int:

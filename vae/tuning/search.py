@@ -74,8 +74,9 @@ def check_command(config: TuneConfig) -> Base:
     check_training({**options, "output_dir": str(folder / "trials" / "new")})
     training, validation = find_images(base, val_split_given="val_split" in options)
     if validation is None:
+        shown = public_text(" ".join(base.data.data_path))
         raise UserError(
-            f"--data_path {public_text(base.data.data_path)}: no image is set aside for validation, "
+            f"--data_path {shown}: no image is set aside for validation, "
             'so trials cannot be compared: give "val_split" 0.1 in --config, "val_path", or more images'
         )
     loss = base.loss

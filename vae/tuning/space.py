@@ -8,8 +8,8 @@ from typing import Any
 from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
 from optuna.trial import Trial
 
-from vae.config.declare import base_type, is_list, nearest
-from vae.config.flags import command_words, parse_flags, read_object
+from vae.config.declare import base_type, coerce, is_list, nearest
+from vae.config.flags import read_object
 from vae.config.options import Config, LossConfig, all_options, flatten, image_weights
 from vae.system.errors import UserError
 
@@ -87,20 +87,15 @@ def _part(name: str, given: Any) -> Part:
         raise UserError(f"it is an unknown option{nearest(name, SEARCHABLE)}")
     if name not in SEARCHABLE:
         raise UserError("it cannot be searched, as trials could not be compared: set it in --config")
-    if isinstance(given, list):
-        return CategoricalDistribution([as_choice(_value(name, value)) for value in given])
     item = options[name][1]
+    if isinstance(given, list):
+        return CategoricalDistribution([as_choice(coerce(item, value)) for value in given])
     ranges: dict[type, type[IntDistribution | FloatDistribution]]
     ranges = {int: IntDistribution, float: FloatDistribution}
     kind = None if is_list(item) else ranges.get(base_type(item))
     if kind is None or not isinstance(given, dict):
         raise UserError(f"it needs a list of values{', or a range' if kind else ''}: for example {EXAMPLE}")
-    return kind(**{key: value if key == "log" else _value(name, value) for key, value in given.items()})
-
-
-def _value(name: str, given: Any) -> Any:
-    """A value of the option, as the trainer reads it."""
-    return parse_flags(command_words({name: given}))[name]
+    return kind(**{key: value if key == "log" else coerce(item, value) for key, value in given.items()})
 
 
 def _contains(part: Part, value: Any) -> bool:
