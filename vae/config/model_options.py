@@ -110,7 +110,7 @@ class ModelConfig:
     @property
     def widest(self) -> int:
         """The channels of the widest level, for the learning rate: a tiny decoder's, or the encoder's."""
-        return max(self.up_channels if self.decoder else self.channels)
+        return max(self.up_channels if self.decoder or self.is_tiny else self.channels)
 
     @property
     def up_scale(self) -> int:

@@ -79,7 +79,7 @@ def read_weights(located: VaePath, where: str, weights: str = "ema", content: An
     torch.save that is read already.
     """
     tensors, others, metadata = _read(located, where, weights, content)
-    floats = (value.dtype for value in tensors.values() if value.is_floating_point())
+    floats = (value.dtype for value in tensors.values() if value.is_floating_point() and value.dim() > 1)
     dtype = next(floats, torch.float32)  # without any, its shapes do not fit either
     scaling = next(
         (s for start, s in _SCALING_BY_OTHER_NETWORK if any(f".{start}" in f".{n}" for n in others)), None

@@ -56,14 +56,16 @@ def stored_metadata(path: Path) -> dict[str, str]:
 
 
 def stored_weights(model: nn.Module, dtype: str) -> dict[str, torch.Tensor]:
-    """Tensors of a model on the CPU in `dtype` (fp32, fp16 or bf16); integer tensors are unchanged.
+    """Tensors of a model on the CPU, its weights in `dtype` (fp32, fp16 or bf16).
 
-    Raises UserError if a weight is too large for fp16.
+    Buffers stay as they are: they are the constants of latents, which config.json has in fp32 too. Raises
+    UserError if a weight is too large for fp16.
     """
     stored = {}
+    weights = {name for name, _ in model.named_parameters()}
     for name, value in model.state_dict().items():
         value = value.detach().cpu().contiguous()
-        if value.is_floating_point():
+        if name in weights:
             value = value.to(DTYPES[dtype])
             if not torch.isfinite(value).all():
                 raise UserError(
