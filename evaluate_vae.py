@@ -20,9 +20,12 @@ def main(argv: list[str]) -> int:
 
 if __name__ == "__main__":
     import _signal  # signal would first import enum
+    import os
+    import sys
 
     if _signal.getsignal(_signal.SIGINT) is _signal.default_int_handler:
         _signal.signal(_signal.SIGINT, _signal.SIG_DFL)  # no traceback of an import
+    sys.path.insert(0, os.path.dirname(os.path.realpath(__file__)))  # PYTHONSAFEPATH leaves it out
     from vae.system.script import run_script
 
     run_script("evaluate_vae.py", main, stopped="stopped: no results")

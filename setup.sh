@@ -1,9 +1,21 @@
-#!/usr/bin/env bash
+#!/bin/sh
 # Creates the Python environment; with --test it also runs the tests. --help lists the flags.
 # This file finds a Python; launchers/environment.py does the rest, shared with setup_windows.bat.
+script=${BASH_SOURCE:-$0}
+while [ -L "$script" ]; do
+    target=$(readlink -- "$script")
+    case $target in /*) script=$target ;; *) script=$(dirname -- "$script")/$target ;; esac
+done
+case ${ZSH_EVAL_CONTEXT:-} in *:file*) script='' ;; esac
+[ "${BASH_SOURCE:-$0}" = "$0" ] || script='' # sourced: what follows would change or end the user's shell
+if [ ! -f "$script" ] || [ ! -f "$(dirname -- "$script")/launchers/environment.py" ]; then
+    echo "Run this file instead of sourcing it, in the folder of the project: sh ./setup.sh" >&2
+    return 1 2>/dev/null || exit 1
+fi
 set -u
-CDPATH='' cd -- "$(dirname -- "${BASH_SOURCE[0]}")" || exit 1
+CDPATH='' cd -- "$(dirname -- "$script")" || exit 1
 export PYTHONUTF8=1 PIP_DISABLE_PIP_VERSION_CHECK=1
+unset PYTHONHOME PYTHONPATH PYTHONSAFEPATH # packages of another Python are no part of the environment
 trap 'exit 130' INT # or an interrupted test of a Python would fail, and the next one would be taken
 
 too_old='' incomplete=''

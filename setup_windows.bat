@@ -10,6 +10,10 @@ if not exist launchers\environment.py (
 )
 set "PYTHONUTF8=1"
 set "PIP_DISABLE_PIP_VERSION_CHECK=1"
+rem Packages of another Python are no part of the environment.
+set "PYTHONHOME="
+set "PYTHONPATH="
+set "PYTHONSAFEPATH="
 set "BASE="
 set "TOO_OLD="
 set "INCOMPLETE="

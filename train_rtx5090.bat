@@ -9,12 +9,17 @@ if not exist launchers\training.py (
     exit /b 1
 )
 set "PYTHONUTF8=1"
+rem It would hide the folder launchers.
+set "PYTHONSAFEPATH="
 rem A short path, because compiled kernels have long names and Windows limits paths to 260 characters.
 if not defined TORCHINDUCTOR_CACHE_DIR set "TORCHINDUCTOR_CACHE_DIR=%LOCALAPPDATA%\ti"
 
 set "PYTHON=%VAE_PYTHON%"
 if defined PYTHON goto start
 set "PYTHON=.venv\Scripts\python.exe"
+rem Of another Python.
+set "PYTHONHOME="
+set "PYTHONPATH="
 rem The set-up writes the stamp last. Without it, the set-up was interrupted and runs again.
 if exist "%PYTHON%" if exist ".venv\.setup-stamp.json" goto start
 rem --help works with any Python, before gigabytes are downloaded.

@@ -1,4 +1,4 @@
-"""The stamp of a complete environment: its build of torch, and digests of the requirements it was made for.
+"""The stamp of a complete environment: its build of torch, its folder, and digests of its requirements.
 
 If a digest differs from the current requirements, packages must be installed. Reading the stamp takes
 milliseconds.
@@ -59,8 +59,15 @@ def is_locked(venv: Path) -> bool:
     return "locked" in (read_stamp(venv) or read_stamp(venv, BEGUN))
 
 
-def has_requirements(venv: Path, test: bool = False, locked: bool = False) -> bool:
-    """Whether the stamp contains the digests of the current requirements."""
+def is_moved(venv: Path) -> bool:
+    """Whether an environment was made in another folder: its programs contain absolute paths."""
+    return read_stamp(venv).get("folder") != str(venv.resolve())
+
+
+def why_incomplete(venv: Path, test: bool = False, locked: bool = False) -> str | None:
+    """Why an environment with a stamp must be completed; None if its stamp fits."""
     stamp = read_stamp(venv)
     wants = wanted(test, locked or "locked" in stamp)
-    return all(stamp.get(part) == want for part, want in wants.items())
+    if any(stamp.get(part) != want for part, want in wants.items()):
+        return "the requirements have changed"
+    return "its folder was moved" if is_moved(venv) else None

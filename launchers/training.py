@@ -14,7 +14,7 @@ from types import FrameType
 
 from launchers.command import exit_code_of, run_command, stop_on_signals
 from launchers.menu import ask_job
-from launchers.stamp import ROOT, has_requirements
+from launchers.stamp import ROOT, why_incomplete
 from vae.config.options import Config
 from vae.system import console
 from vae.system.errors import EXIT_NON_FINITE
@@ -110,11 +110,12 @@ def draw_demo_data(python: str) -> int:
 
 
 def complete_environment() -> int:
-    """Run the set-up if the requirements have changed; returns its exit code."""
-    if has_requirements(Path(".venv")):
+    """Run the set-up if the environment does not fit; returns its exit code."""
+    reason = why_incomplete(Path(".venv"))
+    if reason is None:
         return 0
-    console.info("The requirements have changed: completing the environment first.")
-    setup = ["cmd", "/c", r".\setup_windows.bat"] if WINDOWS else ["./setup.sh"]
+    console.info(f"Completing the environment first: {reason}.")
+    setup = ["cmd", "/c", r".\setup_windows.bat"] if WINDOWS else ["sh", "./setup.sh"]
     return run_command([*setup, "--yes"])
 
 

@@ -18,12 +18,13 @@ from launchers.stamp import (
     STAMP,
     build_of,
     file_digest,
-    has_requirements,
     is_locked,
+    is_moved,
     read_stamp,
     torch_pair_digest,
     torch_requirements,
     wanted,
+    why_incomplete,
 )
 from launchers.torch_index import torch_source
 from vae.checks.cuda_builds import BUILDS, triton_for_windows
@@ -45,6 +46,21 @@ for name in ("vcruntime140_threads.dll", "msvcp140.dll"):
     ctypes.WinDLL(name)
 """
 
+# Writes the activation, and the programs of packages, such as tensorboard, as venv and pip do.
+WRITES_PROGRAMS = """
+import importlib.metadata, os, sys, venv
+from pip._vendor.distlib.scripts import ScriptMaker
+builder = venv.EnvBuilder()
+builder.setup_scripts(builder.ensure_directories(sys.prefix))
+maker = ScriptMaker(None, os.path.dirname(sys.executable))
+maker.clobber = maker.set_mode = True
+maker.variants = {""}
+for package in importlib.metadata.distributions():
+    for kind in ("console_scripts", "gui_scripts"):
+        for entry in package.entry_points.select(group=kind):
+            maker.make(f"{entry.name} = {entry.value}", {"gui": kind == "gui_scripts"})
+"""
+
 
 def python_of(venv: Path) -> Path:
     """The environment's Python."""
@@ -62,14 +78,21 @@ def runs(venv: Path, code: str) -> bool:
 def is_complete(venv: Path, build: str | None, test: bool, locked: bool = False) -> bool:
     """Whether everything is installed; `build` None accepts any build."""
     code = LOADS_RUNTIME if WINDOWS else ""
-    return has_requirements(venv, test, locked) and build in (None, build_of(venv)) and runs(venv, code)
+    return not why_incomplete(venv, test, locked) and build in (None, build_of(venv)) and runs(venv, code)
 
 
 def create(venv: Path) -> None:
     """Create the environment, or recreate a damaged one; raises ValueError if the folder is not ours."""
     claim_folder(venv, "setup", "--venv")
+    # without that file, its Python would use the pip of the system
     if (venv / "pyvenv.cfg").is_file() and runs(venv, "import pip._internal.cli.main"):
-        return  # without that file, its Python would use the pip of the system
+        if read_stamp(venv) and is_moved(venv):
+            console.info(
+                f"The environment {venv} was made in another folder: its programs are written again."
+            )
+            if run_command([str(python_of(venv.resolve())), "-c", WRITES_PROGRAMS]) != 0:
+                raise ValueError(f"they cannot be written (see the message above): delete the folder {venv}")
+        return
     console.info(f"Creating the environment {venv} with Python {sys.version.split()[0]}.")
     for path in venv.iterdir():  # not with --clear, which would also remove the marker and the user's files
         if path.name in PARTS | {STAMP, BEGUN}:
@@ -80,7 +103,9 @@ def create(venv: Path) -> None:
         "runpy.run_module('venv', run_name='__main__')"
     )
     # Resolved: venv refuses a link to a folder, such as one on another disk.
-    if run_command([sys.executable, "-c", code, str(venv.resolve())], stdout=subprocess.DEVNULL) != 0:
+    # The base: this Python may be the environment's own, which the set-up has just removed.
+    base = getattr(sys, "_base_executable", sys.executable)
+    if run_command([base, "-c", code, str(venv.resolve())], stdout=subprocess.DEVNULL) != 0:
         raise ValueError(f"Python could not create the environment {venv} (see its message above)")
 
 
@@ -151,7 +176,10 @@ def install(venv: Path, build: str, test: bool, locked: bool = False) -> None:
     version = torch_version(venv)
     if WINDOWS and build in BUILDS:
         install_triton_windows(venv, version)
-    write_json(venv / STAMP, {"build": build, "torch": version, **wanted(test, locked)})
+    write_json(
+        venv / STAMP,
+        {"build": build, "torch": version, "folder": str(venv.resolve()), **wanted(test, locked)},
+    )
     (venv / BEGUN).unlink()
 
 

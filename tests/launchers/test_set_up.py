@@ -4,6 +4,7 @@ import contextlib
 import http.server
 import json
 import os
+import shlex
 import shutil
 import subprocess
 import sys
@@ -111,6 +112,30 @@ def test_help_needs_no_package():
         found = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
         assert (found.returncode, found.stderr) == (0, "")
         assert ("usage: ./" in found.stdout) == (os.name != "nt")
+
+
+SHELLS = [
+    shell for shell in ("sh", "dash", "bash", "zsh", "mksh", "busybox sh") if shutil.which(shell.split()[0])
+]
+
+
+@pytest.mark.parametrize("script", ["setup.sh", "train_rtx5090.sh"])
+@pytest.mark.parametrize("shell", SHELLS)
+def test_every_shell_runs_the_scripts_and_none_is_replaced(project, tmp_path, shell, script):
+    """Also through links, and with the variables of another Python; a sourced script prints one line."""
+    file = project.folder / script
+    (project.folder / "inner link").symlink_to(script)
+    (tmp_path / "link").symlink_to(project.folder / "inner link")
+    others = {"PYTHONSAFEPATH": "1", "PYTHONHOME": "/nowhere", "CDPATH": "/"}
+    for path in (file, tmp_path / "link"):
+        done = project.run(*shell.split(), path, "--help", **others, VAE_PYTHON="")
+        assert (done.returncode, done.stdout.split()[0]) == (0, "usage:"), done.stderr
+    sourced = f'cd {shlex.quote(str(project.folder))}; . ./{script}; echo "$?,$-"'
+    done = project.run(*shell.split(), "-c", sourced)
+    status, settings = done.stdout.strip().split(",")
+    assert status == "1"
+    assert "u" not in settings
+    assert done.stderr.count("\n") == 1
 
 
 # --- Python missing, too old, incomplete ---------------------------------------------------------
@@ -240,6 +265,14 @@ def test_life_of_an_environment(project, tmp_path):
             "The environment .venv is complete: torch 2.12.0. --torch NAME changes the build."
         ]
     assert {path: path.stat().st_mtime_ns for path in venv.rglob("*") if path.suffix != ".pyc"} == before
+
+    # Moved: the programs of the environment work again, without an index.
+    project.folder = project.folder.rename(tmp_path / "moved ü")
+    venv = project.folder / ".venv"
+    stamp = venv / ".setup-stamp.json"
+    assert "was made in another folder" in setup("--yes", PIP_FIND_LINKS=NOWHERE)
+    assert subprocess.run([venv / "bin/pip", "--version"], capture_output=True).returncode == 0
+    assert str(venv) in (venv / "bin/activate").read_text(encoding="utf-8")
 
     # Killed between torch and torchvision: no stamp, half the packages.
     shutil.rmtree(next(venv.glob("lib/python*/site-packages/torchvision")))

@@ -255,7 +255,7 @@ from launchers.stamp import STAMP, wanted
 print(*sys.argv[1:])
 os.makedirs(".venv/bin", exist_ok=True)
 os.path.lexists(".venv/bin/python") or os.symlink({sys.executable!r}, ".venv/bin/python")
-Path(".venv", STAMP).write_text(json.dumps(wanted(test=False)))
+Path(".venv", STAMP).write_text(json.dumps({{**wanted(test=False), "folder": os.path.realpath(".venv")}}))
 """
 
 
@@ -277,7 +277,7 @@ def test_environment_is_completed_first_and_a_failure_stops(project, changed):
     done = project.train("--profile", "fast", VAE_PYTHON="")
     assert done.returncode == 0
     assert done.stdout.splitlines()[-1] == "--yes"
-    assert ("requirements have changed" in done.stdout) == changed
+    assert ("the requirements have changed" in done.stdout) == changed
     assert project.calls() == [["train_vae.py", *RUN, "--profile", "fast"]]
     assert project.train("--profile", "fast", VAE_PYTHON="").stdout == ""  # complete: no set-up runs
 

@@ -18,6 +18,15 @@ def test_closed_pipe_exits_silently_with_141(script):
     assert (done.returncode, done.stderr) == (141, b"")
 
 
+@pytest.mark.parametrize("script", sorted(path.name for path in ROOT.glob("*.py")))
+def test_scripts_start_without_their_folder_in_the_path(script):
+    environ = {**os.environ, "PYTHONSAFEPATH": "1"}
+    done = subprocess.run(
+        [sys.executable, ROOT / script, "--help"], cwd=ROOT, env=environ, capture_output=True
+    )
+    assert (done.returncode, done.stderr) == (0, b"")
+
+
 @pytest.mark.skipif(os.name == "nt", reason="a shell closes the output")
 def test_closed_or_full_output_prints_no_traceback():
     for to, code in ((">&-", 0), (">/dev/full", 1)):

@@ -142,7 +142,9 @@ def missing_runtime(error: str) -> str | None:
 def activation_hint(root: Path, windows: bool = os.name == "nt") -> str:
     """A second remedy for a missing package, if there is an environment that this process does not use."""
     script = Path(".venv", "Scripts", "activate") if windows else Path(".venv", "bin", "activate")
-    if not (root / script).exists() or Path(sys.prefix).resolve() == (root / ".venv").resolve():
+    is_active = Path(sys.prefix).resolve() == (root / ".venv").resolve()
+    is_lost = not os.path.exists(os.environ.get("VIRTUAL_ENV", root))  # of a project that was moved
+    if not (root / script).exists() or is_active or is_lost:
         return ""
     shown = script if Path.cwd() == root else root / script
     words = [shown] if windows else ["source", shown]
