@@ -1,6 +1,7 @@
 """Precedence of flag, JSON file, checkpoint, profile, card and default, and checks across options."""
 
 import json
+from dataclasses import astuple
 
 import pytest
 
@@ -167,10 +168,25 @@ def test_global_batch_and_batch_per_device_exclude_each_other(tmp_path):
     assert parse_flags(["--config", str(path), "--batch_size", "2"]) == {**file, "batch_size": 2}
 
 
-def test_progressive_list_is_parsed():
-    found = parse_progressive("512:25:32, 1024:50:16,2048:25:4", Config().model)
-    assert [(s.image_size, s.num_epochs, s.batch_size) for s in found] == [
-        (512, 25, 32),
-        (1024, 50, 16),
-        (2048, 25, 4),
+def test_length_in_epochs_and_in_steps_exclude_each_other(tmp_path):
+    with pytest.raises(UserError, match=r"--num_epochs 3 and --num_steps 40 .*remove one"):
+        resolve({"num_epochs": 3, "num_steps": 40})
+    demo = {"num_epochs": 15}
+    saved = checkpoint(num_steps=40, num_epochs=None, adversarial_weight=0.0)
+    path = tmp_path / "config.json"  # of a run
+    path.write_text(json.dumps({"num_epochs": None, "num_steps": 40}))
+    lengths = [
+        (resolve({}), 100, None),
+        (resolve({"num_steps": 40}, profile=demo), None, 40),
+        (resolve({}, saved, demo), None, 40),
+        (resolve({"num_epochs": 3}, saved), 3, None),
+        (resolve(parse_flags(["--config", str(path)])), None, 40),
+        (resolve(parse_flags(["--config", str(path), "--num_epochs", "3"])), 3, None),
     ]
+    for config, num_epochs, num_steps in lengths:
+        assert (config.run.num_epochs, config.run.num_steps) == (num_epochs, num_steps)
+
+
+def test_progressive_list_is_parsed():
+    found = parse_progressive("512:25:32, 1024:500steps:16", Config().model)
+    assert [astuple(stage) for stage in found] == [(512, 25, None, 32), (1024, None, 500, 16)]

@@ -28,6 +28,7 @@ TINY = {
     "perceptual_weight": 0.0,
     "num_workers": "0",
     "val_split": 0.25,
+    "val_freq": 1,
     "save_samples_freq": 0,
     "device": "cpu",
 }

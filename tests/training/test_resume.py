@@ -84,9 +84,15 @@ def assert_same_records(found: Path, expected: Path) -> None:
     assert_same(*records, "train")
 
 
-def assert_same_run(folder: Path, uninterrupted: Path, stops: Iterable[int] = ()) -> None:
+def names(folder: Path) -> set[str]:
+    return {path.name for path in folder.glob("checkpoint_*.pt")}
+
+
+def assert_same_run(
+    folder: Path, uninterrupted: Path, stops: Iterable[int] = (), last: str = "checkpoint_epoch_4.pt"
+) -> None:
     """The checkpoint and the records are equal. Each stop by --max_steps adds a validation of its export."""
-    assert_same_checkpoint(final_checkpoint(folder), final_checkpoint(uninterrupted))
+    assert_same_checkpoint(*(load_checkpoint(path / last) for path in (folder, uninterrupted)))
     assert_same_records(folder, uninterrupted)
     expected, found = (reproducible_records(path, "validation") for path in (uninterrupted, folder))
     steps = {record["step"] for record in expected}
@@ -111,6 +117,20 @@ def test_resumed_run_equals_the_uninterrupted_run(recipe, uninterrupted, tmp_pat
     stops = [3, 10, 13, 20, 39]
     run_in_parts(recipe, tmp_path / "run", stops)
     assert_same_run(tmp_path / "run", uninterrupted, stops)
+
+
+@pytest.mark.slow
+def test_resumed_run_in_steps_equals_the_uninterrupted_run(recipe, tmp_path):
+    """Two stages of 1.5 and 1.7 epochs, stopped in the adversarial phase and where a stage ends, too."""
+    given = {**recipe, "progressive": "32:15steps:2,16:17steps:2", "val_freq": None}
+    assert train({**given, "output_dir": str(tmp_path / "whole")}) == 0
+    stops = [2, 10, 12, 15, 31]
+    run_in_parts(given, tmp_path / "run", stops)
+    assert {f"checkpoint_step_{step}.pt" for step in (15, 32)} <= names(tmp_path / "whole")
+    assert_same_run(tmp_path / "run", tmp_path / "whole", stops, "checkpoint_step_32.pt")
+    rates = [record["learning_rate"] for record in reproducible_records(tmp_path / "run", "train")]
+    for first, end in ((0, 15), (15, 32)):  # of a cosine to 0, a stage in which warm-up takes a fifth
+        assert rates[end - 1] < 0.03 * max(rates[first:end])
 
 
 @pytest.mark.slow

@@ -8,7 +8,7 @@ import pytest
 
 from tests.harness.training_runs import records
 from vae.config.options import LossConfig, OptimConfig
-from vae.interop.checkpoint_file import RANDOM, TRAINED, WARM, Position
+from vae.interop.checkpoint_file import RANDOM, TRAINED, WARM, Position, Stage
 from vae.training.run import train
 from vae.training.schedule import (
     MAX_PEAK,
@@ -91,7 +91,7 @@ def test_ema_begins_at_a_trained_vae():
 def test_ema_of_a_later_stage_remembers_its_start():
     """A later stage begins with a trained VAE, however few steps the run has made."""
     for first_epoch, begun_from, decay in ((0, WARM, 0.6), (25, WARM, 0.999), (0, TRAINED, 0.999)):
-        steps = StageSteps(first_epoch, num_epochs=25, per_epoch=4, local_images=1, images=1)
+        steps = StageSteps(Stage(first_epoch, 25, 32, 1), per_epoch=4, local_images=1, images=1)
         schedule = StageSchedule(steps, begun_from, 64, OptimConfig(), LossConfig())
         position = Position(epoch=first_epoch + 22, images_in_epoch=2, step=90)  # 10 steps remain
         assert schedule.ema_decay(position) == pytest.approx(decay)
@@ -120,13 +120,15 @@ def test_peak_is_inverse_to_the_width_and_follows_the_length_of_the_stage():
 
 
 def test_each_divergence_of_the_stage_halves_both_rates():
-    schedule = StageSchedule(StageSteps(0, 2, 3, 4, 4), WARM, 64, OptimConfig(warmup_epochs=0), LossConfig())
+    schedule = StageSchedule(
+        StageSteps(Stage(0, 2, 32, 4), 3, 4, 4), WARM, 64, OptimConfig(warmup_epochs=0), LossConfig()
+    )
     rates = [schedule.learning_rates(Position(images_in_epoch=8, step=2), count) for count in range(3)]
     assert rates[1:] == [tuple(rate / 2**count for rate in rates[0]) for count in (1, 2)]
 
 
 def test_a_lower_rate_is_a_remedy_only_above_the_rule():
-    schedule = StageSchedule(StageSteps(0, 2, 3, 4, 4), WARM, 64, OptimConfig(), LossConfig())
+    schedule = StageSchedule(StageSteps(Stage(0, 2, 32, 4), 3, 4, 4), WARM, 64, OptimConfig(), LossConfig())
     assert schedule.remedy == "train for more epochs"
     given = replace(schedule, optim=OptimConfig(learning_rate=1.0))
     assert given.remedy == "lower --learning_rate (now 1), or train for more epochs"

@@ -315,11 +315,11 @@ _OTHER_NAMES = {
     "kl_weight": "kl_scale kl_loss_weight beta_kl",
     "learning_rate": "lr base_learning_rate unet_lr",
     "lr_schedule": "lr_scheduler learning_rate_scheduler scheduler",
-    "max_steps": "max_train_steps steps total_steps train_steps",
     "max_val_images": "num_validation_images",
     "mixed_precision": "amp fp16 train_dtype dtype",
     "norm_groups": "num_groups norm_num_groups",
     "num_epochs": "epoch epochs num_train_epochs max_train_epochs n_epochs",
+    "num_steps": "max_train_steps steps total_steps train_steps num_train_steps",
     "num_workers": "workers dataloader_num_workers max_data_loader_n_workers",
     "optimizer": "optimizer_type",
     "output_dir": "out output save_dir workspace_dir training_folder logging_dir log_dir output_path "

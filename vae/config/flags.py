@@ -9,7 +9,7 @@ from typing import Any, NoReturn
 
 from vae.config.declare import base_type, coerce, coerce_all, is_list, nearest
 from vae.config.options import PROVENANCE, ActionConfig, all_options, section_title, sections
-from vae.config.resolve import BATCHES
+from vae.config.resolve import BATCHES, LENGTHS
 from vae.system import files
 from vae.system.errors import UsageError, UserError
 
@@ -43,8 +43,8 @@ data_path val_path val_split image_size num_workers persistent_workers
 reconstruction_weight perceptual_weight perceptual_net kl_weight adversarial_weight disc_start
 learning_rate weight_decay warmup_epochs gradient_clip ema_decay
 mixed_precision use_bf16 enable_tf32 channels_last use_torch_compile
-config profile output_dir resume_from batch_size accumulation_steps num_epochs find_lr max_steps
-progressive checkpoint_freq keep_checkpoints save_samples_freq val_freq early_stopping seed
+config profile output_dir resume_from batch_size accumulation_steps num_epochs num_steps find_lr
+max_steps progressive checkpoint_freq keep_checkpoints save_samples_freq val_freq early_stopping seed
 """
 COMMON = frozenset(_COMMON.split())
 _METAVARS = {int: "N", float: "X", str: "TEXT"}
@@ -205,7 +205,7 @@ def command_words(given: dict[str, Any]) -> list[str]:
 
 
 def _without_replaced(loaded: dict[str, Any], flags: dict[str, Any]) -> dict[str, Any]:
-    """The values of a JSON file without batch sizes that flags replace by another kind."""
+    """The values of a JSON file without batch sizes and lengths that flags replace by another kind."""
     replaced: tuple[str, ...] = ()
     if "global_batch_size" in flags:
         replaced = BATCHES
@@ -213,6 +213,8 @@ def _without_replaced(loaded: dict[str, Any], flags: dict[str, Any]) -> dict[str
         replaced = ("global_batch_size",)
     elif loaded.get("global_batch_size") is not None:  # the config.json of a run has both
         replaced = ("batch_size",)
+    if any(name in flags for name in LENGTHS):
+        replaced += LENGTHS
     return {name: value for name, value in loaded.items() if name not in replaced}
 
 

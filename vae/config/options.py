@@ -328,7 +328,12 @@ class RunConfig:
     accumulation_steps: int = option(
         1, "batches whose gradients are accumulated before each optimizer step", at_least=1
     )
-    num_epochs: int = option(100, "number of epochs in the stage", at_least=1, at_most=10**9)
+    num_epochs: int | None = option(
+        None, "number of epochs in the stage", unset="100, without --num_steps", at_least=1, at_most=10**9
+    )
+    num_steps: int | None = option(
+        None, "number of optimizer steps in the stage, instead of --num_epochs", at_least=1, at_most=10**12
+    )
     find_lr: bool = option(
         False,
         "find a learning rate instead of training, and print the command that trains with it",
@@ -340,7 +345,8 @@ class RunConfig:
     )
     progressive: str | None = option(
         None,
-        "several stages in one command, as comma-separated SIZE:EPOCHS:BATCH",
+        "several stages in one command, as comma-separated SIZE:EPOCHS:BATCH; SIZE:2000steps:BATCH has 2000 "
+        "optimizer steps",
         metavar="LIST",
         inherited=False,
     )
@@ -359,8 +365,11 @@ class RunConfig:
     )
     save_samples_freq: int = option(100, "optimizer steps between sample grids; 0: none", at_least=0)
     sample_images: str | None = option(None, "folder of up to 8 images for the sample grids", metavar="DIR")
-    val_freq: int = option(
-        1, "epochs between validations; the last epoch of a stage is always validated", at_least=1
+    val_freq: int | None = option(
+        None,
+        "epochs between validations; the end of a stage is always validated",
+        unset="so many that they take about a tenth of the time; within epochs that are long for --num_steps",
+        at_least=1,
     )
     quick_val_images: int = option(32, "validation images of the quick validation", at_least=1)
     quick_val_steps: int = option(500, "optimizer steps between quick validations; 0: none", at_least=0)

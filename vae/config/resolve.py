@@ -12,6 +12,8 @@ from vae.system.errors import UserError
 
 PER_COMMAND = frozenset(names_where("inherited", False))
 BATCHES = ("batch_size", "progressive")  # that --global_batch_size would contradict
+LENGTHS = ("num_epochs", "num_steps")  # of a stage
+DEFAULT_EPOCHS = 100
 _NO_SHAPE = ("init", "init_from", "scaling_factor", "shift_factor")
 SHAPE = tuple(item.name for item in fields(ModelConfig) if item.name not in _NO_SHAPE)
 DECODER_SHAPE = ("decoder", "decoder_channels", "decoder_layers_per_block", "decoder_scale")
@@ -34,13 +36,29 @@ def resolve(
         check_same_model(given, checkpoint)
     if any(given.get(name) is not None for name in BATCHES):
         inherited.pop("global_batch_size", None)
-    values = {**(card or {}), **(profile or {}), **inherited, **exclude_precisions(given)}
+    values = {**(card or {}), **(profile or {})}
+    for source in (inherited, exclude_precisions(given)):
+        if any(source.get(name) is not None for name in LENGTHS):
+            values |= dict.fromkeys(LENGTHS)
+        values |= source
+    if all(values.get(name) is None for name in LENGTHS):
+        values["num_epochs"] = DEFAULT_EPOCHS
     if values.get("find_lr"):
         values["adversarial_weight"] = 0.0  # its losses do not fall
     config = build(values)
-    check_batch(given)
+    check_given(given)
     check_together(config)
     return config
+
+
+def check_given(given: dict[str, Any]) -> None:
+    """Raise UserError if two given options contradict each other, whatever the others are."""
+    check_batch(given)
+    if all(given.get(name) is not None for name in LENGTHS):
+        raise UserError(
+            f"--num_epochs {given['num_epochs']} and --num_steps {given['num_steps']} both set the length of "
+            "the stage: remove one of them"
+        )
 
 
 def check_batch(given: dict[str, Any]) -> None:
@@ -290,26 +308,31 @@ def check_image_size(image_size: int, model: ModelConfig) -> None:
 
 @dataclass(frozen=True)
 class StageRequest:
-    """One stage of --progressive: image size in px, epochs, and batch size per device."""
+    """One stage of --progressive: image size in px, epochs or optimizer steps, and batch size per device."""
 
     image_size: int
-    num_epochs: int
+    num_epochs: int | None
+    num_steps: int | None
     batch_size: int
 
 
 def parse_progressive(text: str, model: ModelConfig | None = None) -> list[StageRequest]:
-    """The stages of a --progressive list such as 512:25:32,1024:50:16.
+    """The stages of a --progressive list such as 512:25:32,1024:2000steps:16.
 
     Raises UserError if it is malformed, or if an image size does not fit the model.
     """
     stages = []
     for part in text.split(","):
-        numbers = part.strip().split(":")
-        if len(numbers) != 3 or not all(re.fullmatch("0*[1-9][0-9]{0,8}", n) for n in numbers):
+        number = "0*([1-9][0-9]{0,8})"
+        match = re.fullmatch(f"{number}:{number}( ?steps)?:{number}", part.strip())
+        if match is None:
             raise UserError(
-                f"--progressive {text}: {part!r} is not SIZE:EPOCHS:BATCH; for example 512:25:32,1024:50:16"
+                f"--progressive {text}: {part!r} is not SIZE:EPOCHS:BATCH or SIZE:STEPSsteps:BATCH; for "
+                "example 512:25:32,1024:50:16 or 512:2000steps:32"
             )
-        stages.append(StageRequest(*map(int, numbers)))
+        size, length, batch = (int(match[group]) for group in (1, 2, 4))
+        in_steps = match[3] is not None
+        stages.append(StageRequest(size, None if in_steps else length, length if in_steps else None, batch))
         if model is not None:
             check_image_size(stages[-1].image_size, model)
     return stages

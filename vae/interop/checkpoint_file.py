@@ -29,16 +29,36 @@ _ARCHIVE = b"PK\x03\x04"  # how a ZIP archive begins
 
 @dataclass(frozen=True)
 class Stage:
-    """Epochs [first_epoch, end_epoch) at one image size (px) and batch size (images per device)."""
+    """A number of epochs, or of optimizer steps, at one image size (px) and batch size (images per device).
+
+    Where it begins is known when the stage before has ended.
+    """
 
     first_epoch: int
-    num_epochs: int
+    num_epochs: int | None  # None: of a stage in steps that has not ended
     image_size: int
     batch_size: int
+    num_steps: int | None = None  # of a stage in steps
+    first_step: int = 0  # optimizer steps of the run before it
+
+    @property
+    def length(self) -> dict[str, int | None]:
+        """The options of its length."""
+        return {
+            "num_epochs": self.num_epochs if self.num_steps is None else None,
+            "num_steps": self.num_steps,
+        }
 
     @property
     def end_epoch(self) -> int:
-        return self.first_epoch + self.num_epochs
+        """Epochs of the run at its end, also those that were not finished; so far at least, if not known."""
+        return self.first_epoch + (self.num_epochs or 0)
+
+    def is_done(self, position: "Position") -> bool:
+        """Whether it has ended. One in steps ends within an epoch, after its last validation and save."""
+        if self.num_steps is not None:
+            return self.num_epochs is not None
+        return position.epoch >= self.end_epoch
 
 
 @dataclass
@@ -60,6 +80,7 @@ class Validations:
     loss: str = ""  # the weighted terms whose sum they compare
     best_checkpoint: str | None = None  # file name of the saved epoch, or of the start, with the lowest loss
     best_checkpoint_loss: float | None = None
+    planned_step: int = -1  # optimizer step of the last one that was due
     without_gain: int = 0  # validations since the best one, for --early_stopping
     start: dict[str, float] = field(default_factory=dict)  # metrics before the stage's first step
     rise_reported: bool = False  # in this stage

@@ -16,7 +16,7 @@ from vae.system.files import write_json
 from vae.training.command import Command
 from vae.training.datasets import check_stage
 from vae.training.resolved_options import machine_of, resolve_options, run_stages
-from vae.training.stages import first_stages
+from vae.training.stages import first_stages, stages_left
 
 
 def save_config(command: Command, path: str) -> None:
@@ -53,11 +53,9 @@ def print_stage_plans(command: Command, gpu: str | None = None, vram_gib: float 
     options = resolve_options(command, target.is_gpu, target.settings)
     config = with_local_batch(options.config, 1)
     stages, position = run_stages(config, command, options.content)
-    left = {
-        number: _at_stage(config, stage)
-        for number, stage in enumerate(stages, 1)
-        if stage.end_epoch > position.epoch
-    }
+    later = stages_left(stages, position)
+    first = len(stages) - len(later) + 1
+    left = {number: _at_stage(config, stage) for number, stage in enumerate(later, first)}
     print_table(target, _plans(left, target), "stage")
 
 

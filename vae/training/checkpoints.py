@@ -90,7 +90,9 @@ def abandon_newer(folder: Path, step: int) -> None:
 
 def stage_ends(stages: list[Stage], position: Position) -> set[str]:
     """Names of the last checkpoint of each finished stage."""
-    return {epoch_name(stage.end_epoch) for stage in stages if stage.end_epoch <= position.epoch}
+    done = [stage for stage in stages if stage.is_done(position)]
+    within_epochs = {step_name(s.first_step + s.num_steps) for s in done if s.num_steps is not None}
+    return {epoch_name(stage.end_epoch) for stage in done} | within_epochs
 
 
 def prune(folder: Path, keep: int, *, apart: set[str], needed: set[str]) -> list[Path]:

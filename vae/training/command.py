@@ -10,7 +10,7 @@ from typing import Any
 
 from vae.config.options import Config, all_options
 from vae.config.recipes import recipe_values
-from vae.config.resolve import check_batch, check_encoder, parse_progressive, resolve
+from vae.config.resolve import check_encoder, check_given, parse_progressive, resolve
 from vae.data.exclude_list import read_exclude_list
 from vae.data.manifest import is_manifest, manifest_of
 from vae.images.decoding import parse_background
@@ -151,7 +151,7 @@ def _check_options(command: Command) -> None:
     progressive = command.value("progressive")
     recipe = recipe_values(name, has_gpu=False) if name else None
     parse_background(command.value("background"))
-    check_batch(given)
+    check_given(given)
     if progressive:
         parse_progressive(progressive)
     if command.resume_from or command.value("init_from") or name == "demo":  # demo depends on the device

@@ -15,13 +15,14 @@ from vae.data.image_sets import accepted_bad_images
 from vae.data.loading import TrainLoader
 from vae.system import console
 from vae.system.errors import DataError, UserError
+from vae.training.checkpoints import position_name
 from vae.training.liveness import Liveness, LoadingStoppedError
 from vae.training.logbook import REJECTED_NAME, Logbook
 from vae.training.recorder import Recorder
-from vae.training.run_folder import epoch_name, step_name
+from vae.training.run_folder import step_name
 from vae.training.saver import Saver
 from vae.training.stability import NOT_FINITE, Stability, raise_if_diverged
-from vae.training.stages import is_started, shorten_stage
+from vae.training.stages import current_stage, end_stage, is_started
 from vae.training.state import TrainingState
 from vae.training.stepper import Stepper
 from vae.training.validation import Metrics
@@ -31,7 +32,7 @@ from vae.training.validator import SampleGrids, Validator
 class StageEnd(Enum):
     """Why the loop of a stage ended."""
 
-    FINISHED = "all epochs of the stage are done"
+    FINISHED = "the stage has ended"
     MAX_STEPS = "--max_steps is reached"
     SIGNALLED = "a signal asked to stop"
 
@@ -75,7 +76,7 @@ class TrainingLoop:
             return
         self.validator.measure_baselines()
         if is_start:
-            metrics = self.validator.validate("start", position.epoch)
+            metrics = self.validator.validate("start", state.stage.first_epoch)
             state.history.add_start(metrics, self.saver.start_checkpoint())
             quick_steps = self.options.quick_val_steps
             if quick_steps and self.stepper.schedule.steps.total >= quick_steps:
@@ -84,15 +85,18 @@ class TrainingLoop:
     def train(self, loader: TrainLoader) -> StageEnd:
         """Train the rest of the stage."""
         state, steps, end = self.state, self.stepper.schedule.steps, None
+        if state.position.epoch < state.stage.first_epoch:  # the stage before has ended within an epoch
+            self._begin_epoch(state.stage.first_epoch)
         with self.recorder, self.profiler as profile_step:
-            while end is None and state.position.epoch < state.stage.end_epoch:
-                first_step = state.position.images_in_epoch // steps.images
-                # after_step ends an epoch, unless a run was resumed after its last step or with larger ones
-                if first_step >= steps.per_epoch:
-                    self.end_epoch()
+            while end is None and not state.stage.is_done(state.position):
+                # after_step does this, unless a run was resumed after the last step or with larger ones
+                if self._part_is_done():
+                    self.end_part()
                     continue
-                batches = loader.batches(state.position.epoch, first_step)
-                while end is None and (batch := self._next_batch(batches)) is not None:
+                batches = loader.batches(state.position.epoch, state.position.images_in_epoch // steps.images)
+                while end is None and not state.stage.is_done(state.position):
+                    if (batch := self._next_batch(batches)) is None:
+                        break
                     step = state.position.step
                     end = self.take_step(batch)
                     self.alive.beat()
@@ -151,7 +155,6 @@ class TrainingLoop:
         If a signal asked to stop, only log: a validation could take minutes. The resumed run ends the epoch.
         """
         options, step = self.options, self.state.position.step
-        epoch_is_done = self.stepper.schedule.steps.epoch_is_done(self.state.position)
         takes_samples = options.save_samples_freq and step % options.save_samples_freq == 0
         if self.recorder.is_due():
             self._judge(self.recorder.write())
@@ -161,10 +164,10 @@ class TrainingLoop:
             self.samples.save()
         if self.validator and options.quick_val_steps and step % options.quick_val_steps == 0:
             has_risen = self.validator.validate_quickly()
-            if has_risen and not (epoch_is_done and self._validation_is_due(self.state.position.epoch + 1)):
+            if has_risen and not self._validation_is_due():
                 self.validator.validate(f"step {step}", self.state.position.epoch)
-        if epoch_is_done:
-            self.end_epoch()
+        if self._part_is_done():
+            self.end_part()
         elif options.checkpoint_steps and step % options.checkpoint_steps == 0:
             self.saver.save(step_name(step))
 
@@ -179,36 +182,55 @@ class TrainingLoop:
             self.saver.note_good()
         raise_if_diverged(self.stepper.dist, reason)
 
-    def end_epoch(self) -> None:
-        """Validate if it is due; begin the next epoch; save if it is due; end the stage by --early_stopping.
+    def end_part(self) -> None:
+        """At the end of an epoch, of the stage, or of the steps between validations: validate and save.
 
+        Each if it is due. It also begins the next epoch, and ends the stage, which --early_stopping may do.
         What is saved while a validation hangs belongs to the old epoch: the resumed run validates again.
         """
         state, options, history = self.state, self.options, self.state.history
-        epochs = state.position.epoch + 1
-        is_last = epochs == state.stage.end_epoch
+        position, steps = state.position, self.stepper.schedule.steps
+        epoch_is_done, is_last = steps.epoch_is_done(position), steps.are_done(position)
+        epochs = position.epoch + 1 if epoch_is_done else steps.epochs(position)
         save_is_due = self.saver.is_due(epochs) or is_last
         metrics: Metrics = {}
-        if self.validator and self._validation_is_due(epochs):
-            metrics = self.validator.validate(f"epoch {epochs}", epochs)
-            history.add_epoch(metrics)
-            save_is_due |= options.checkpoint_freq is None and history.without_gain == 0
-        state.position.epoch, state.position.images_in_epoch, state.rejected = epochs, 0, 0
+        if self._validation_is_due():
+            if self.validator:
+                metrics = self.validator.validate(f"epoch {epochs}", epochs)
+                history.add_epoch(metrics)
+                save_is_due |= options.checkpoint_freq is None and history.without_gain == 0
+            history.planned_step = position.step
+        if epoch_is_done:
+            self._begin_epoch(position.epoch + 1)
         limit = options.early_stopping
         if metrics and limit and history.without_gain >= limit and not is_last:
             console.info(f"--early_stopping {limit}: the validation loss has stopped falling, the stage ends")
-            state.stages, state.stage = shorten_stage(state.stages, state.stage, epochs)
-            save_is_due = True
+            is_last = save_is_due = True
+        if is_last:
+            state.stages, state.stage = end_stage(state.stages, state.stage, position)
         if save_is_due:
             best = history.best_checkpoint, history.best_checkpoint_loss
             if metrics:
-                history.add_checkpoint(epoch_name(epochs), metrics)
-            if not self.saver.save(epoch_name(epochs), required=epochs == state.stages[-1].end_epoch):
+                history.add_checkpoint(position_name(position), metrics)
+            is_last_stage = current_stage(state.stages, position) is None
+            if not self.saver.save(position_name(position), required=is_last_stage):
                 history.best_checkpoint, history.best_checkpoint_loss = best
 
-    def _validation_is_due(self, epochs: int) -> bool:
-        """Whether the end of this epoch, counted from 1, is validated."""
-        return epochs % self.options.val_freq == 0 or epochs == self.state.stage.end_epoch
+    def _begin_epoch(self, epoch: int) -> None:
+        state = self.state
+        state.position.epoch, state.position.images_in_epoch, state.rejected = epoch, 0, 0
+
+    def _part_is_done(self) -> bool:
+        """Whether something is due at the position that is no matter of single steps."""
+        steps, position = self.stepper.schedule.steps, self.state.position
+        return steps.epoch_is_done(position) or steps.are_done(position) or self._validation_is_due()
+
+    def _validation_is_due(self) -> bool:
+        """Whether all validation images are measured at the position, and have not been yet."""
+        position = self.state.position
+        count = self.validator.images.count if self.validator else 0
+        is_due = self.stepper.schedule.steps.validation_is_due(position, self.options.val_freq, count)
+        return is_due and self.state.history.planned_step != position.step
 
     def validate_final(self) -> None:
         """Validate the weights that will be exported, if --max_steps ended the run between validations."""

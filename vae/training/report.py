@@ -33,7 +33,7 @@ from vae.training.run_folder import checkpoint_paths
 from vae.training.schedule import StageSchedule, warmup_steps
 from vae.training.setup import PreparedRun
 from vae.training.stage_memory import StagePlan, plan_line
-from vae.training.stages import StageSteps, current_stage
+from vae.training.stages import StageSteps, current_stage, stages_left
 from vae.training.state import TrainingState
 from vae.training.validation import Metrics, loss_of, metrics_text
 
@@ -166,10 +166,12 @@ def cache_line(data: DataConfig) -> str | None:
 def steps_line(steps: StageSteps, optim: OptimConfig, peak: float) -> str:
     """Number of steps, epochs and the learning-rate schedule of a stage."""
     warm_up = warmup_steps(optim.warmup_epochs, steps.per_epoch, steps.total)
-    first = steps.first_epoch + 1
-    last = steps.first_epoch + steps.num_epochs
+    stage = steps.stage
+    epochs = f"epochs {stage.first_epoch + 1} to {stage.end_epoch}, {steps.per_epoch} steps each"
+    if stage.num_steps is not None:
+        epochs = f"{steps.total / steps.per_epoch:.3g} epochs of {counted(steps.per_epoch, 'step')}"
     return (
-        f"{steps.total} of {steps.images} images: epochs {first} to {last}, {steps.per_epoch} steps each; "
+        f"{steps.total} of {steps.images} images: {epochs}; "
         f"{warm_up} of warm-up, then {optim.lr_schedule} from {peak:.3g}"
     )
 
@@ -178,7 +180,7 @@ def _last_step(run: PreparedRun, steps: StageSteps) -> int:
     """The optimizer step at which the run ends; `steps` are those of the stage that begins or goes on."""
     state = run.state
     limit = run.config.run.max_steps
-    later = (stage for stage in state.stages if stage.first_epoch > steps.first_epoch)
+    later = stages_left(state.stages, state.position)[1:]
     left = steps.total - steps.done(state.position) + sum(run.steps(stage).total for stage in later)
     last = state.position.step + left
     return last if limit is None else min(last, limit)
@@ -188,7 +190,10 @@ def space_warning(folder: Path, config: Config, stages: list[Stage], position: P
     """The warning that the checkpoints and the export may not fit on the disk of `folder`."""
     size = checkpoint_bytes(config)
     options = config.run
-    saves = math.inf if options.checkpoint_steps else stages[-1].end_epoch - position.epoch
+    left = stages_left(stages, position)
+    most = sum(stage.num_steps or stage.num_epochs or 0 for stage in left)  # a stage in steps has fewer
+    begun = position.epoch - left[0].first_epoch if left else 0
+    saves = math.inf if options.checkpoint_steps else most - begun
     if options.max_steps is not None:
         saves = min(saves, options.max_steps - position.step)
     # With the best one, and the one that is being written; a signal also saves.
@@ -220,10 +225,13 @@ PROBLEMS_PAGE = "docs/monitoring.md#problems-and-remedies"
 def progress_line(state: TrainingState, steps: StageSteps) -> str:
     """Epochs with the tenths of an unfinished one, steps and images. `steps` are those of the last stage."""
     position = state.position
-    epochs = counted(state.position.epoch, "epoch")
-    if current_stage(state.stages, position.epoch) is not None:
+    epochs = counted(position.epoch, "epoch")
+    is_finished = current_stage(state.stages, position) is None
+    if position.images_in_epoch or not is_finished:
         tenths = 10 * position.images_in_epoch // (steps.per_epoch * steps.images)
-        epochs = f"{position.epoch}.{tenths} of {state.stages[-1].end_epoch} epochs"
+        in_steps = any(stage.num_steps is not None for stage in state.stages)
+        last = "" if is_finished or in_steps else f" of {state.stages[-1].end_epoch}"
+        epochs = f"{position.epoch}.{tenths}{last} epochs"
     return f"done: {epochs}, {counted(position.step, 'step')}, {counted(position.images, 'image')}"
 
 
@@ -282,7 +290,7 @@ def _metrics_lines(
     last = state.last_validation
     measured = {}
     if best.get("image_size") == last.get("image_size", best.get("image_size")) and "loss" in best:
-        name = "start" if state.history.best_is_start else f"epoch {int(best['epoch'])}"
+        name = "start" if state.history.best_is_start else f"epoch {best['epoch']}"
         is_passed = loss_of(last) < best["loss"]  # by the last steps of --max_steps
         measured[name if is_passed else f"{name} (best)"] = best
     if "loss" in last and last != best:
@@ -328,6 +336,8 @@ def next_command(folder: Path, resumed_from: Path | None, state: TrainingState) 
     path = folder / position_name(state.position)
     if resumed_from and not path.exists():  # no step was left, and the export went to another folder
         path = resumed_from
-    is_finished = current_stage(state.stages, state.position.epoch) is None
-    more = ["--num_epochs", "10"] if is_finished else []
+    more: list[str] = []
+    if current_stage(state.stages, state.position) is None:
+        num_steps = state.stages[-1].num_steps
+        more = ["--num_epochs", "10"] if num_steps is None else ["--num_steps", str(max(1, num_steps // 10))]
     return command_line("python", "train_vae.py", "--resume_from", path, *more)

@@ -34,7 +34,7 @@ from vae.system.host import GIB
 from vae.training.checkpoints import load_newest, load_on_all
 from vae.training.command import Command
 from vae.training.distributed import Distributed
-from vae.training.stages import first_stages, resumed_stages
+from vae.training.stages import first_stages, resumed_stages, stages_left
 
 ALONE = Distributed(0, 1, torch.device("cpu"))
 
@@ -221,6 +221,7 @@ def run_stages(
     saved = [Stage(**stage) for stage in content["stages"]]
     stages, position = resumed_stages(saved, Position(**content["position"]), config, command.given)
     if config.run.global_batch_size is not None:  # the saved stages may have had another number of processes
-        size = config.run.batch_size
-        stages = [replace(s, batch_size=size) if s.end_epoch > position.epoch else s for s in stages]
+        left = stages_left(stages, position)
+        done = stages[: len(stages) - len(left)]
+        stages = done + [replace(stage, batch_size=config.run.batch_size) for stage in left]
     return stages, position

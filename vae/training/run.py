@@ -36,7 +36,7 @@ from vae.training.schedule import StageSchedule
 from vae.training.setup import PreparedRun, begin_stability, prepare_run
 from vae.training.stability import raise_if_diverged
 from vae.training.stage_memory import OomRetry, StagePlan, memory_limit, record_memory, reset_memory_peaks
-from vae.training.stages import current_stage
+from vae.training.stages import current_stage, stages_left
 from vae.training.validation import Metrics
 
 
@@ -96,6 +96,11 @@ def _out_of_memory_line(error: Exception, command: Command) -> str:
     )
 
 
+def _plan_key(stage: Stage) -> tuple[int, int]:
+    """What the plan of a stage depends on."""
+    return stage.image_size, stage.batch_size
+
+
 class _Run:
     """A prepared run in its folder."""
 
@@ -110,13 +115,13 @@ class _Run:
 
     def train(self) -> int:
         """Train stage after stage, and export; returns the exit code."""
-        stage = current_stage(self.state.stages, self.state.position.epoch)
+        stage = current_stage(self.state.stages, self.state.position)
         limit = self.config.run.max_steps
         if stage is None or (limit is not None and self.state.position.step >= limit):
             return self._report_complete(stage)
         # All stages are planned before the first one starts: a run must not fail hours later.
-        stages = self.state.stages
-        plans = {later: self.prepared.plan(later) for later in stages[stages.index(stage) :]}
+        left = stages_left(self.state.stages, self.state.position)
+        plans = {_plan_key(later): self.prepared.plan(later) for later in left}
         limit_memory(self.dist.device, memory_limit(plans.values()))
         self._create_folder()
         print_remarks(self.prepared)
@@ -136,7 +141,7 @@ class _Run:
             return self._report_stopped(logbook)
 
     def _train_stages(
-        self, stage: Stage | None, plans: dict[Stage, StagePlan], saver: Saver, logbook: Logbook
+        self, stage: Stage | None, plans: dict[tuple[int, int], StagePlan], saver: Saver, logbook: Logbook
     ) -> tuple[StageEnd, TrainingLoop]:
         """Train `stage` and the later ones; returns how the last one ended, and its loop."""
         provenance = self.prepared.provenance
@@ -145,10 +150,10 @@ class _Run:
         end = StageEnd.FINISHED
         while stage is not None and end is StageEnd.FINISHED:
             self.state.stage = stage
-            plan = plans.get(stage) or self.prepared.plan(stage)  # early stopping moves the later stages
+            plan = plans[_plan_key(stage)]
             loop = self.prepared.loop(plan, self.prepared.schedule(stage), saver, logbook, self.alive)
             end = self._train_stage(loop, plan)
-            stage = current_stage(self.state.stages, self.state.position.epoch)
+            stage = current_stage(self.state.stages, self.state.position)
         return end, loop
 
     def _train_stage(self, loop: TrainingLoop, plan: StagePlan) -> StageEnd:
@@ -243,7 +248,12 @@ class _Run:
         """Report that training is complete; export now if the last command stopped before it exported."""
         run = self.prepared
         position = self.state.position
-        reason = f"the run is finished ({position.epoch} epochs)"
+        in_steps = self.state.stages[-1].num_steps is not None
+        reason = (
+            f"the run is finished ({position.step} steps)"
+            if in_steps
+            else f"the run is finished ({position.epoch} epochs)"
+        )
         if stage is not None:
             limit = run.config.run.max_steps
             reason = f"the run has made {position.step} of --max_steps {limit} steps: raise it to continue"

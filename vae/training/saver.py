@@ -150,8 +150,8 @@ class Saver:
         """The command that resumes the run."""
         return resume_command(self.folder, self.config.run.max_steps)
 
-    def is_due(self, epochs: int) -> bool:
-        """Whether the end of this epoch, counted from 1, is saved for its number or for the time."""
+    def is_due(self, epochs: float) -> bool:
+        """Whether the position after so many epochs of the run is saved for its number or for the time."""
         options, step = self.config.run, self.state.position.step
         if options.checkpoint_steps and step % options.checkpoint_steps == 0:
             return True
@@ -251,10 +251,10 @@ class Saver:
         config = flatten(self.config) | {
             "image_size": stage.image_size,
             "batch_size": stage.batch_size,
-            "num_epochs": stage.num_epochs,
+            **stage.length,
         }
         samples = self.provenance.samples
-        next_stage = current_stage(state.stages, state.position.epoch) or stage
+        next_stage = current_stage(state.stages, state.position) or stage
         topology = samples["topology"] | {"batch_size": next_stage.batch_size}
         samples = samples | {"topology": topology}
         return checkpoint_content(state, config, samples, self.provenance.begun_from)

@@ -104,7 +104,7 @@ class StageSchedule:
     @property
     def start(self) -> str:
         """What the stage begins with: later stages go on with a trained VAE."""
-        return TRAINED if self.steps.first_epoch > 0 else self.begun_from
+        return TRAINED if self.steps.stage.first_epoch > 0 else self.begun_from
 
     @property
     def ruled_peak(self) -> float:

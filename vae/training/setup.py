@@ -60,7 +60,7 @@ from vae.training.saver import Saver, read_divergences
 from vae.training.schedule import StageSchedule
 from vae.training.stability import Stability
 from vae.training.stage_memory import OomRetry, StagePlan, StepSettings, plan_stage
-from vae.training.stages import StageSteps, current_stage, is_started
+from vae.training.stages import StageSteps, current_stage, is_started, stages_left
 from vae.training.state import TrainingState, begin_state, restore
 from vae.training.stepper import Stepper
 from vae.training.validation import History, ValidationSet
@@ -228,7 +228,7 @@ def prepare_run(command: Command, dist: Distributed) -> PreparedRun:
     sets = find_images(config, num_workers, val_split_given="val_split" in command.given)
     training_set, validation_set = without_excluded(*sets, config.data, dist)
     training_set = with_aspects(training_set, config, dist)
-    check_stages(config, [s for s in stages if s.end_epoch > position.epoch], position, training_set, dist)
+    check_stages(config, stages_left(stages, position), position, training_set, dist)
     set_backends(config.speed)
     shapes = partial(_kernel_shapes, config, stages, position, dtype)
     choose_kernels(config.speed.kernels, dist.device, [dtype], dist.all_gather_set, shapes)
@@ -240,7 +240,7 @@ def prepare_run(command: Command, dist: Distributed) -> PreparedRun:
     state.stages = stages
     state.position = position
     state.begun_at = replace(position)
-    state.stage = current_stage(stages, position.epoch) or stages[-1]
+    state.stage = current_stage(stages, position) or stages[-1]
     run = PreparedRun(
         config=config,
         command=command,
@@ -396,7 +396,7 @@ def _kernel_shapes(
     config: Config, stages: list[Stage], position: Position, dtype: torch.dtype
 ) -> list[Shape]:
     """The shapes in the steps of the stages that are not finished."""
-    left = [stage for stage in stages if stage.end_epoch > position.epoch]
+    left = stages_left(stages, position)
     return kernel_shapes(stage_spec(config, stage.image_size, 1, dtype, 0) for stage in left)
 
 

@@ -1,10 +1,14 @@
 """The stages of a run and their steps: pure functions of `Stage` and `Position`, which checkpoints contain.
 
-A stage is one resolution of a run: its first epoch, number of epochs, image size and batch size. Epochs are
-numbered over all stages, from 0 in code and from 1 in file names and messages.
+A stage is one resolution of a run: its first epoch, its length in epochs or optimizer steps, image size and
+batch size. Epochs are numbered over all stages, from 0 in code and from 1 in file names and messages. A stage
+that ends within an epoch skips the rest of it.
 """
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import dropwhile
 from typing import Any
 
 from vae.config.options import Config
@@ -13,13 +17,16 @@ from vae.interop.checkpoint_file import Position, Stage
 from vae.sampling.order import steps_per_epoch
 from vae.system.errors import UserError
 
+VALIDATION_SHARE = 0.1  # of the time of training, at most
+FORWARDS_PER_IMAGE = 3  # passes of a training image; backward computes twice what forward does
+VALIDATIONS = 10  # at least, of a stage in steps whose epochs are long
+
 
 @dataclass(frozen=True)
 class StageSteps:
     """How the epochs of a stage divide into optimizer steps."""
 
-    first_epoch: int
-    num_epochs: int
+    stage: Stage
     per_epoch: int  # optimizer steps
     local_images: int  # dataset indices per optimizer step of one process
     images: int  # dataset indices per optimizer step of all processes
@@ -28,61 +35,108 @@ class StageSteps:
     def of(cls, stage: Stage, num_images: int, accumulation_steps: int, world_size: int) -> "StageSteps":
         """The steps of `stage` on a training set of `num_images`."""
         local = stage.batch_size * accumulation_steps
-        per_epoch = steps_per_epoch(num_images, local, world_size)
-        return cls(stage.first_epoch, stage.num_epochs, per_epoch, local, local * world_size)
+        return cls(stage, steps_per_epoch(num_images, local, world_size), local, local * world_size)
 
     @property
     def total(self) -> int:
         """Optimizer steps of the whole stage."""
-        return self.num_epochs * self.per_epoch
+        if self.stage.num_steps is not None:
+            return self.stage.num_steps
+        assert self.stage.num_epochs is not None
+        return self.stage.num_epochs * self.per_epoch
 
     def done(self, position: Position) -> int:
         """Optimizer steps of the stage that are done."""
-        return (position.epoch - self.first_epoch) * self.per_epoch + position.images_in_epoch // self.images
+        if not is_started(self.stage, position):
+            return 0
+        if self.stage.num_steps is not None:
+            return position.step - self.stage.first_step
+        epochs = position.epoch - self.stage.first_epoch
+        return epochs * self.per_epoch + position.images_in_epoch // self.images
 
     def epoch_is_done(self, position: Position) -> bool:
         """Whether the position is at the end of an epoch."""
         return position.images_in_epoch >= self.per_epoch * self.images
 
+    def epochs(self, position: Position) -> float:
+        """Epochs of the run at the position, with a part of the current one."""
+        return position.epoch + round(position.images_in_epoch / (self.per_epoch * self.images), 4)
+
+    def are_done(self, position: Position) -> bool:
+        """Whether the last step of the stage is done."""
+        return self.done(position) >= self.total
+
+    def validation_is_due(self, position: Position, val_freq: int | None, val_images: int) -> bool:
+        """Whether a validation of `val_images` is due at the position; `val_freq`: epochs between them.
+
+        Without `val_freq`, so many epochs are between them that they take about VALIDATION_SHARE of the time,
+        and a stage in steps is also validated within long epochs. The time itself decides nothing, so a
+        resumed run validates after the same steps.
+        """
+        done = self.done(position)
+        if done >= self.total:
+            return True
+        least = math.ceil(val_images / (FORWARDS_PER_IMAGE * VALIDATION_SHARE * self.images))
+        between = max(least, self.total // VALIDATIONS)
+        if val_freq is None and self.stage.num_steps is not None and between < self.per_epoch:
+            return done > 0 and done % between == 0
+        epochs = val_freq or math.ceil(least / self.per_epoch) or 1
+        return self.epoch_is_done(position) and (position.epoch + 1) % epochs == 0
+
 
 def first_stages(config: Config) -> list[Stage]:
     """The stages of a new run."""
-    if config.run.progressive:
-        planned = parse_progressive(config.run.progressive, config.model)
-        return _consecutive(0, [(s.num_epochs, s.image_size, s.batch_size) for s in planned])
-    return [Stage(0, config.run.num_epochs, config.data.image_size, config.run.batch_size)]
+    run = config.run
+    if run.progressive:
+        planned = parse_progressive(run.progressive, config.model)
+        return _consecutive(
+            0, 0, [Stage(0, s.num_epochs, s.image_size, s.batch_size, s.num_steps) for s in planned]
+        )
+    return [Stage(0, run.num_epochs, config.data.image_size, run.batch_size, run.num_steps)]
 
 
-def _consecutive(first_epoch: int, parts: list[tuple[int, int, int]]) -> list[Stage]:
-    """Stages in sequence, from (num_epochs, image_size, batch_size) of each."""
-    stages = []
-    for num_epochs, image_size, batch_size in parts:
-        stages.append(Stage(first_epoch, num_epochs, image_size, batch_size))
-        first_epoch += num_epochs
-    return stages
+def _consecutive(first_epoch: int, first_step: int, stages: Sequence[Stage]) -> list[Stage]:
+    """The stages, of which the first one begins here; after one in steps, the beginning is not known yet."""
+    moved = []
+    for stage in stages:
+        moved.append(replace(stage, first_epoch=first_epoch, first_step=first_step))
+        first_epoch = moved[-1].end_epoch
+    return moved
 
 
-def current_stage(stages: list[Stage], epoch: int) -> Stage | None:
-    """The stage that contains `epoch`, or None after the last stage."""
-    return next((stage for stage in stages if stage.end_epoch > epoch), None)
+def stages_left(stages: list[Stage], position: Position) -> list[Stage]:
+    """The stages that have not ended, from the current one on."""
+    return list(dropwhile(lambda stage: stage.is_done(position), stages))
 
 
-def shorten_stage(stages: list[Stage], stage: Stage, end_epoch: int) -> tuple[list[Stage], Stage]:
-    """End `stage` at `end_epoch`; later stages start earlier. Returns all stages and the shortened one."""
-    short = replace(stage, num_epochs=end_epoch - stage.first_epoch)
-    return replace_stage(stages, stage, short), short
+def current_stage(stages: list[Stage], position: Position) -> Stage | None:
+    """The stage that trains at the position, or None after the last stage."""
+    return next(iter(stages_left(stages, position)), None)
 
 
-def replace_stage(stages: list[Stage], stage: Stage, changed: Stage) -> list[Stage]:
+def end_stage(stages: list[Stage], stage: Stage, position: Position) -> tuple[list[Stage], Stage]:
+    """End `stage` at the position; later stages begin there. Returns all stages and the ended one.
+
+    A stage that ends within an epoch then is one in steps.
+    """
+    epochs = position.epoch + (position.images_in_epoch > 0)
+    in_steps = stage.num_steps is not None or position.images_in_epoch > 0
+    num_steps = position.step - stage.first_step if in_steps else None
+    ended = replace(stage, num_epochs=epochs - stage.first_epoch, num_steps=num_steps)
+    index = stages.index(stage)
+    return [*stages[:index], ended, *_consecutive(epochs, position.step, stages[index + 1 :])], ended
+
+
+def _replace_stage(stages: list[Stage], stage: Stage, changed: Stage) -> list[Stage]:
     """The stages with `changed` instead of `stage`; later stages start after it."""
     index = stages.index(stage)
-    later = [(s.num_epochs, s.image_size, s.batch_size) for s in stages[index + 1 :]]
-    return [*stages[:index], changed, *_consecutive(changed.end_epoch, later)]
+    return [*stages[:index], changed, *_consecutive(changed.end_epoch, 0, stages[index + 1 :])]
 
 
 def is_started(stage: Stage, position: Position) -> bool:
     """Whether a step of the stage has been made."""
-    return position.epoch > stage.first_epoch or position.images_in_epoch > 0
+    in_first = position.epoch == stage.first_epoch and position.images_in_epoch > 0
+    return position.epoch > stage.first_epoch or in_first
 
 
 def resumed_stages(
@@ -91,13 +145,13 @@ def resumed_stages(
     """Stages and position of a run that resumes from a checkpoint with the `given` flags.
 
     With the stage's own image size, an unfinished stage is finished, and a finished one is followed by
-    another of --num_epochs. With another image size, a new stage begins. `--resume_from latest` begins a new
-    stage only with --new_stage: without it, a finished run has no current stage.
+    another of --num_epochs or --num_steps. With another image size, a new stage begins. `--resume_from
+    latest` begins a new stage only with --new_stage: without it, a finished run has no current stage.
     """
     if given.get("progressive"):
         return _continued_plan(first_stages(config), stages, position, config), position
     latest = given["resume_from"] == "latest"
-    stage = current_stage(stages, position.epoch)
+    stage = current_stage(stages, position)
     size = given.get("image_size", (stage or stages[-1]).image_size)
     if stage is not None and size == stage.image_size:
         return _with_given_flags(stages, stage, position, given), position
@@ -114,47 +168,62 @@ def resumed_stages(
 def _new_stage(
     stages: list[Stage], stage: Stage | None, position: Position, config: Config, image_size: int
 ) -> tuple[list[Stage], Position]:
-    """End the current stage at the position and append one of --num_epochs at `image_size`."""
-    done = [s for s in stages if s.end_epoch <= position.epoch]
+    """End the current stage at the position and append one of the given length at `image_size`."""
+    done = stages[: len(stages) - len(stages_left(stages, position))]
+    if stage is not None and is_started(stage, position):
+        done.append(end_stage(stages, stage, position)[1])
     if position.images_in_epoch:  # the rest of a started epoch is skipped
         position = replace(position, epoch=position.epoch + 1, images_in_epoch=0)
-    if stage is not None and position.epoch > stage.first_epoch:
-        done.append(replace(stage, num_epochs=position.epoch - stage.first_epoch))
-    new = Stage(position.epoch, config.run.num_epochs, image_size, config.run.batch_size)
+    run = config.run
+    new = Stage(position.epoch, run.num_epochs, image_size, run.batch_size, run.num_steps, position.step)
     return [*done, new], position
 
 
 def _with_given_flags(
     stages: list[Stage], stage: Stage, position: Position, given: dict[str, Any]
 ) -> list[Stage]:
-    """The stages with the given --num_epochs and --batch_size for the unfinished `stage`."""
-    num_epochs = given.get("num_epochs", stage.num_epochs)
-    started = position.epoch - stage.first_epoch + (position.images_in_epoch > 0)
-    if num_epochs < started:
-        raise UserError(f"--num_epochs {num_epochs} is below the {started} epochs already started: raise it")
-    changed = replace(stage, num_epochs=num_epochs, batch_size=given.get("batch_size", stage.batch_size))
-    return replace_stage(stages, stage, changed)
+    """The stages with the given length and --batch_size for the unfinished `stage`."""
+    changed = replace(stage, batch_size=given.get("batch_size", stage.batch_size))
+    num_steps, num_epochs = given.get("num_steps"), given.get("num_epochs")
+    if num_steps is not None:
+        done = position.step - stage.first_step
+        if num_steps < done:
+            raise UserError(f"--num_steps {num_steps} is below the {done} steps already made: raise it")
+        changed = replace(changed, num_epochs=None, num_steps=num_steps)
+    elif num_epochs is not None:
+        started = position.epoch - stage.first_epoch + (position.images_in_epoch > 0)
+        if num_epochs < started:
+            raise UserError(
+                f"--num_epochs {num_epochs} is below the {started} epochs already started: raise it"
+            )
+        changed = replace(changed, num_epochs=num_epochs, num_steps=None)
+    return _replace_stage(stages, stage, changed)
 
 
 def _continued_plan(
     plan: list[Stage], stages: list[Stage], position: Position, config: Config
 ) -> list[Stage]:
     """The stages that the run has started, then the rest of the plan; UserError if both do not fit."""
-    started = [s for s in stages if s.first_epoch < position.epoch + (position.images_in_epoch > 0)]
+    left = stages_left(stages, position)
+    started = stages[: len(stages) - len(left)]
+    if left and is_started(left[0], position):
+        started.append(left[0])
     for planned, done in zip(plan, started, strict=False):
-        is_short = config.run.early_stopping and done.end_epoch <= position.epoch
-        if replace(planned, first_epoch=done.first_epoch) != done and not (
-            is_short and (planned.image_size, planned.batch_size) == (done.image_size, done.batch_size)
-        ):
+        is_short = config.run.early_stopping and done.is_done(position)
+        same_size = (planned.image_size, planned.batch_size) == (done.image_size, done.batch_size)
+        if not (same_size and (is_short or planned.length == done.length)):
             raise UserError(
                 f"--progressive has {_as_flag(planned)}, but the checkpoint has trained {_as_flag(done)}: "
                 "repeat the list that the run began with"
             )
     if len(started) > len(plan):
         raise UserError("--progressive has fewer stages than the checkpoint: repeat the whole list")
-    rest = [(s.num_epochs, s.image_size, s.batch_size) for s in plan[len(started) :]]
-    return [*started, *_consecutive(started[-1].end_epoch if started else 0, rest)]
+    rest = plan[len(started) :]
+    if started and started[-1] in left:
+        return [*started, *_consecutive(started[-1].end_epoch, 0, rest)]
+    return [*started, *_consecutive(position.epoch + (position.images_in_epoch > 0), position.step, rest)]
 
 
 def _as_flag(stage: Stage) -> str:
-    return f"{stage.image_size}:{stage.num_epochs}:{stage.batch_size}"
+    length = stage.num_epochs if stage.num_steps is None else f"{stage.num_steps}steps"
+    return f"{stage.image_size}:{length}:{stage.batch_size}"

@@ -87,7 +87,7 @@ class Validator:
         for name, metrics in self.baselines.items():
             self.logbook.record("baseline", self.state.position.step, {"codec": name, **values, **metrics})
 
-    def validate(self, when: str, epoch: int) -> Metrics:
+    def validate(self, when: str, epoch: float) -> Metrics:
         """Validate the weights, write a record and print a line; warn if training has made them worse."""
         state = self.state
         started = time.perf_counter()
