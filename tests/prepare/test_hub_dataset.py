@@ -156,7 +156,7 @@ def test_run_reads_a_dataset_once_resumes_without_the_hub_and_is_evaluated(hub, 
     given |= {"data_path": f"{PHOTOS}/train", "val_split": 0.25}
     with without_workers():
         assert train(given) == 0
-    local = tmp_path / "cache/vae-trainer-hub/someone--photos--train--val-0.25/dataset.json"
+    local = tmp_path / "cache/vae-trainer-hub/someone--photos--train/val-0.25/dataset.json"
     validation = images_of(local.with_name("validation.json"))
     training = images_of(local)
     assert not validation.keys() & training.keys()
@@ -193,7 +193,7 @@ def test_validation_images_of_another_split_and_a_mistake_before_the_hub_is_aske
     with without_workers():
         assert train({**given, "data_path": f"{PHOTOS}/train", "val_path": f"{PHOTOS}/test"}) == 0
     folders = sorted(path.name for path in (tmp_path / "cache/vae-trainer-hub").iterdir() if path.is_dir())
-    assert folders == ["someone--photos--test--val-0", "someone--photos--train--val-0"]
+    assert folders == ["someone--photos--test", "someone--photos--train"]
     assert Config().data.val_split == 0.1  # the share that is set aside without --val_path
 
 
@@ -204,9 +204,28 @@ def test_cache_dir_has_the_copy_and_its_shards_are_not_copied_again(hub, tmp_pat
     with without_workers():
         assert train(given) == 0
     (shards,) = (tmp_path / "mine").rglob("images-*.tar")
-    assert shards.parent == tmp_path / "mine/vae-trainer-hub/someone--photos--train--val-0.25"
+    assert shards.parent == tmp_path / "mine/vae-trainer-hub/someone--photos--train"
     assert not (tmp_path / "cache").exists()
     assert "cache   none, shards are read in place" in capsys.readouterr().out
+
+
+def test_every_split_is_an_index_over_one_copy_that_is_fetched_once(hub, tmp_path):
+    everything = set(pictures(0, 12))
+    with without_workers():
+        paths = [
+            Path(local_dataset(f"{PHOTOS}/train", "--data_path", str(tmp_path), share))
+            for share in (0.25, 0.5, 0.0, 0.25)
+        ]
+    gets = [request for request in hub.requests if request.startswith("GET") and ".parquet" in request]
+    assert len(gets) == len(set(gets)) == 2
+    assert len(list(tmp_path.rglob("*.tar"))) == 1
+    for path, validating in zip(paths[:2], (3, 6), strict=True):
+        train, val = images_of(path), images_of(path.with_name("validation.json"))
+        assert (len(val), train.keys() | val.keys()) == (validating, everything)
+        assert not train.keys() & val.keys()
+        assert all("label" in metadata for metadata in val.values())
+    assert images_of(paths[2]).keys() == everything
+    assert paths[0] == paths[3]
 
 
 def test_dataset_that_needs_other_flags_is_one_line(hub, tmp_path):

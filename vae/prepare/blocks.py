@@ -27,7 +27,7 @@ from vae.shards.store import MissingError, StoreError, StoreFile, download, list
 from vae.system import console
 from vae.system.addresses import is_remote, public_text
 from vae.system.errors import DataError, UserError
-from vae.system.files import decode_text, read_regular, unquoted
+from vae.system.files import atomic_path, decode_text, read_regular, unquoted
 
 MAX_LIST_BYTES = 2**30
 COMPRESSED = re.compile(r"\.(?:tgz|tbz2?|txz|tar\.(?!idx$)\w+)$", re.IGNORECASE)
@@ -212,11 +212,25 @@ class Block:
     file: File  # with the images, or the folder of the files
     name: str = ""  # of the file, below the folder that all have in common
     count: int = 0  # of images; 0: not known yet
+    fetched: Path | None = None  # folder that keeps a copy of a file of a store; None: it is fetched again
 
     @property
     def is_remote(self) -> bool:
         """Whether it is read from a store."""
         return isinstance(self.file, StoreFile)
+
+    @contextmanager
+    def local_file(self) -> Iterator[Path]:
+        """The path of its file on this machine."""
+        if self.fetched is None or isinstance(self.file, Path):
+            with local_file(self.file) as path:
+                yield path
+            return
+        path = self.fetched / f"{self.id}{Path(self.file.name).suffix}"
+        if not path.is_file():
+            with atomic_path(path) as temporary:
+                download(self.file, temporary)
+        yield path
 
     def items(self, facts: dict[str, Any] | None = None) -> Iterator[Item]:
         """Its images in their order; `facts` may get what is known about the whole block."""

@@ -1,6 +1,7 @@
 """A dataset of the Hugging Face hub as a dataset of shards on this machine, for training and evaluation.
 
-It is read once; later commands use the shards, without asking the hub. Nothing is written to the hub.
+It is read once; later commands use the shards, without asking the hub. Each --val_split only has own
+indexes. Nothing is written to the hub.
 """
 
 import re
@@ -27,11 +28,12 @@ def local_dataset(text: str, flag: str, cache_dir: str | None, val_split: float 
     It is in FOLDER_NAME in --cache_dir. DataError if the hub has no such images, UserError if they cannot be
     read without other flags.
     """
-    from vae.prepare.shard import TRAINING, run_shard  # imports DuckDB, which an existing copy does not need
+    from vae.prepare.divide import divided
+    from vae.prepare.shard import TRAINING, run_shard
 
     name = re.sub(r"[^\w.@-]", "--", text.removeprefix(SCHEME))
     root = Path(cache_dir) if cache_dir else default_folder()
-    folder = root / FOLDER_NAME / f"{name}--val-{val_split:g}"
+    folder = root / FOLDER_NAME / name
     if problem := why_not_writable(folder):
         raise UserError(f"--cache_dir {root}: {folder} {problem}")
     folder.parent.mkdir(parents=True, exist_ok=True)
@@ -39,19 +41,20 @@ def local_dataset(text: str, flag: str, cache_dir: str | None, val_split: float 
         if (folder / TRAINING).is_file():
             read_dataset(folder / TRAINING, flag=flag)
             console.info(f"{flag} {text}: uses its copy in {folder}; to read it anew, remove that folder")
-            return str(folder / TRAINING)
-        parquet_files(text, flag)  # a mistake is an error with this flag
-        console.info(f"{flag} {text}: is read into {folder}")
-        config = ShardConfig(input_dir=text, output_dir=str(folder), val_split=val_split)
-        try:
-            code = run_shard(config)
-        except UserError as error:
-            own = f"prepare_data.py --mode shard --input_dir {text} --output_dir DIR"
-            raise type(error)(
-                f"{flag} {text}: {error} ({own} writes it elsewhere, and has more flags)"
-            ) from None
-        if code != 0:
-            raise DataError(f"{flag} {text}: none of its images can be used")
+        else:
+            parquet_files(text, flag)  # a mistake is an error with this flag
+            console.info(f"{flag} {text}: is read into {folder}")
+            try:
+                code = run_shard(ShardConfig(input_dir=text, output_dir=str(folder), val_split=0.0))
+            except UserError as error:
+                own = f"prepare_data.py --mode shard --input_dir {text} --output_dir DIR"
+                raise type(error)(
+                    f"{flag} {text}: {error} ({own} writes it elsewhere, and has more flags)"
+                ) from None
+            if code != 0:
+                raise DataError(f"{flag} {text}: none of its images can be used")
+        if val_split:
+            folder = divided(folder, text, val_split)
     return str(folder / TRAINING)
 
 

@@ -11,7 +11,7 @@ from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
 
 from vae.images.formats import EXTENSIONS_OF, BadImageError, sniff_format
-from vae.prepare.blocks import FLAG, Block, File, Item, block_id, common_folder, given, local_file, stamp_of
+from vae.prepare.blocks import FLAG, Block, File, Item, block_id, common_folder, given, stamp_of
 from vae.prepare.database import as_json, connect, has_bytes, literal, quoted, short
 from vae.shards.store import StoreFile
 from vae.system.console import printable
@@ -143,7 +143,7 @@ class ParquetBlock(Block):
         """Its images with the other columns; DataError if it cannot be read."""
         import duckdb
 
-        with local_file(self.file) as path, TemporaryDirectory(prefix="vae-trainer-") as scratch:
+        with self.local_file() as path, TemporaryDirectory(prefix="vae-trainer-") as scratch:
             try:
                 yield from self._items(connect(scratch), path)
             except duckdb.Error as error:

@@ -5,12 +5,13 @@ The images of a shard follow each other in the source; training shuffles them in
 
 import hashlib
 import json
+import shutil
 import tarfile
 import time
 import zlib
 from collections.abc import Iterator
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
@@ -225,6 +226,8 @@ def run_shard(config: ShardConfig) -> int:
     source = open_source(config)
     list(source.manifest())  # a damaged manifest is an error now, not after hours
     with open_rows(config, "shard", rules_of(config, source)) as (root, folder):
+        fetched = root / HIDDEN / "fetched"  # a file of a store is read twice: to check, and to pack
+        source.blocks = [replace(block, fetched=fetched) for block in source.blocks]
         folder.run(source, Check(config))
         if config.part and not all(map(folder.has, source.blocks)):
             console.info(folder.part_text(source))
@@ -247,6 +250,7 @@ def run_shard(config: ShardConfig) -> int:
             return 0
         if written:
             _write_datasets(root, written, config)
+        shutil.rmtree(fetched, ignore_errors=True)
         shards = [shard for some in written.values() for shard in some]
         print_summary(
             table,

@@ -15,7 +15,7 @@ from typing import Any, BinaryIO, NamedTuple
 
 from vae.images.folder import Skips, code_of
 from vae.images.formats import EXTENSIONS_OF, MAX_IMAGE_BYTES, BadImageError
-from vae.prepare.blocks import Block, File, Item, block_id, common_folder, given, local_file, stamp_of
+from vae.prepare.blocks import Block, File, Item, block_id, common_folder, given, stamp_of
 from vae.shards.dataset_json import MAX_NAME_BYTES
 from vae.shards.shard_images import (
     TAR_ERRORS,
@@ -26,7 +26,6 @@ from vae.shards.shard_images import (
     split_last,
     split_name,
 )
-from vae.shards.store import StoreFile
 from vae.system.files import utf8_text
 
 CHUNK_BYTES = 8 * 2**20  # that are read at once
@@ -115,7 +114,7 @@ class TarBlock(Block):
         BrokenTarError if it is not complete; OSError or StoreError if it cannot be read.
         """
         seen = _Seen()
-        with local_file(self.file) as path, open(path, "rb") as opened:
+        with self.local_file() as path, open(path, "rb") as opened:
             file = _Reader(opened)
             try:
                 with tarfile.open(fileobj=file, mode="r|", tarinfo=_Info) as tar:  # type: ignore[call-overload]
@@ -209,11 +208,8 @@ class TarBlock(Block):
         return extension == self.image_key.lower()
 
     def chosen(self, places: dict[int, tuple[int, int]]) -> Iterator[tuple[int, bytes]]:
-        """Some images: of a file of this machine by their offset."""
-        if isinstance(self.file, StoreFile):
-            yield from super().chosen(places)
-            return
-        with open(self.file, "rb") as file:
+        """Some images by their offset."""
+        with self.local_file() as path, open(path, "rb") as file:
             for at, (offset, size) in sorted(places.items()):
                 file.seek(offset)
                 yield at, file.read(size)

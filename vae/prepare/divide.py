@@ -1,0 +1,51 @@
+"""Another split of a dataset of `--mode shard`: indexes of its shards, which are not written again."""
+
+from pathlib import Path
+
+import numpy as np
+
+from vae.config.prepare_flags import ShardConfig
+from vae.data.exclude_list import KEY_DIGITS
+from vae.prepare.blocks import Block
+from vae.prepare.folders import HIDDEN
+from vae.prepare.rows import RowFolder, rules_of
+from vae.prepare.shard import save_index
+from vae.prepare.source import Source
+from vae.prepare.table import SUBSETS, TRAINING, VAL, Table, choose_validation, drop_exact
+from vae.shards.dataset_json import index_path, read_dataset, read_index, write_dataset
+
+
+def divided(copy: Path, input_dir: str, val_split: float) -> Path:
+    """The folder with the datasets of a split, in that of a copy of all images of a source."""
+    root = copy / f"val-{val_split:g}"
+    if (root / TRAINING).is_file():
+        return root
+    dataset = read_dataset(copy / TRAINING)
+    keys = _validation_keys(copy, input_dir, val_split)
+    validation = None
+    for name, subset in SUBSETS.items():
+        shards = []
+        for shard in dataset.shards:
+            index = read_index(index_path(copy, shard.name), shard)
+            rows = index[np.isin(index["key"], keys) == (subset == VAL)]
+            if len(rows):
+                digest = save_index(index_path(root / subset, shard.name), rows)
+                shards.append(shard._replace(samples=len(rows), index_sha256=digest))
+        if shards:
+            policy = {**dataset.policy, "val_split": val_split}
+            write_dataset(root / name, shards, policy, validation, more={"tars": "..", "indexes": subset})
+            validation = name
+    return root
+
+
+def _validation_keys(copy: Path, input_dir: str, val_split: float) -> np.ndarray:
+    """The keys of the images that validate, by the rows that the copy was made from."""
+    source = Source(input_dir, [], "row group")
+    rules = rules_of(ShardConfig(input_dir=input_dir, output_dir=str(copy)), source)
+    with RowFolder(copy / HIDDEN, str(copy), rules).claimed() as folder:
+        source.blocks = [Block(id=path.stem, file=path) for path in sorted(folder.rows.iterdir())]
+        table = Table(folder, source)
+        drop_exact(table)
+        choose_validation(table, val_split, near=True)
+        query = f"SELECT sha256[1:{KEY_DIGITS}] AS key FROM images WHERE reason = '' AND subset = ?"
+        return table.columns(query, VAL)["key"].astype(f"S{KEY_DIGITS}")
