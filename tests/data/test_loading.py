@@ -3,9 +3,11 @@
 import errno
 import gc
 import multiprocessing
+import multiprocessing.synchronize
 import os
 import pickle
 import platform
+import re
 import signal
 import subprocess
 import sys
@@ -26,7 +28,7 @@ from vae.data import image_sets, loading
 from vae.data.dataset import CropDataset, FolderImages, collate
 from vae.data.image_sets import accepted_bad_images, probe
 from vae.data.loading import TrainLoader, load_validation
-from vae.data.workers import resolve_num_workers
+from vae.data.workers import cause_of_failure, resolve_num_workers
 from vae.images.folder import list_images
 from vae.system.errors import DataError, UserError
 
@@ -176,132 +178,133 @@ def fast_poll(monkeypatch):
     notice_deaths_at_once(monkeypatch)
 
 
-@pytest.mark.skipif(sys.platform == "win32", reason="needs SIGKILL")
-@pytest.mark.parametrize("persistent", [True, False])
-def test_killed_workers_are_started_again_and_no_batch_is_lost(image_folder, fast_poll, capfd, persistent):
-    crops = dataset(image_folder, prefetch_factor=1, persistent_workers=persistent)
-    before = signal.getsignal(signal.SIGCHLD)
-    with TrainLoader(crops, local_batch=1) as alone:
-        reference = [list(alone.batches(epoch)) for epoch in range(3)]
-    with TrainLoader(crops, local_batch=1, num_workers=4) as loader:
-        found = []
-        for number, batch in enumerate(loader.batches(0)):
-            found.append(batch)
-            if number == 3:
-                multiprocessing.active_children()[0].kill()
-        assert all(map(same, found, reference[0]))
-        assert len(found) == 12
-        batches = loader.batches(1)
-        found = [next(batches)]
-        assert len(multiprocessing.active_children()) == 2
-        for process in multiprocessing.active_children():
-            process.kill()
-        found += batches
-        assert all(map(same, found, reference[1]))
-        assert len(found) == 12
-        batches = loader.batches(2)
-        next(batches)
-        (only,) = multiprocessing.active_children()
-        only.kill()
-        with pytest.raises(DataError, match=r"failed 3 times.*--num_workers"):
-            list(batches)
-    assert multiprocessing.active_children() == []
-    assert signal.getsignal(signal.SIGCHLD) is before  # DataLoader's handler raises in the middle of a step
-    lines = capfd.readouterr().err.splitlines()
-    assert ["2 workers" in line for line in lines] == [True, False]
-    assert ["with 1 worker;" in line for line in lines] == [False, True]
-
-
 class FailingDataset(CropDataset):
-    """Its decoding processes end by a signal, or raise an error."""
+    """Its decoding processes end by a signal or an exit code, raise an error, or cannot pass on a batch."""
 
-    failure: signal.Signals | Exception
+    failure: int | Exception
 
     def __getitem__(self, key):
         if multiprocessing.parent_process() is None:
             return super().__getitem__(key)
+        if isinstance(self.failure, UnsendableError):
+            ForkingPickler.dumps = self.failure.dumps
+            return super().__getitem__(key)
         if isinstance(self.failure, Exception):
             raise self.failure
-        if self.failure is not signal.SIGKILL:
-            signal.signal(self.failure, signal.SIG_DFL)  # DataLoader's handler prints a line of its own
-        os.kill(os.getpid(), self.failure)
+        if self.failure >= 0:
+            os._exit(self.failure)
+        if self.failure != -signal.SIGKILL:
+            signal.signal(-self.failure, signal.SIG_DFL)  # DataLoader's handler prints a line of its own
+        os.kill(os.getpid(), -self.failure)
         return None
 
 
+class UnsendableError(Exception):
+    """Processes cannot pass on their batches, as with Docker's small /dev/shm."""
+
+    def dumps(self, result):
+        """Raise the error for all that contains images."""
+        if not isinstance(result[1], Exception):
+            raise self.args[0]
+        return pickle.dumps(result)
+
+
+FULL = RuntimeError("shared memory(shm) </x>: No space left on device (28)")
+
+
 def failures():
-    yield MemoryError(), "memory ran out: lower --num_workers"
     yield OSError(errno.EMFILE, "Too many open files"), "too many files.*ulimit -n 4096.*--num_workers 0"
-    if sys.platform != "win32":
-        yield signal.SIGKILL, r"SIGKILL.*memory ran out: lower --num_workers"
-        yield signal.SIGBUS, r"shared memory is full.*--shm-size 8g.*--num_workers 0"
-        yield signal.SIGSEGV, r"SIGSEGV.*prepare_data.py --mode validate.*"
+    if sys.platform != "win32":  # each of its processes imports PyTorch, which takes minutes
+        yield UnsendableError(FULL), "shared memory is full.*--shm-size 8g.*--num_workers 0"
+        yield -signal.SIGSEGV, "SIGSEGV.*prepare_data.py --mode validate.*"
+        yield 1, "one ended .code 1., or use --num_workers 0"
 
 
 @pytest.mark.parametrize(("failure", "line"), list(failures()), ids=repr)
-def test_the_cause_of_failing_workers_is_named(image_folder, fast_poll, failure, line):
-    crops = FailingDataset(FolderImages(image_folder, list_images(image_folder)), image_size=32)
-    crops.failure = failure
-    with (
-        TrainLoader(crops, local_batch=2, num_workers=2) as loader,
-        pytest.raises(DataError, match=f"^decoding processes failed 3 times: .*({line})$"),
-    ):
-        list(loader.batches(0))
-    assert multiprocessing.active_children() == []
-
-
-class UnsendableDataset(CropDataset):
-    """Its decoding processes cannot pass on their batches, as with Docker's small /dev/shm."""
-
-    ERROR: Exception
-
-    def __init__(self, *values, **options):
-        super().__init__(*values, **options)
-        self.error = self.ERROR  # processes that are not forks get it with this object
-
-    def __getitem__(self, key):
-        if multiprocessing.parent_process() is not None:
-            ForkingPickler.dumps = self.dumps
-        return super().__getitem__(key)
-
-    def dumps(self, _batch):
-        raise self.error
-
-
-@pytest.mark.parametrize(
-    ("error", "line", "validates"),
-    [
-        (
-            RuntimeError("shared memory(shm) </x>: No space left on device (28)"),
-            "--shm-size.*--num_workers 0",
-            True,
-        ),
-        pytest.param(
-            RuntimeError("open shared file mapping: </x>, error code: <1455>"),
-            "paging file",
-            False,
-            marks=pytest.mark.skipif(sys.platform != "win32", reason="exit codes above 255"),
-        ),
-        (OSError(errno.EMFILE, "Too many open files"), "ulimit -n", False),
-        (ValueError("any"), "code 1", False),
-    ],
-)
-def test_batches_that_cannot_be_passed_on_end_the_wait(
-    image_folder, fast_poll, capfd, monkeypatch, error, line, validates
+@pytest.mark.parametrize("validates", [False, True])
+def test_a_failing_process_ends_the_wait_with_its_cause(
+    image_folder, fast_poll, capfd, monkeypatch, failure, line, validates
 ):
-    if sys.platform == "win32" and "1455" not in str(error):
-        pytest.skip("each of its processes imports PyTorch, which takes minutes")
-    monkeypatch.setattr(UnsendableDataset, "ERROR", error, raising=False)
-    monkeypatch.setattr(loading, "CropDataset", UnsendableDataset)
+    monkeypatch.setattr(FailingDataset, "failure", failure, raising=False)
+    monkeypatch.setattr(loading, "CropDataset", FailingDataset)
     images = FolderImages(image_folder, list_images(image_folder))
+    handler = getattr(signal, "SIGCHLD", signal.SIGINT)
+    before = signal.getsignal(handler)
     if validates:
         batches = load_validation(images, range(12), image_size=32, batch_size=2, num_workers=2)
     else:
-        crops = UnsendableDataset(images, image_size=32)
+        crops = FailingDataset(images, image_size=32)
+        crops.failure = failure  # processes that are not forks get it with this object
         batches = TrainLoader(crops, local_batch=2, num_workers=2).batches(0)
-    with pytest.raises(DataError, match=line):
+    with pytest.raises(DataError, match=f"^decoding processes failed: .*({line})$"):
         list(batches)
     assert multiprocessing.active_children() == []
-    assert len(capfd.readouterr().err.splitlines()) == 2  # it went on with fewer
+    assert signal.getsignal(handler) is before  # DataLoader's handler raises in the middle of a step
+    assert capfd.readouterr().err == ""
+
+
+def test_an_error_in_our_code_is_not_one_of_the_system(image_folder):
+    crops = FailingDataset(FolderImages(image_folder, list_images(image_folder)), image_size=32)
+    crops.failure = ZeroDivisionError("any")
+    with TrainLoader(crops, local_batch=2, num_workers=1) as loader, pytest.raises(ZeroDivisionError):
+        list(loader.batches(0))
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="needs limits of a process, and locks in shared memory")
+@pytest.mark.parametrize(
+    ("error", "line"),
+    [(OSError(errno.EROFS, "Read-only"), "/dev/shm"), (OSError(errno.ENOSPC, "Full"), "--shm-size")],
+)
+def test_processes_that_cannot_start_name_the_system(image_folder, monkeypatch, error, line):
+    """Python's locks are in shared memory."""
+
+    def refuse(*_):
+        raise error
+
+    monkeypatch.setattr(multiprocessing.synchronize._multiprocessing, "SemLock", refuse)
+    with pytest.raises(DataError, match=f"{line}.*--num_workers 0"):
+        list(TrainLoader(dataset(image_folder), local_batch=2, num_workers=2).batches(0))
+
+
+CAUSES = [
+    (OSError("AF_UNIX path too long"), [], "TMPDIR"),
+    (FileNotFoundError(errno.ENOENT, "No usable temporary directory found in ['/tmp']"), [], "TMPDIR"),
+    (RuntimeError("received 0 items of ancdata"), [], "ulimit -n"),
+    (RuntimeError("unable to open file </torch_1>: Too many open files (24)"), [], "ulimit -n"),
+    (BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable"), [], "ulimit -u"),
+    (RuntimeError("can't start new thread"), [], "ulimit -u"),
+    (RuntimeError("open shared file mapping: </x>, error code: <1455>"), [], "paging file"),
+    (RuntimeError("unable to open shared memory object </torch_1>: Permission denied (13)"), [], "/dev/shm"),
+    (MemoryError(), [], "memory ran out"),
+    (RuntimeError("unable to mmap 12 bytes: Cannot allocate memory (12)"), [], "memory ran out"),
+    (OSError(errno.ENOSPC, "No space left on device", "/cache/1.tar"), [], "/cache/1.tar"),
+    (OSError(errno.EIO, "Input/output error", "/share/1.png"), [], "/share/1.png"),
+    (EOFError(), [0], "code 0"),
+    (ConnectionResetError(errno.ECONNRESET, "Connection reset by peer"), [1, 1], "code 1"),
+    (None, [errno.EMFILE], "ulimit -n"),  # how pebble's processes end
+    (None, [0xC0000005], "--mode validate"),
+    (None, [0x40010004], "code 1073807364"),  # of a process that Windows ends when it shuts down
+]
+if sys.platform != "win32":
+    CAUSES += [
+        (RuntimeError("exited unexpectedly"), [-signal.SIGKILL], "SIGKILL.*memory ran out"),
+        (RuntimeError("exited unexpectedly"), [-signal.SIGBUS], "--shm-size"),
+        (RuntimeError("exited unexpectedly"), [-signal.SIGABRT], "--mode validate"),
+        (RuntimeError("exited unexpectedly"), [-signal.SIGTERM], "SIGTERM"),
+    ]
+
+
+@pytest.mark.parametrize(("error", "codes", "line"), CAUSES, ids=str)
+def test_images_are_blamed_for_crashes_alone(error, codes, line):
+    cause = cause_of_failure(error, codes)
+    assert re.search(line, cause)
+    assert ("--mode validate" in cause) == (line == "--mode validate")
+    assert "\n" not in cause
+
+
+@pytest.mark.parametrize("error", [KeyError("1"), RuntimeError("stack expects each tensor to be equal size")])
+def test_our_own_errors_have_no_cause_in_the_system(error):
+    assert cause_of_failure(error) is None
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="needs limits of a process")

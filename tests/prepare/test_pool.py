@@ -1,5 +1,6 @@
 """A process that dies, hangs or uses too much memory costs one item only."""
 
+import multiprocessing.synchronize
 import os
 import signal
 import subprocess
@@ -13,6 +14,7 @@ import pytest
 
 from tests.harness.waiting import is_running, wait_until
 from vae.prepare.pool import Failure, Limits, run_tasks, time_limit
+from vae.system.errors import UserError
 
 LIMITS = Limits(seconds=5.0, memory_gib=0.5)
 
@@ -52,7 +54,6 @@ def test_every_item_is_returned_once():
 def test_dead_hung_and_oversized_items_cost_one_item_each():
     trouble = {
         ("die", signal.SIGSEGV): "crashed",
-        ("exit", 3): "crashed",
         ("die", signal.SIGKILL): "out_of_memory",
         ("eat", 2**30): "out_of_memory",
         ("sleep", 600): "hung",
@@ -62,7 +63,7 @@ def test_dead_hung_and_oversized_items_cost_one_item_each():
     items = good[:10]
     for index, item in enumerate(trouble):
         items += [item, *good[10 + 5 * index : 15 + 5 * index]]
-    found = outcomes(items + good[40:])
+    found = outcomes(items + good[35:])
     assert {item: found[item] for item in good} == {item: item[1] * 2 for item in good}
     assert {item: found[item].reason for item in trouble} == trouble
     assert all(isinstance(found[item], Failure) and found[item].detail for item in trouble)
@@ -86,6 +87,22 @@ def test_endless_items_are_read_as_needed():
 def test_exceptions_of_the_function_are_raised():
     with pytest.raises(OSError, match="No space left"):
         outcomes([("double", 1), ("raise", 0), ("double", 2)])
+
+
+@pytest.mark.parametrize(("code", "line"), [(3, "code 3"), (24, "ulimit -n")])
+def test_a_process_that_ends_without_a_crash_blames_no_image(code, line):
+    with pytest.raises(UserError, match=line):
+        outcomes([("double", 1), ("exit", code)])
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="locks are not in shared memory")
+def test_processes_that_cannot_start_blame_no_image(monkeypatch):
+    def refuse(*_):
+        raise OSError(30, "Read-only file system")
+
+    monkeypatch.setattr(multiprocessing.synchronize._multiprocessing, "SemLock", refuse)
+    with pytest.raises(UserError, match="/dev/shm"):
+        outcomes([("double", 1)])
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")

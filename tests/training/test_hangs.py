@@ -51,16 +51,14 @@ def given(tiny, undisturbed) -> dict:
     return {**tiny, **RECIPE, "val_path": str(undisturbed.with_name("val"))}
 
 
-def test_workers_killed_three_times_save_and_exit_with_77(given, undisturbed, tmp_path):
-    faults = [Fault("kill_workers", "step", nth=step) for step in (2, 5, 8)]
-    assert run_forked(given, *faults, log=tmp_path / "log") == [EXIT_DATA]
+def test_a_killed_worker_saves_and_exits_with_77(given, undisturbed, tmp_path):
+    assert run_forked(given, Fault("kill_workers", "step", nth=5), log=tmp_path / "log") == [EXIT_DATA]
     printed = (tmp_path / "log").read_text()
     assert "Traceback" not in printed
     (line,) = [line for line in printed.splitlines() if line.startswith("train_vae.py:")]
-    for token in ("failed 3 times", "--num_workers", "--resume_from latest"):
+    for token in ("SIGKILL", "--num_workers", "--resume_from latest"):
         assert token in line
-    assert printed.count("a decoding process failed: ") == 2  # and were started again
-    assert 8 <= last_checkpoint(tmp_path / "run")["position"]["step"] < 16
+    assert 4 <= last_checkpoint(tmp_path / "run")["position"]["step"] < 16
     assert train({**given, "resume_from": "latest"}) == 0
     assert_same_result(tmp_path / "run", undisturbed)
 

@@ -1,10 +1,7 @@
 """Batches from decoding processes: any epoch from any step for training, every image once for validation."""
 
-import errno
 import multiprocessing
-import os
 import queue
-import signal
 import threading
 import time
 import traceback
@@ -20,12 +17,10 @@ from torch.utils.data import DataLoader, Dataset
 
 from vae.config.options import NO_JITTER, DataConfig
 from vae.data.dataset import DEFAULTS, Batch, CropDataset, Images, Sample, collate
-from vae.data.workers import blocked_signals, start_worker
-from vae.device import is_out_of_memory
+from vae.data.workers import cause_of_failure, start_worker, starting_processes
 from vae.sampling.buckets import BucketOrder
 from vae.sampling.order import Key, Order, StepSampler
-from vae.system import console
-from vae.system.errors import DataError
+from vae.system.errors import DataError, UserError
 
 
 class TrainLoader:
@@ -59,17 +54,16 @@ class TrainLoader:
             _open_loader,
             dataset,
             _Announced(self._sampler, self._announce),
+            num_workers,
             pin_memory=pin_memory,
             start_method=start_method,
         )
-        self._decoding = DecodingProcesses(
-            make_loader, num_workers, while_waiting, dataset.data.persistent_workers
-        )
+        self._decoding = DecodingProcesses(make_loader, while_waiting)
 
     def batches(self, epoch: int, first_step: int = 0) -> Iterator[Batch]:
         """The batches of `epoch` from `first_step` on; only one such iterator may be in use at a time."""
-        batches = self._decoding.batches(lambda done: self._sampler.start_at(epoch, first_step + done))
-        with closing(batches):
+        self._sampler.start_at(epoch, first_step)
+        with closing(self._decoding.batches()) as batches:
             for step, batch in enumerate(batches, first_step):
                 self._announce(epoch, step)
                 if self._has_processes:  # what the training process itself has read
@@ -129,14 +123,8 @@ def load_validation(
     dataset = CropDataset(images, data, image_size=image_size, channels=channels)
     keys = [(0, index) for index in indices]
     batches = [keys[start : start + batch_size] for start in range(0, len(keys), batch_size)]
-    remaining = list(batches)
-
-    def start_at(done: int) -> None:
-        remaining[:] = batches[done:]
-
-    make_loader = partial(_open_loader, dataset, remaining, pin_memory=False)
-    decoding = DecodingProcesses(make_loader, min(num_workers, len(batches)), while_waiting, persistent=False)
-    yield from decoding.batches(start_at)
+    make_loader = partial(_open_loader, dataset, batches, min(num_workers, len(batches)), pin_memory=False)
+    yield from DecodingProcesses(make_loader, while_waiting).batches()
 
 
 class _CropBatches(Dataset[Sample]):
@@ -193,138 +181,47 @@ def _open_loader(
 
 POLL_SECONDS = 1.0  # a wait for a batch notices this often that the run has to stop
 END_SECONDS = 5.0  # a process in a read that no signal interrupts is left behind
-MAX_FAILURES = 3  # of the decoding processes of one loader: at this one, training stops
-NO_FILES = ("Too many open files", "ancdata")  # of the system, and of Python if a file could not be passed on
-NO_PAGING_FILE = 1455  # Windows' ERROR_COMMITMENT_LIMIT
-
-
-class WorkerError(Exception):
-    """A decoding process has died, or lacks memory or files: the cause and its remedy."""
 
 
 class DecodingProcesses:
-    """Makes batches in processes, or in a thread of this one. If a process dies, fewer are started again."""
-
-    def __init__(
-        self,
-        make_loader: Callable[[int], DataLoader[Sample]],
-        num_workers: int,
-        while_waiting: Callable[[], None],
-        persistent: bool,
-    ) -> None:
-        """`make_loader` gets a number of processes; `while_waiting` is called every POLL_SECONDS."""
-        self._make_loader = make_loader
-        self._num_workers = num_workers
-        self._while_waiting = while_waiting
-        self._persistent = persistent
-        self._failures = 0
-        self._batches: _Batches | None = None
-
-    def batches(self, start_at: Callable[[int], None]) -> Generator[Batch, None, None]:
-        """All batches; `start_at(n)` is called before they are made from the nth on.
-
-        Raises DataError with cause and remedy if processes fail repeatedly.
-        """
-        done, finished = 0, False
-        try:
-            while not finished:
-                start_at(done)
-                try:
-                    if self._batches is None:
-                        self._batches = _Batches(self._make_loader(self._num_workers))
-                    else:
-                        self._batches.begin_again()
-                    while (batch := self._next()) is not None:
-                        done += 1
-                        yield batch
-                    finished = True
-                except WorkerError as error:
-                    self._restart(error)
-        except GeneratorExit:  # the caller stops within the epoch, and may start another one
-            finished = True
-            raise
-        finally:
-            if not finished:
-                self.end(kill=True)
-            elif not self._persistent:
-                self.end()
-
-    def end(self, kill: bool = False) -> None:
-        """End the processes and wait for them; with `kill`, they do not finish their batches."""
-        if self._batches is not None:
-            self._batches.end(kill)
-        self._batches = None
-
-    def _next(self) -> Batch | None:
-        """The next batch, or None at the end."""
-        assert self._batches is not None
-        while True:
-            try:
-                return self._batches.next()
-            except TimeoutError:
-                self._while_waiting()
-
-    def _restart(self, why: WorkerError) -> None:
-        self._failures += 1
-        self.end(kill=True)
-        if self._failures == MAX_FAILURES:
-            raise DataError(f"decoding processes failed {MAX_FAILURES} times: {why}")
-        self._num_workers = max(1, self._num_workers // 2)
-        workers = console.counted(self._num_workers, "worker")
-        line = f"a decoding process failed: {why}. Continuing with {workers}; the batches are the same"
-        console.error_from_signal_handler(line)
-
-
-class _Batches:
-    """The batches of a DataLoader. A thread waits for them, so that this one can do something else meanwhile.
+    """The batches of a DataLoader, for one epoch or for all. A thread waits for them.
 
     A process that is stopped, or a disk that hangs, may block the thread for ever. Only the thread keeps the
     DataLoader's iterator, so the processes are ended there when it drops the iterator.
     """
 
-    def __init__(self, loader: DataLoader[Sample]) -> None:
-        self._wanted: queue.SimpleQueue[bool] = queue.SimpleQueue()
-        # No SimpleQueue: its timed `get` may wait for ever if a signal's handler runs past the deadline.
-        self._made: queue.Queue[Batch | Exception | None] = queue.Queue()
-        self._again = self._is_waiting = False
-        context = loader.multiprocessing_context
-        before = multiprocessing.active_children()
-        failure, iterator = None, None
+    def __init__(
+        self, make_loader: Callable[[], DataLoader[Sample]], while_waiting: Callable[[], None]
+    ) -> None:
+        """`while_waiting` is called every POLL_SECONDS of a wait."""
+        self._make_loader = make_loader
+        self._while_waiting = while_waiting
+        self._processes: list[Any] = []
+        self._thread: threading.Thread | None = None
+
+    def batches(self) -> Generator[Batch, None, None]:
+        """All batches that the loader makes now; DataError with cause and remedy if a process fails."""
+        finished, begin_again = False, self._thread is not None
         try:
-            with blocked_signals(context.get_start_method() if context else None):
-                iterator = iter(loader)
-        except OSError as error:
-            failure = error
-        self._processes = [child for child in multiprocessing.active_children() if child not in before]
-        if failure is not None:
-            self._kill()
-            raise WorkerError(_cause(failure, []))
-        # DataLoader of torch before 2.14 asks at exit whether the processes of such a loader are alive.
-        self._closes = not (loader.pin_memory and loader.persistent_workers)
-        self._thread = threading.Thread(target=self._run, args=(loader, iterator), daemon=True)
-        self._thread.start()
+            if not begin_again:
+                self._start()
+            batch = self._next(begin_again)
+            while batch is not None:
+                yield batch
+                batch = self._next()
+            finished = True
+        except GeneratorExit:  # the caller stops within the epoch, and may start another one
+            finished = True
+            raise
+        finally:
+            if not (finished and self._persistent):
+                self.end(kill=not finished)
 
-    def begin_again(self) -> None:
-        """Begin with the batches that the loader makes now, in the same processes."""
-        self._again = True
-
-    def next(self) -> Batch | None:
-        """The next batch, None at the end; TimeoutError after POLL_SECONDS, then call it again."""
-        if not self._is_waiting:
-            self._wanted.put(True)
-        self._is_waiting = True
-        try:
-            made = self._made.get(timeout=POLL_SECONDS)
-        except queue.Empty:
-            raise TimeoutError from None
-        self._is_waiting = False
-        if isinstance(made, Exception):
-            raise made
-        return made
-
-    def end(self, kill: bool) -> None:
-        """End the processes and the thread; with `kill`, they do not finish their batches."""
-        self._wanted.put(False)
+    def end(self, kill: bool = False) -> None:
+        """End the processes and wait for them; with `kill`, they do not finish their batches."""
+        if self._thread is None:
+            return
+        self._wanted.put(None)
         if kill:
             self._kill()
         if not self._is_waiting:  # otherwise, the thread soon notices that the processes were killed
@@ -333,6 +230,31 @@ class _Batches:
         for process in self._processes:
             if self._closes and process.exitcode is not None and not self._thread.is_alive():
                 process.close()  # its pipes: Python collects them as garbage only much later
+        self._thread = None
+
+    def _start(self) -> None:
+        loader = self._make_loader()
+        self._persistent = loader.persistent_workers
+        # DataLoader of torch before 2.14 asks at exit whether the processes of such a loader are alive.
+        self._closes = not (loader.pin_memory and loader.persistent_workers)
+        before = multiprocessing.active_children()
+        try:
+            with starting_processes(loader.multiprocessing_context, loader.num_workers):
+                iterator, failure = iter(loader), None
+        except (OSError, RuntimeError) as error:
+            traceback.clear_frames(error.__traceback__)  # they keep what was started
+            iterator, failure = None, error
+        self._processes = [child for child in multiprocessing.active_children() if child not in before]
+        if failure is not None:
+            self._kill()
+            raise self._meaning(failure)
+        self._is_waiting = False
+        self._wanted = queue.SimpleQueue[bool | None]()
+        # No SimpleQueue: its timed `get` may wait for ever if a signal's handler runs past the deadline.
+        self._made = queue.Queue[Batch | Exception | None]()
+        arguments = loader, iterator, self._wanted, self._made
+        self._thread = threading.Thread(target=_make_batches, args=arguments, daemon=True)
+        self._thread.start()
 
     def _kill(self) -> None:
         for process in self._processes:
@@ -340,44 +262,45 @@ class _Batches:
         for process in self._processes:
             process.join(END_SECONDS)
 
-    def _run(self, loader: DataLoader[Sample], iterator: Any) -> None:
-        while self._wanted.get():
+    def _next(self, begin_again: bool = False) -> Batch | None:
+        """The next batch, or None at the end."""
+        self._wanted.put(begin_again)
+        self._is_waiting = True
+        while True:
             try:
-                if self._again:
-                    iterator = iter(loader)
-                    self._again = False
-                self._made.put(next(iterator, None))
-            except Exception as error:  # `next` raises it
-                traceback.clear_frames(error.__traceback__)  # they keep the iterator
-                self._made.put(self._meaning(error))
-        del iterator  # an error that somebody keeps also keeps this frame
+                made = self._made.get(timeout=POLL_SECONDS)
+                break
+            except queue.Empty:
+                self._while_waiting()
+        self._is_waiting = False
+        if isinstance(made, Exception):
+            raise self._meaning(made)
+        return made
 
     def _meaning(self, error: Exception) -> Exception:
-        """WorkerError if a process has died, also while it passed on a batch, or has no memory or files."""
-        if not self._processes:
+        """DataError if a process has died, or the system refused something to it."""
+        if isinstance(error, UserError):
             return error
-        is_lost = isinstance(error, ConnectionError | EOFError | FileNotFoundError)
-        # The system may take a moment to end the process.
-        wait([process.sentinel for process in self._processes], timeout=1.0 if is_lost else 0.0)
+        # The system may take a moment to end a process.
+        wait([process.sentinel for process in self._processes], timeout=1.0)
         codes = [process.exitcode for process in self._processes if process.exitcode is not None]
-        is_dead = isinstance(error, RuntimeError) and codes
-        lacks = is_out_of_memory(error) or any(text in str(error) for text in NO_FILES)
-        return WorkerError(_cause(error, codes)) if is_lost or is_dead or lacks else error
+        cause = cause_of_failure(error, codes, ", or use --num_workers 0")
+        return error if cause is None else DataError(f"decoding processes failed: {cause}")
 
 
-def _cause(error: Exception, exit_codes: list[int]) -> str:
-    """Why processes failed, by an error and the exit codes of those that ended, and the remedy."""
-    text = (str(error).strip().splitlines() or ["no message"])[-1]  # the others are a process's traceback
-    signals = {signal.Signals(-code).name for code in exit_codes if -code in set(signal.Signals)}
-    if errno.ENOSPC in exit_codes or "SIGBUS" in signals or os.strerror(errno.ENOSPC) in text:
-        return "shared memory is full: give a container more with --shm-size 8g, or use --num_workers 0"
-    if errno.EMFILE in exit_codes or any(part in text for part in NO_FILES):
-        return "too many files are open: raise the limit with ulimit -n 4096, or use --num_workers 0"
-    if NO_PAGING_FILE in exit_codes or f"WinError {NO_PAGING_FILE}" in text:
-        return "the paging file of Windows is too small (error 1455): enlarge it, or use --num_workers 0"
-    if errno.ENOMEM in exit_codes or is_out_of_memory(error):
-        return "memory ran out: lower --num_workers"
-    if "SIGKILL" in signals:
-        return "it was killed (SIGKILL), usually by the system because memory ran out: lower --num_workers"
-    how = ", ".join(sorted(signals)) or ", ".join(f"code {code}" for code in exit_codes) or text
-    return f"it ended ({how}): prepare_data.py --mode validate finds images that crash a decoder"
+def _make_batches(
+    loader: DataLoader[Sample],
+    iterator: Any,
+    wanted: "queue.SimpleQueue[bool | None]",
+    made: "queue.Queue[Batch | Exception | None]",
+) -> None:
+    """Make a batch whenever one is wanted; True: the first one of what the loader makes now."""
+    for begin_again in iter(wanted.get, None):
+        try:
+            if begin_again:
+                iterator = iter(loader)
+            made.put(next(iterator, None))
+        except Exception as error:
+            traceback.clear_frames(error.__traceback__)  # they keep the iterator
+            made.put(error)
+    del loader, iterator  # an error that somebody keeps also keeps this frame

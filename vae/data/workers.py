@@ -1,18 +1,20 @@
 """The number of decoding processes, and their start."""
 
 import ctypes
+import errno
 import multiprocessing
-import os
 import re
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from multiprocessing import resource_tracker
 from multiprocessing.queues import Queue
+from typing import Any
 
 from PIL import AvifImagePlugin
 
+from vae.device import is_out_of_memory
 from vae.system.errors import UserError
 from vae.system.host import decoding_processes, usable_cores
 
@@ -38,18 +40,32 @@ def resolve_num_workers(
     return int(text)
 
 
+class StartError(OSError):
+    """Processes cannot be started: the system refuses locks."""
+
+
 @contextmanager
-def blocked_signals(start_method: str | None = None) -> Iterator[None]:
-    """Block the stop signals while processes are started, and remove DataLoader's handler of SIGCHLD.
+def starting_processes(context: Any = None, count: int = 1) -> Iterator[None]:
+    """Start `count` processes: block the stop signals, and remove DataLoader's handler of SIGCHLD.
 
     Otherwise a new process would handle a signal with the wrong handler until it has run `start_worker`.
     This process receives blocked signals when the block ends, so none is lost. No effect on Windows.
     DataLoader's handler raises an error wherever this process is when a worker dies, also within a step.
+
+    Raises StartError if the system has no shared memory for the locks of processes.
     """
+    if not count:
+        yield
+        return
+    context = context or multiprocessing
+    try:
+        context.Lock()
+    except OSError as error:
+        raise StartError(f"no shared memory: {error}") from None
     if not hasattr(signal, "pthread_sigmask"):
         yield
         return
-    method = start_method or multiprocessing.get_start_method()
+    method = context.get_start_method()
     if method != "fork":
         resource_tracker.ensure_running()  # starting it unblocks the signals, so start it first
     of_children = signal.getsignal(signal.SIGCHLD)
@@ -79,16 +95,16 @@ def start_worker(_worker_id: int) -> None:
     # DataLoader has already set PyTorch to one thread.
     AvifImagePlugin.DEFAULT_MAX_THREADS = 1  # the default is one thread per core in each process
     _keep_freed_memory()
-    Queue._on_queue_feeder_error = staticmethod(_end_process)  # type: ignore[attr-defined]
+    Queue._on_queue_feeder_error = _send_error  # type: ignore[attr-defined]
 
 
-def _end_process(error: BaseException, _batch: object) -> None:
-    """End this process if it cannot pass on a batch; its exit code is the number of the system's error.
+class UnsentBatchError(Exception):
+    """A worker process cannot pass on a batch."""
 
-    The queue's thread would print the error and lose the batch, and the trainer would wait for it.
-    """
-    number = re.search(r"[(<](\d+)[)>]", str(error))  # PyTorch: "... No space left on device (28)"
-    os._exit(getattr(error, "errno", None) or (int(number[1]) if number else 1))
+
+def _send_error(self: Any, error: BaseException, result: tuple[int, Any]) -> None:
+    """Pass on why a batch cannot be passed on: Python would print it, and the trainer would wait."""
+    self.put((result[0], UnsentBatchError(str(error))))
 
 
 def _keep_freed_memory() -> None:
@@ -100,3 +116,59 @@ def _keep_freed_memory() -> None:
     if mallopt is not None:
         mallopt(M_MMAP_THRESHOLD, MALLOC_BYTES)
         mallopt(M_TRIM_THRESHOLD, 2 * MALLOC_BYTES)
+
+
+# ---- Why processes fail ----------------------------------------------------------------------------------
+
+# What the system refuses, by its error or signal: the cause, and the setting that helps.
+_REFUSALS = (
+    ("AF_UNIX path too long", "the path of TMPDIR is too long for a socket: set TMPDIR to a shorter folder"),
+    ("No usable temporary directory", "no temporary folder can be written: set TMPDIR to one that can"),
+    ("EMFILE|ENFILE|ancdata|Too many open files", "too many files are open: raise it with ulimit -n 4096"),
+    ("EAGAIN|can't start new thread", "the system starts no more processes: raise the limit with ulimit -u"),
+    ("1455", "the paging file of Windows is too small (error 1455): enlarge it"),
+    ("ENOSPC|SIGBUS", "shared memory is full: give a container more with --shm-size 8g"),
+    ("shared memory", "{text}: mount a folder at /dev/shm that can be written"),
+)
+_CRASHES = ("SIGSEGV", "SIGABRT", "SIGBUS", "SIGFPE", "SIGILL")
+NTSTATUS_ERROR = 0xC0000000  # Windows' codes of crashes are at least this
+
+
+def signal_name(exit_code: int) -> str | None:
+    """The name of the signal that ended a process."""
+    return signal.Signals(-exit_code).name if -exit_code in set(signal.Signals) else None
+
+
+def is_crash(exit_code: int) -> bool:
+    """Whether a process ended by a signal that a decoder causes, or by Windows' form of it."""
+    return signal_name(exit_code) in _CRASHES or exit_code >= NTSTATUS_ERROR
+
+
+def cause_of_failure(
+    error: BaseException | None, exit_codes: Sequence[int] = (), alternative: str = ""
+) -> str | None:
+    """Why processes failed, by an error and the exit codes of those that ended, and the remedy.
+
+    `alternative`: another remedy if the system refuses something. None: neither the system nor the end of a
+    process caused the error.
+    """
+    text = (str(error or "").strip().splitlines() or [""])[-1]  # the others are a process's traceback
+    numbers = re.findall(r"Errno (\d+)\]|\((\d+)\)$", text)  # of Python; of PyTorch: "... on device (28)"
+    names = [errno.errorcode.get(int(first or second), "") for first, second in numbers]
+    names += [errno.errorcode.get(code, "") for code in exit_codes]  # pebble's processes end with them
+    ends = [signal_name(code) or f"code {code}" for code in exit_codes]
+    facts = " ".join([text, *names, *ends])
+    is_about_file = re.search(r"Errno \d+\] .*: '", text)
+    for pattern, line in _REFUSALS:
+        if re.search(pattern, facts) and not (is_about_file and "shared memory" in line):
+            return line.format(text=text) + alternative
+    if "ENOMEM" in facts or "MemoryError" in facts or (error and is_out_of_memory(error)):
+        return "memory ran out: lower --num_workers"
+    if "SIGKILL" in ends:
+        return "one was killed (SIGKILL), usually because memory ran out: lower --num_workers"
+    how = f"one ended ({', '.join(sorted(set(ends)))})"
+    if any(map(is_crash, exit_codes)):
+        return f"{how}: prepare_data.py --mode validate finds images that crash a decoder"
+    if exit_codes:
+        return how + alternative
+    return text + alternative if isinstance(error, OSError | EOFError | UnsentBatchError) else None

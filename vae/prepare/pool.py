@@ -14,11 +14,21 @@ import threading
 from collections.abc import Callable, Generator, Iterable, Iterator
 from concurrent.futures import FIRST_COMPLETED, wait
 from concurrent.futures import TimeoutError as FutureTimeoutError  # Python 3.10 has two
+from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from functools import cache
 from typing import Any, NamedTuple, TypeVar
 
-from vae.data.workers import blocked_signals, resolve_num_workers, start_worker
+from vae.data.workers import (
+    StartError,
+    cause_of_failure,
+    is_crash,
+    resolve_num_workers,
+    signal_name,
+    start_worker,
+    starting_processes,
+)
+from vae.system.errors import LostProcessError
 from vae.system.host import GIB, usable_cores
 
 Task = TypeVar("Task")
@@ -53,22 +63,23 @@ def run_tasks(
 ) -> Generator[tuple[Task, Any], None, None]:
     """Yield (task, function(task)) in the order of completion, or (task, Failure) if its process ended.
 
-    Tasks are read as they are needed. An exception of `function` is raised here. Wrap the generator in
-    contextlib.closing.
+    Tasks are read as they are needed. An exception of `function` is raised here, and a UserError if the
+    system starts or keeps no processes. Wrap the generator in contextlib.closing.
     """
     from pebble import ProcessExpired, ProcessPool
 
+    context = multiprocessing.get_context("spawn")  # as on Windows; forking with threads can deadlock
     rest = iter(tasks)
     pending = dict[Any, Task]()
     pool = ProcessPool(
         num_workers,
         initializer=_begin_worker,
         initargs=(limits.memory_gib, function),  # whose modules are imported before memory is limited
-        context=multiprocessing.get_context("spawn"),  # as on Windows; forking with threads can deadlock
+        context=context,
     )
 
     def submit(task: Task) -> None:
-        with blocked_signals("spawn"):
+        with starting_processes(context):
             pending[pool.schedule(function, (task,), timeout=limits.seconds)] = task
 
     try:
@@ -86,6 +97,9 @@ def run_tasks(
                 except FutureTimeoutError:
                     answer = Failure("hung", f"took longer than {limits.seconds:g} s")
                 yield task, answer
+    except (StartError, BrokenProcessPool) as error:
+        reason = error.__cause__ or error
+        raise LostProcessError(f"processes failed: {cause_of_failure(reason) or reason}") from None
     finally:
         _end(pool)
 
@@ -107,19 +121,17 @@ def _end(pool: Any) -> None:
 
 
 def _failure(code: int) -> Failure:
-    """Why a process ended with this code."""
-    if code == HUNG_CODE and sys.platform == "win32":
-        return Failure("hung", _TOO_LONG)
-    if code >= 0:
-        return Failure("crashed", f"the decoding process ended with code {code}")
-    name = signal.Signals(-code).name if -code in set(signal.Signals) else str(-code)
+    """What a process that ended with this code says about its item; UserError if nothing."""
+    name = signal_name(code)
     if name == "SIGTERM":  # a scheduler ends the whole group
         raise KeyboardInterrupt
-    if name == "SIGALRM":
+    if name == "SIGALRM" or (code == HUNG_CODE and sys.platform == "win32"):
         return Failure("hung", _TOO_LONG)
     if name == "SIGKILL":  # not from us: the system sends it when memory runs out
         return Failure("out_of_memory", "the system ended the decoding process (SIGKILL)")
-    return Failure("crashed", f"the decoding process ended by {name}")
+    if is_crash(code):
+        return Failure("crashed", f"the decoding process ended by {name or f'code {code:#x}'}")
+    raise LostProcessError(f"processes failed: {cause_of_failure(None, [code])}")
 
 
 @contextmanager
