@@ -93,13 +93,13 @@ def test_start_at_the_same_size_does_not_replace_a_better_epoch():
 
 def test_rise_is_reported_once_with_its_remedy():
     history = History(start=metrics(0.25))
-    assert history.rise_warning(metrics(0.25), "train longer") is None
-    assert history.rise_warning(metrics(0.252), "train longer") is None  # too little to act on
-    warning = history.rise_warning(metrics(0.3), "train longer")
+    assert history.rise_warning(metrics(0.25), "train longer", 0.1) is None
+    assert history.rise_warning(metrics(0.252), "train longer", 0.1) is None  # too little to act on
+    warning = history.rise_warning(metrics(0.3), "train longer", 0.1)
     for words in ("0.3000", "0.2500", "train longer"):
         assert words in warning
-    assert history.rise_warning(metrics(0.4), "train longer") is None
-    assert History().rise_warning(metrics(0.4), "train longer") is None  # no start was measured
+    assert history.rise_warning(metrics(0.4), "train longer", 0.1) is None
+    assert History().rise_warning(metrics(0.4), "train longer", 0.1) is None  # no start was measured
 
 
 # ---- real runs ----------------------------------------------------------------------------------------

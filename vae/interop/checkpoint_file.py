@@ -81,9 +81,11 @@ class Validations:
     best_checkpoint: str | None = None  # file name of the saved epoch, or of the start, with the lowest loss
     best_checkpoint_loss: float | None = None
     planned_step: int = -1  # optimizer step of the last one that was due
+    before_adversarial: str | None = None  # the best checkpoint before the adversarial phase
     without_gain: int = 0  # validations since the best one, for --early_stopping
-    start: dict[str, float] = field(default_factory=dict)  # metrics before the stage's first step
-    rise_reported: bool = False  # in this stage
+    start: dict[str, float] = field(default_factory=dict)  # metrics before the first step of stage or phase
+    is_adversarial: bool = False  # whether the adversarial phase has begun
+    rise_reported: bool = False  # since `start`
     quick_best: dict[str, float] = field(default_factory=dict)  # of the quick validations
     quick_has_risen: bool = False  # the loss of the last one
 

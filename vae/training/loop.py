@@ -72,15 +72,29 @@ class TrainingLoop:
         if is_start:
             state.history.begin_stage()
             self.stability.begin_stage()
-        if self.validator is None:
-            return
-        self.validator.measure_baselines()
-        if is_start:
+        if self.validator:
+            self.validator.measure_baselines()
+        if self.validator and is_start:
             metrics = self.validator.validate("start", state.stage.first_epoch)
             state.history.add_start(metrics, self.saver.start_checkpoint())
             quick_steps = self.options.quick_val_steps
             if quick_steps and self.stepper.schedule.steps.total >= quick_steps:
                 self.validator.validate_quickly()
+        self.begin_phase()
+
+    def begin_phase(self) -> None:
+        """Begin or end the adversarial phase if the next step does; later weights are compared with these."""
+        state, history, position = self.state, self.state.history, self.state.position
+        is_adversarial = self.stepper.schedule.is_adversarial(position.step)
+        if is_adversarial == history.is_adversarial:
+            return
+        if self.validator and state.validated_step != position.step:
+            when = f"{'before' if is_adversarial else 'after'} the adversarial loss"
+            metrics = self.validator.validate(when, self.stepper.schedule.steps.epochs(position))
+            if history.add_epoch(metrics):
+                self._save_validated(metrics)
+        history.begin_phase(is_adversarial, state.last_validation)
+        self.stability.begin_phase(is_adversarial)
 
     def train(self, loader: TrainLoader) -> StageEnd:
         """Train the rest of the stage."""
@@ -168,7 +182,9 @@ class TrainingLoop:
                 self.validator.validate(f"step {step}", self.state.position.epoch)
         if self._part_is_done():
             self.end_part()
-        elif options.checkpoint_steps and step % options.checkpoint_steps == 0:
+        self.begin_phase()
+        is_due = options.checkpoint_steps and step % options.checkpoint_steps == 0
+        if is_due and self.state.saved_step != step:
             self.saver.save(step_name(step))
 
     def _judge(self, means: tuple[float, float]) -> None:
@@ -197,24 +213,28 @@ class TrainingLoop:
         if self._validation_is_due():
             if self.validator:
                 metrics = self.validator.validate(f"epoch {epochs}", epochs)
-                history.add_epoch(metrics)
-                save_is_due |= options.checkpoint_freq is None and history.without_gain == 0
+                save_is_due |= history.add_epoch(metrics) and options.checkpoint_freq is None
             history.planned_step = position.step
         if epoch_is_done:
             self._begin_epoch(position.epoch + 1)
         limit = options.early_stopping
-        if metrics and limit and history.without_gain >= limit and not is_last:
+        may_stop = self.stepper.schedule.may_stop_early(state.position)
+        if metrics and may_stop and 0 < limit <= history.without_gain and not is_last:
             console.info(f"--early_stopping {limit}: the validation loss has stopped falling, the stage ends")
             is_last = save_is_due = True
         if is_last:
             state.stages, state.stage = end_stage(state.stages, state.stage, position)
         if save_is_due:
-            best = history.best_checkpoint, history.best_checkpoint_loss
-            if metrics:
-                history.add_checkpoint(position_name(position), metrics)
-            is_last_stage = current_stage(state.stages, position) is None
-            if not self.saver.save(position_name(position), required=is_last_stage):
-                history.best_checkpoint, history.best_checkpoint_loss = best
+            self._save_validated(metrics, required=current_stage(state.stages, position) is None)
+
+    def _save_validated(self, metrics: Metrics, required: bool = False) -> None:
+        """Save a checkpoint, with the validation of its weights if there is one."""
+        history, name = self.state.history, position_name(self.state.position)
+        best = history.best_checkpoint, history.best_checkpoint_loss
+        if metrics:
+            history.add_checkpoint(name, metrics)
+        if not self.saver.save(name, required=required):
+            history.best_checkpoint, history.best_checkpoint_loss = best
 
     def _begin_epoch(self, epoch: int) -> None:
         state = self.state

@@ -35,7 +35,7 @@ from vae.training.setup import PreparedRun
 from vae.training.stage_memory import StagePlan, plan_line
 from vae.training.stages import StageSteps, current_stage, stages_left
 from vae.training.state import TrainingState
-from vae.training.validation import Metrics, loss_of, metrics_text
+from vae.training.validation import Metrics, adversarial_share, loss_of, metrics_text
 
 MILLION = 1e6
 DTYPE_NAMES = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16 with loss scaling"}
@@ -196,8 +196,8 @@ def space_warning(folder: Path, config: Config, stages: list[Stage], position: P
     saves = math.inf if options.checkpoint_steps else most - begun
     if options.max_steps is not None:
         saves = min(saves, options.max_steps - position.step)
-    # With the best one, and the one that is being written; a signal also saves.
-    kept = options.keep_checkpoints + len(stages) + 2
+    # With the best ones, and the one that is being written; a signal also saves.
+    kept = options.keep_checkpoints + len(stages) + 2 + (config.loss.adversarial_weight > 0)
     try:
         paths = checkpoint_paths(folder)
         existing = sum(path.stat().st_size for path in paths)
@@ -252,14 +252,15 @@ def result_lines(
     if "loss" in state.last_validation and "bicubic" in baselines:
         bicubic = f"{factor}x bicubic", baselines["bicubic"]["loss"]
         loss = state.last_validation["loss"]
-        start = state.history.start.get("loss")
+        begun = schedule.adversarial_share(state.position.step) > 0  # it raises the loss on purpose
+        start = None if begun else state.history.start.get("loss")
         lines.append(verdict_line(loss, bicubic, start, schedule.remedy))
     if state.most_rejected:
         lines.append(f"skipped {counted(state.most_rejected, 'image')}: {folder / REJECTED_NAME}")
     shown = f"scaling {constants.scaling:.5g}, shift {constants.shift:.5g}"
     if config.model.latent_norm:
         shown = "latent statistics in the file"
-    lines.append(f"VAE     {folder / 'vae'} ({shown})")
+    lines.append(f"VAE     {folder / 'vae'} ({shown}): {export_text(folder, state, schedule)}")
     if command := command_for_other_programs(folder, config):
         lines.append(f"        for other programs: {command}")
     if any((folder / "samples").glob("*.png")):
@@ -268,6 +269,25 @@ def result_lines(
     if (folder / RESULTS_NAME).is_file():
         lines.append(f"curves  {folder / RESULTS_NAME}")
     return lines
+
+
+def export_text(folder: Path, state: TrainingState, schedule: StageSchedule) -> str:
+    """Which weights are exported and why, and the command that exports better ones."""
+    history, last = state.history, state.last_validation
+    name, which = history.best_checkpoint, "the best validation loss has"
+    text = "the last weights"
+    if schedule.adversarial_share(state.position.step):
+        text += ", because the adversarial loss moved them on purpose"
+        # within the ramp, the best one is that before it
+        began = adversarial_share(history.best) > 0
+        name, which = history.before_adversarial if began else name, "the best before it is"
+    elif last and history.is_comparable(last) and loss_of(last) <= loss_of(history.best):
+        return f"{text}, which have the best validation loss"
+    if name is None or not (folder / name).is_file() or name == position_name(state.position):
+        return text
+    output = f"exported/{folder.absolute().name}-{Path(name).stem}"
+    command = command_line("python", "export_vae.py", "--vae", folder / name, "--output", output)
+    return f"{text}; {which} {name}: {command}"
 
 
 def command_for_other_programs(folder: Path, config: Config) -> str:
@@ -291,7 +311,8 @@ def _metrics_lines(
     measured = {}
     if best.get("image_size") == last.get("image_size", best.get("image_size")) and "loss" in best:
         name = "start" if state.history.best_is_start else f"epoch {best['epoch']}"
-        is_passed = loss_of(last) < best["loss"]  # by the last steps of --max_steps
+        # by the last steps of --max_steps
+        is_passed = state.history.is_comparable(last) and loss_of(last) < best["loss"]
         measured[name if is_passed else f"{name} (best)"] = best
     if "loss" in last and last != best:
         measured[f"step {state.validated_step}"] = last

@@ -21,7 +21,7 @@ from vae.system.files import read_json_lines, replace_bytes
 
 RESULTS_NAME = "results.png"
 WIDTH, HEIGHT = 1280, 800  # px
-DRAWN = ("step", "image_size", "codec", "loss", "learning_rate", "psnr")  # of a record
+DRAWN = ("step", "image_size", "codec", "loss", "learning_rate", "psnr", "adversarial_share")  # of a record
 LOSS_QUANTILE = 0.99  # a few high values at the start would flatten the rest of the curve
 
 Record = dict[str, Any]
@@ -84,11 +84,12 @@ def _steps(records: list[Record], name: str, last: float) -> Points:
 
 
 def _stage_marks(records: list[Record]) -> dict[float, str]:
-    """The steps at which the image size changes, with the new size."""
+    """The steps at which the image size changes or the adversarial loss has begun, with the new size."""
     marks: dict[float, str] = {}
-    size = None
+    before = None
     for record in records:
-        if record["image_size"] != size:
-            size = record["image_size"]
-            marks[record["step"]] = f"{size} px"
+        phase = record["image_size"], bool(record.get("adversarial_share"))
+        if phase != before:
+            marks[record["step"]] = f"{phase[0]} px{', adversarial' * phase[1]}"
+        before = phase
     return marks

@@ -231,17 +231,19 @@ class Saver:
     def _after_write(self, at: Position, path: Path, prunes: bool) -> None:
         """After the checkpoint of the position `at` is on disk: let the next records judge it, and prune.
 
-        Neither the best checkpoint, the last one of a stage, nor the last good one is removed. This may run
+        Neither the best checkpoint, that before the adversarial phase, the last one of a stage, nor the last
+        good one is removed. This may run
         in the writer's thread, when training is further.
         """
         self.stability.unconfirmed.append((at.step, path))
         if not prunes:
             return
-        best = self.state.history.best_checkpoint
+        history = self.state.history
+        best = {history.best_checkpoint, history.before_adversarial}
         prune(
             self.folder,
             self.config.run.keep_checkpoints,
-            apart=stage_ends(self.state.stages, at) | ({best} if best else set()),
+            apart=stage_ends(self.state.stages, at) | {name for name in best if name},
             needed=self.stability.needed(),
         )
 

@@ -155,6 +155,22 @@ class StageSchedule:
             return None
         return loss.adversarial_weight * float(ramp(step, loss.disc_start + loss.disc_warmup, loss.disc_ramp))
 
+    def is_adversarial(self, step: int) -> bool:
+        """Whether the adversarial term has a weight after `step` steps of the run: the phase has begun."""
+        return bool(self.adversarial_weight(step))
+
+    def adversarial_share(self, step: int) -> float:
+        """The share of the adversarial weight in the last of `step` steps of the run: 1 after the ramp."""
+        return (self.adversarial_weight(step - 1) or 0.0) / (self.loss.adversarial_weight or 1.0)
+
+    def may_stop_early(self, position: Position) -> bool:
+        """Whether validations count for --early_stopping.
+
+        A stage with an adversarial phase does not end before it, nor within the ramp.
+        """
+        last = position.step - self.steps.done(position) + self.steps.total
+        return self.adversarial_share(position.step) == 1 or self.adversarial_share(last) == 0
+
     def ema_decay(self, position: Position) -> float:
         """The decay of the EMA weights after the optimizer step that begins at `position`."""
         falls = self.optim.lr_schedule != "constant"

@@ -54,6 +54,7 @@ class Stability:
 
     max_nonfinite_steps: float = math.inf  # --max_nonfinite_steps
     losses: list[float] = field(default_factory=list)  # of ordinary records, the newest last
+    reference: float | None = None  # in an adversarial phase, their median before it
     first_step: int = 0  # after which this command, or its present stage, began
     last_record: int = 0  # its step
     spike_records: int = 0  # in a row
@@ -69,8 +70,14 @@ class Stability:
         """Forget the losses: those of another image size cannot be compared."""
         self.first_step = self.last_record
         self.losses = []
+        self.reference = None
         self.spike_records = 0
         self.spike_steps = 0
+
+    def begin_phase(self, is_adversarial: bool) -> None:
+        """Begin the adversarial phase, or end it."""
+        known = is_adversarial and self.losses
+        self.reference = statistics.median(self.losses[-MIN_RECORDS:]) if known else None
 
     def needed(self) -> set[str]:
         """Checkpoints that pruning keeps: the good one, and the one that the next record judges."""
@@ -88,15 +95,11 @@ class Stability:
         self.nonfinite_streak = nonfinite_streak
         if nonfinite_streak or not math.isfinite(loss):
             return False
-        if loss > spike_threshold(self.losses) or mse > MAX_MSE:
+        if spike := self._spike(loss, mse):
+            self.spike = spike
             self.spike_records += 1
             self.spike_steps += step - first_step
             self.out_of_range = mse > MAX_MSE
-            self.spike = (
-                f"mean squared error {mse:.3g}, but that of black for white is {MAX_MSE:g}"
-                if self.out_of_range
-                else f"{loss:.3g}, before at most {max(self.losses):.3g}"
-            )
             return False
         self.losses = [*self.losses, loss][-WINDOW:]
         self.spike_records = self.spike_steps = 0
@@ -105,6 +108,22 @@ class Stability:
             self.unconfirmed.remove(entry)
             self.good = entry[1]
         return bool(confirmed)
+
+    def _spike(self, loss: float, mse: float) -> str:
+        """How a record is out of the ordinary; "" if it is not.
+
+        The weights that train may collapse in an adversarial phase a hundred steps before their EMA shows it.
+        """
+        if mse > MAX_MSE:
+            return f"mean squared error {mse:.3g}, but that of black for white is {MAX_MSE:g}"
+        if self.reference is not None and loss > MAX_FACTOR * self.reference:
+            return (
+                f"{loss:.3g}, but {self.reference:.3g} before the adversarial loss began, so lower "
+                "--adversarial_weight"
+            )
+        if loss > spike_threshold(self.losses):
+            return f"{loss:.3g}, before at most {max(self.losses):.3g}"
+        return ""
 
     def divergence(self) -> str | None:
         """Why training has diverged, or None: too many steps are not finite, or a spike lasts."""

@@ -267,6 +267,11 @@ class History(Validations):
         self.without_gain, self.rise_reported = 0, False
         self.start = {}
 
+    def begin_phase(self, is_adversarial: bool, metrics: Metrics) -> None:
+        """Begin the adversarial phase, or end it, with the validation before its first step."""
+        self.is_adversarial, self.rise_reported = is_adversarial, False
+        self.start = metrics
+
     def add_start(self, metrics: Metrics, checkpoint: str | None) -> None:
         """Add the validation before the stage's first step, below which later ones must be.
 
@@ -277,50 +282,78 @@ class History(Validations):
         if checkpoint is not None:
             self.add_checkpoint(checkpoint, metrics)
 
-    def add_epoch(self, metrics: Metrics) -> None:
-        """Add the validation at the end of an epoch."""
-        self.without_gain = 0 if self._add(metrics, is_start=False) else self.without_gain + 1
+    def add_epoch(self, metrics: Metrics) -> bool:
+        """Add the validation at the end of an epoch; whether it is the best one."""
+        is_best = self._add(metrics, is_start=False)
+        if is_best or not is_in_ramp(metrics):
+            self.without_gain = 0 if is_best else self.without_gain + 1
+        return is_best
 
     def _add(self, metrics: Metrics, is_start: bool) -> bool:
-        """Whether a validation is the best one. Only validations of one image size are compared."""
-        same_size = self.best.get("image_size") == metrics["image_size"]
-        if same_size and loss_of(metrics) >= loss_of(self.best):
+        """Whether a validation is the best one of its image size and phase; none is within the ramp."""
+        if is_in_ramp(metrics):
             return False
-        if not same_size:
+        if self.is_comparable(metrics):
+            if loss_of(metrics) >= loss_of(self.best):
+                return False
+        else:
+            if adversarial_share(metrics) and not adversarial_share(self.best):
+                self.before_adversarial = self.best_checkpoint
             self.best_checkpoint_loss = None
         self.best, self.best_is_start = metrics, is_start
         return True
 
+    def is_comparable(self, metrics: Metrics) -> bool:
+        """Whether a validation has the image size and the phase of the best one."""
+        same_size = self.best.get("image_size") == metrics.get("image_size")
+        return same_size and adversarial_share(self.best) == adversarial_share(metrics)
+
     def add_checkpoint(self, name: str, metrics: Metrics) -> None:
         """Add a checkpoint with the validation of its weights."""
         best = math.inf if self.best_checkpoint_loss is None else self.best_checkpoint_loss
-        if loss_of(metrics) < best:
+        if loss_of(metrics) < best and not is_in_ramp(metrics):
             self.best_checkpoint = name
             self.best_checkpoint_loss = metrics["loss"]
 
-    def rise_warning(self, metrics: Metrics, remedy: str) -> str | None:
-        """The warning that training has raised the loss above the stage's start, once per stage."""
-        start = self.start.get("loss")
-        loss = metrics.get("loss")
-        if start is None or loss is None or self.rise_reported or loss <= start * (1 + SMALL_RISE):
+    def rise_warning(self, metrics: Metrics, remedy: str, limit: float) -> str | None:
+        """The warning that training has raised the loss above that of the start, once in a stage or phase.
+
+        An adversarial phase costs PSNR and SSIM: if LPIPS is not measured, a rise by a share `limit` counts.
+        """
+        is_adversarial = adversarial_share(metrics) > 0
+        rise = limit if is_adversarial and "lpips" not in metrics else SMALL_RISE
+        if (
+            not self.start
+            or self.rise_reported
+            or "loss" not in metrics
+            or not is_worse(metrics, self.start, rise)
+        ):
             return None
         self.rise_reported = True
+        if is_adversarial:
+            return (
+                "the adversarial loss has made every metric worse: before it, "
+                f"{metrics_text(self.start, ', ')}; now {metrics_text(metrics, ', ')}: lower "
+                "--adversarial_weight, or train without it"
+            )
         return (
-            f"the validation loss {loss:.4f} is above the {start:.4f} at the start of this stage: if this "
-            f"persists, {remedy}"
+            f"the validation loss {metrics['loss']:.4f} is above the {self.start['loss']:.4f} at the start "
+            f"of this stage: if this persists, {remedy}"
         )
 
     def regression_warning(self, metrics: Metrics, limit: float) -> str | None:
         """Add a quick validation; the warning if its loss has just risen by more than a share `limit`.
 
-        The best one is replaced if it is of another image size or number of images.
+        The best one is replaced if it is of another image size, phase or number of images.
         """
-        if any(self.quick_best.get(name) != metrics[name] for name in ("image_size", "images")):
+        was_adversarial, is_adversarial = (adversarial_share(m) > 0 for m in (self.quick_best, metrics))
+        other = any(self.quick_best.get(name) != metrics[name] for name in ("image_size", "images"))
+        if other or was_adversarial != is_adversarial:
             self.quick_best, self.quick_has_risen = metrics, False
             return None
         rose_before = self.quick_has_risen
         best = loss_of(self.quick_best)
-        self.quick_has_risen = loss_of(metrics) > best * (1 + limit)
+        self.quick_has_risen = is_worse(metrics, self.quick_best, limit)
         if loss_of(metrics) < best:
             self.quick_best = metrics
         if rose_before or not self.quick_has_risen:
@@ -330,6 +363,29 @@ class History(Validations):
             f"{limit:g} above its lowest ({best:.4f}): all validation images are measured now; if they "
             "confirm it, lower --learning_rate, or resume from the best checkpoint"
         )
+
+
+def adversarial_share(metrics: Metrics) -> float:
+    """The share of the adversarial weight in the last step of the validated weights: 0 before the phase."""
+    return metrics.get("adversarial_share", 0.0)
+
+
+def is_in_ramp(metrics: Metrics) -> bool:
+    """Whether the adversarial loss was on its way to its weight: nothing is compared then."""
+    return 0 < adversarial_share(metrics) < 1
+
+
+def is_worse(metrics: Metrics, before: Metrics, rise: float) -> bool:
+    """Whether the loss is higher by more than the share `rise`.
+
+    In an adversarial phase, which raises it on purpose, also PSNR, SSIM and LPIPS must all be worse.
+    """
+    if loss_of(metrics) <= loss_of(before) * (1 + rise):
+        return False
+    measured = [name for name in ("psnr", "ssim", "lpips") if name in metrics and name in before]
+    signs = {"psnr": -1, "ssim": -1, "lpips": 1}
+    all_worse = all(not signs[name] * (metrics[name] - before[name]) <= 0 for name in measured)  # also NaN
+    return all_worse or not adversarial_share(metrics)
 
 
 def loss_of(metrics: Metrics) -> float:

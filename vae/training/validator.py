@@ -101,7 +101,7 @@ class Validator:
             few = partial(self._few_batches, NOISE_IMAGES)
             with_noise = means(self._sums(partial(sums_with_noise, model, dtype, channel_std), few)[OF_ALL])
             measured |= {name: with_noise[name] for name in with_noise if name != "images"}
-        metrics = {"epoch": epoch, "image_size": state.stage.image_size, **measured}
+        metrics = {"epoch": epoch, **self._comparable(), **measured}
         state.last_validation = metrics
         state.validated_step = state.position.step
         precision = DTYPE_NAMES[dtype]
@@ -128,10 +128,8 @@ class Validator:
                 f"{MAX_SIGMA_OVER_STD}), so they lose what the image contains: lower --{flag} (now "
                 f"{getattr(loss, flag):g})"
             )
-        last_weight = self.schedule.adversarial_weight(state.position.step - 1)
-        if last_weight:  # the adversarial term may raise the others
-            return
-        if warning := state.history.rise_warning(metrics, self.schedule.remedy):
+        limit = self.options.regression_share
+        if warning := state.history.rise_warning(metrics, self.schedule.remedy, limit):
             console.warning(warning)
 
     def validate_quickly(self) -> bool:
@@ -144,13 +142,21 @@ class Validator:
         compute = partial(sums_of_reconstructions, state.eval_model, self.networks, Slices())
         sums = self._sums(compute, partial(self._few_batches, self.options.quick_val_images))
         measured, _ = reconstruction_metrics(sums[OF_ALL])
-        metrics = {"image_size": state.stage.image_size, **measured}
+        metrics = {**self._comparable(), **measured}
         values = {**metrics, **_speed(measured, started)}
         self.logbook.record("quick_validation", state.position.step, values)
         warning = state.history.regression_warning(metrics, self.options.regression_share)
         if warning:
             console.warning(f"step {state.position.step}: {warning}")
         return warning is not None
+
+    def _comparable(self) -> Metrics:
+        """What validations must share to be compared: image size and, with an adversarial loss, the phase."""
+        values: Metrics = {"image_size": self.state.stage.image_size}
+        if self.schedule.loss.adversarial_weight:
+            share = self.schedule.adversarial_share(self.state.position.step)
+            values["adversarial_share"] = share if self.state.history.is_adversarial else 0.0
+        return values
 
     def _all_slices(self) -> Slices:
         """The slices of the validation set, whose labels are read once in a stage."""
