@@ -174,7 +174,7 @@ def test_texts_of_names_with_points_are_metadata_in_a_tar_and_in_shards(tmp_path
 
 BROKEN = {
     "unexpected end of data": lambda data: data[: len(data) // 2],
-    "its end mark is missing": lambda data: data[: -(-len(data.rstrip(b"\0")) // 512) * 512],
+    "without an end mark": lambda data: data[: -(-len(data.rstrip(b"\0")) // 512) * 512],
     "no tar file": lambda data: b"x" * 2000,
     "damaged (": lambda data: data[:1024] + b"?" * 512 + data[1536:],
 }

@@ -71,24 +71,11 @@ class _Reader:
     def read(self, size: int) -> bytes:
         """The next bytes; none at the end, and ReadError behind it."""
         if self._is_at_end:  # tarfile would read on, up to any size that a header has
-            raise tarfile.ReadError("it ends within a member")
+            raise tarfile.ReadError("it ends within a member, or without an end mark")
         data = self._file.read(size)
         self._is_at_end = not data
         self.digest.update(data)
         return data
-
-
-class _Info(tarfile.TarInfo):
-    """A header. tarfile takes a bad one for the end of the file; here, only an empty one is."""
-
-    @classmethod
-    def frombuf(cls, buf: bytes | bytearray, encoding: str, errors: str) -> "_Info":
-        try:
-            return super().frombuf(buf, encoding, errors)
-        except tarfile.HeaderError as error:
-            if buf and not any(buf):
-                raise
-            raise tarfile.ReadError(str(error) if buf else "its end mark is missing") from error
 
 
 def tar_blocks(
@@ -117,16 +104,20 @@ class TarBlock(Block):
         with self.local_file() as path, open(path, "rb") as opened:
             file = _Reader(opened)
             try:
-                with tarfile.open(fileobj=file, mode="r|", tarinfo=_Info) as tar:  # type: ignore[call-overload]
+                with tarfile.open(fileobj=file, mode="r|") as tar:  # type: ignore[call-overload]
                     for _, members in groupby(self._members(tar, seen), lambda member: member.key):
                         yield from self._group(members, seen)
                 while file.read(CHUNK_BYTES):
                     pass  # what follows the end mark belongs to the SHA-256
+                size = opened.tell()
+                opened.seek(tar.offset)  # where it ended: at a damaged header, too
+                if opened.read(_BLOCK) != bytes(_BLOCK):
+                    raise tarfile.ReadError("a header is damaged")
             except (*TAR_ERRORS, RecursionError, MemoryError) as error:
                 reason = " ".join(str(error).split())[:200]
                 raise BrokenTarError(f"it is no tar file, or is cut or damaged ({reason})") from error
             if facts is not None:
-                facts |= {"bytes": opened.tell(), "sha256": file.digest.hexdigest()}
+                facts |= {"bytes": size, "sha256": file.digest.hexdigest()}
                 if seen.skips.counts:
                     facts["skipped"] = {
                         code: [count, utf8_text(seen.skips.examples[code][0])]
@@ -137,7 +128,6 @@ class TarBlock(Block):
         """The files of samples, with the content of images and texts. Other members are counted."""
         root = ""
         for number, info in enumerate(tar):
-            tar.members = []  # type: ignore[attr-defined] # it keeps all that it has seen
             names = split_name(info.name)
             if info.isdir():
                 if number == 0:  # the folder that was packed is read whatever its name is, as --input_dir is
