@@ -1,5 +1,6 @@
 """`--mode analyze`: measure a set of images; write statistics, a table of near duplicates, and histograms."""
 
+import json
 import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -11,11 +12,12 @@ from vae.charts import BLUE, new_figure, png
 from vae.config.prepare_flags import AnalyzeConfig
 from vae.config.recipes import RECIPES
 from vae.prepare.check import Check
+from vae.prepare.database import sql
 from vae.prepare.folders import check_apart
 from vae.prepare.reasons import broken_lines, count_rejected, group_lines
 from vae.prepare.rows import open_rows, rules_of
 from vae.prepare.source import open_source
-from vae.prepare.table import EXACT, READABLE, Table, drop_exact, flags, name_near_groups
+from vae.prepare.table import EXACT, Table, drop_exact, flags, name_near_groups
 from vae.system import console
 from vae.system.console import printable
 from vae.system.errors import DataError
@@ -24,7 +26,6 @@ from vae.system.files import replace_bytes, write_csv_rows, write_json
 # Image sizes of the profiles, in px, without the 128 px of the demo.
 RESOLUTIONS = sorted({recipe.values["image_size"] for name, recipe in RECIPES.items() if name != "demo"})
 QUANTILES = {"min": 0, "p1": 1, "p5": 5, "p25": 25, "p50": 50, "p75": 75, "p95": 95, "p99": 99, "max": 100}
-LARGEST_FIRST = "width::BIGINT * height DESC, bytes DESC, name"  # of a group, as in near_duplicates.sql
 EXAMPLES = 12  # images of each kind
 
 
@@ -46,36 +47,13 @@ COLUMNS = {
     "sharpness": Column("Sharpness", "fine detail over contrast", True),
     "jpeg_quality": Column("JPEG quality", "estimated, 1 to 100", False),
 }
-_VIEW = f"""
-    CREATE OR REPLACE VIEW readable AS SELECT n, name, format, flags, bytes, width, height, stats.*,
-        least(width, height) AS short_side, greatest(width, height) AS long_side, width / height AS aspect,
-        width / 1e6 * height AS megapixels, bytes * 8 / (width::BIGINT * height) AS bits_per_pixel,
-        list_has_any(flags, ['constant', 'near_blank']) AS is_blank
-    FROM images WHERE {READABLE}
-"""
-# Example images in the JSON file by kind: which ones, and their order, in SQL.
-KINDS = {
-    "largest": ("true", "megapixels DESC"),
-    "smallest": ("true", "short_side"),
-    "most_elongated": ("long_side > 2 * short_side", "long_side / short_side DESC"),
-    "most_blurred": ("NOT is_blank", "sharpness"),  # least fine detail for their contrast
-    "blank": ("is_blank", "contrast"),  # a standard deviation below 2 levels
-    "most_compressed": ("jpeg_quality < 75", "jpeg_quality"),
-}
-
-
 Images = list[tuple[str, int, int]]  # name, width, height
 
 
 def near_groups(table: Table) -> dict[str, Images]:
     """The groups of images that look alike, exact copies included: the largest group and image first."""
     groups: dict[str, Images] = {}
-    joined = (
-        "SELECT f.grp AS g, i.* FROM images i JOIN images f ON f.sha256 = i.sha256 AND f.reason = '' "
-        f"WHERE i.{READABLE} AND f.grp IS NOT NULL"
-    )
-    order = f"count(*) OVER (PARTITION BY g) DESC, g, {LARGEST_FIRST}"
-    for group, *image in table.all(f"SELECT g, name, width, height FROM ({joined}) ORDER BY {order}"):
+    for group, *image in table.all(sql("near_groups")):
         groups.setdefault(group, []).append(tuple(image))
     return groups
 
@@ -84,9 +62,10 @@ def summarize(
     table: Table, near: dict[str, Images], input_dir: str
 ) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
     """The contents of the JSON file, and the value of each image for each of COLUMNS: NaN if it has none."""
-    table.run(_VIEW)
-    columns = {name: table.columns(f"SELECT {name}::DOUBLE AS v FROM readable")["v"] for name in COLUMNS}
+    table.run(sql("readable"))
+    columns = table.columns(sql("histogram_values"))
     values = {name: np.ma.filled(column, np.nan) for name, column in columns.items()}
+    ((space, channels, shapes),) = table.all(sql("statistics"))
     rejected = {
         reason: {"count": count, "examples": [printable(name) for name, _ in table.examples(reason, 6)]}
         for reason, count in sorted(table.counts())
@@ -106,20 +85,9 @@ def summarize(
             for size in RESOLUTIONS
             for images in [int((values["short_side"] >= size).sum())]
         ],
-        "space": _numbers(
-            table, bytes="sum(bytes)::BIGINT", bits_per_pixel="sum(bytes) * 8 / sum(width::BIGINT * height)"
-        ),
-        "channels": _numbers(  # with equal weight for each image; levels
-            table,
-            mean=_of_channels("avg(channel_means[c])"),
-            std=_of_channels("sqrt(greatest(0, avg(channel_squares[c]) - avg(channel_means[c]) ** 2))"),
-        ),
-        "shapes": _numbers(  # square: one side is at most 5 % longer
-            table,
-            portrait="count(*) FILTER (aspect < 1 / 1.05)",
-            square="count(*) FILTER (aspect BETWEEN 1 / 1.05 AND 1.05)",
-            landscape="count(*) FILTER (aspect > 1.05)",
-        ),
+        "space": space,
+        "channels": channels,
+        "shapes": shapes,
         "quantiles": {name: _quantiles(column) for name, column in values.items()},
         "exact_duplicates": table.count("reason = ?", EXACT),
         "near_duplicates": {"groups": len(near), "images": sum(map(len, near.values()))},
@@ -129,21 +97,8 @@ def summarize(
 
 def examples(table: Table) -> dict[str, list[str]]:
     """The names of example images by kind, after `summarize`."""
-    found = {}
-    for kind, (where, order) in KINDS.items():
-        names = table.all(f"SELECT name FROM readable WHERE {where} ORDER BY {order}, n LIMIT {EXAMPLES}")
-        found[kind] = [printable(name) for (name,) in names]
-    return found
-
-
-def _numbers(table: Table, **expressions: str) -> dict[str, Any]:
-    """The values of some aggregates over all readable images."""
-    row = table.all(f"SELECT {', '.join(expressions.values())} FROM readable")[0]
-    return dict(zip(expressions, row, strict=True))
-
-
-def _of_channels(aggregate: str) -> str:
-    return "[" + ", ".join(f"round({aggregate.replace('[c]', f'[{c}]')}, 3)" for c in (1, 2, 3)) + "]"
+    kinds: list[dict[str, Any]] = list(map(json.loads, table.json_rows(sql("examples"), EXAMPLES)))
+    return {kind: list(map(printable, names or ())) for kind, names in kinds[0].items()}
 
 
 def _quantiles(values: np.ndarray) -> dict[str, float | None]:

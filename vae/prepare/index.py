@@ -15,13 +15,13 @@ from vae.config.prepare_flags import IndexConfig
 from vae.data.exclude_list import KEY_DIGITS
 from vae.prepare.blocks import Block, common_folder, find_files
 from vae.prepare.check import HeaderCheck
+from vae.prepare.database import sql
 from vae.prepare.folders import HIDDEN, claim_content
 from vae.prepare.reasons import count_rejected, duplicates_text, print_summary
 from vae.prepare.rows import open_rows
 from vae.prepare.shard import save_index
 from vae.prepare.source import Source
 from vae.prepare.table import (
-    EXACT,
     SUBSETS,
     TRAINING,
     VALIDATION,
@@ -47,14 +47,8 @@ CONTENT = (  # what decides the content of the datasets, besides the rules
     "SELECT block, position, sha256, subset FROM images WHERE reason = '' ORDER BY n",
     "SELECT block, metadata FROM blocks ORDER BY block",
 )
-COUNTED = ("too_small", "aspect", "too_many_pixels", "where", "excluded", EXACT)  # not listed
 REJECTED_NAME = "rejected.jsonl"
-REJECTED = (
-    "SELECT name AS tar, reason, coalesce(detail, '') AS detail FROM blocks WHERE reason IS NOT NULL "
-    "ORDER BY block",
-    "SELECT b.name AS tar, i.name, i.reason, coalesce(i.detail, '') AS detail "
-    f"FROM images i JOIN blocks b USING (block) WHERE i.reason NOT IN {('', *COUNTED)!r} ORDER BY n",
-)
+REJECTED = ("rejected_tars", "rejected_members")
 MAX_BLOCKS_BYTES = 2**30
 
 
@@ -111,16 +105,13 @@ def _select_again(config: IndexConfig, began: float) -> int:
 
 def _publish(config: IndexConfig, table: Table, root: Path, base: str, began: float) -> int:
     """Select, and write what was left out, the indexes and the datasets, unless tar files are broken."""
-    table.leave_out("too_small", "least(width, height) < ?", config.min_size)
-    table.leave_out("too_many_pixels", "width::BIGINT * height > ?", config.max_pixels)
-    if config.max_aspect:
-        table.leave_out("aspect", "greatest(width, height) > ? * least(width, height)", config.max_aspect)
+    table.run(sql("size_rules"), config.min_size, config.max_pixels, config.max_aspect)
     drop_exact(table)
     apply_rules(table, config)
     choose_validation(table, config.val_split, near=False)
     for path in (root, *(root / name for name in FOLDERS.values())):
         remove_temporary(path)  # of killed processes
-    rejected = (f"{row}\n" for query in REJECTED for row in table.json_rows(query))
+    rejected = (f"{row}\n" for name in REJECTED for row in table.json_rows(sql(name)))
     replace_text(root / REJECTED_NAME, rejected)
     images = {name: table.count("reason = '' AND subset = ?", subset) for name, subset in SUBSETS.items()}
     is_complete = config.skip_broken_tars or not table.broken_blocks()
@@ -141,11 +132,7 @@ def _write_datasets(table: Table, root: Path, base: str, policy: dict[str, Any])
     validation = None
     for name, folder in FOLDERS.items():
         shards = []
-        rows = table.stream(
-            f"SELECT block, sha256[1:{KEY_DIGITS}], position, bytes, crc32, width, height, text_start, "
-            "text_end, encode(name) FROM images WHERE reason = '' AND subset = ? ORDER BY n",
-            SUBSETS[name],
-        )
+        rows = table.stream(sql("index_rows"), KEY_DIGITS, SUBSETS[name])
         for block, images in groupby(rows, key=lambda row: row[0]):
             if block in facts:  # it was read to its end
                 own = [image[1:] for image in images]
@@ -172,7 +159,7 @@ def _print_summary(
     broken = table.broken_blocks()
     num_read = len(table.blocks) - len(broken)
     last = []
-    if broken or any(reason not in COUNTED for reason, _ in table.counts()):
+    if (root / REJECTED_NAME).stat().st_size:
         last.append(f"  all of them: {printable(str(root / REJECTED_NAME))}")
     if written:
         command = console.command_line("python", "train_vae.py", "--data_path", root / TRAINING)
