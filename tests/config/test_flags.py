@@ -62,6 +62,13 @@ def test_help_all_shows_every_flag_with_its_help(capsys):
     assert all(item.metadata["help"] for _, item in all_options().values())
 
 
+def test_default_is_of_the_type_that_a_given_value_has():
+    """A resumed run reads it from the checkpoint, and must store the same."""
+    for name, (_, item) in all_options().items():
+        assert item.default is None or coerce(item, item.default) == item.default, name
+        assert item.default is None or type(coerce(item, item.default)) is type(item.default), name
+
+
 def test_result_contains_only_given_flags():
     found = parse_flags(["--batch_size", "8", "--learning_rate", "3e-4", "--channels", "64", "128"])
     assert found == {"batch_size": 8, "learning_rate": 3e-4, "channels": (64, 128)}

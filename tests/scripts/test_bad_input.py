@@ -158,7 +158,7 @@ def test_fewer_images_than_one_batch(mistake):
 def trained(image_folder, tmp_path_factory) -> Path:
     """The folder of a finished run with a discriminator."""
     folder = tmp_path_factory.mktemp("trained") / "run"
-    disc = {"adversarial_weight": 0.5, "disc_channels": 8, "disc_layers": 1}
+    disc = {"adversarial_weight": 0.5, "disc_start": 0.5, "disc_channels": 8, "disc_layers": 1}
     given = {**TINY, **disc, "data_path": str(image_folder), "output_dir": str(folder), "num_epochs": 1}
     assert train_vae.main(command_words(given)) == 0
     return folder

@@ -15,7 +15,7 @@ from tests.harness.runs import ROOT
 from tests.harness.training_runs import assert_same, last_checkpoint
 from tests.harness.waiting import wait_until
 from vae.config.flags import command_words
-from vae.interop.checkpoint_file import load_checkpoint
+from vae.interop.checkpoint_file import Position, load_checkpoint
 from vae.system import console
 from vae.system.errors import EXIT_SAVED_RESUMABLE
 from vae.training import liveness as signals_module
@@ -91,7 +91,7 @@ def test_save_signal_saves_and_training_continues_unchanged(tiny, tmp_path):
     assert_same_weights(tmp_path / "run", tmp_path / "plain")
     saved = {path.name: load_checkpoint(path)["position"] for path in (tmp_path / "run").glob("*.pt")}
     assert set(saved) == {"checkpoint_step_2.pt", "checkpoint_step_5.pt", "checkpoint_epoch_3.pt"}
-    assert saved["checkpoint_step_5.pt"] == {"epoch": 1, "images_in_epoch": 8, "step": 5, "images": 20}
+    assert Position(**saved["checkpoint_step_5.pt"]) == Position(1, 8, 5, 20)
 
 
 # ---- in another process: the signal arrives at any moment ------------------------------------------------

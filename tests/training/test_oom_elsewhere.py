@@ -8,6 +8,7 @@ import torch
 from tests.harness.faults import Fault, injected
 from tests.harness.runs import TINY
 from tests.harness.training_runs import assert_same_result, last_checkpoint, records, reproducible_records
+from vae.interop.checkpoint_file import Position
 from vae.system.errors import UserError
 from vae.training import run, setup
 from vae.training.run import train
@@ -49,9 +50,7 @@ def test_validation_without_memory_saves_and_is_one_line(given, undisturbed, tmp
     for token in ("--image_size", "--resume_from latest"):
         assert token in str(caught.value)
     assert "\n" not in str(caught.value)
-    assert last_checkpoint(tmp_path / "run")["position"] == {
-        "epoch": 0, "images_in_epoch": 12, "step": 3, "images": 12
-    }  # fmt: skip
+    assert Position(**last_checkpoint(tmp_path / "run")["position"]) == Position(0, 12, 3, 12)
     assert train({**given, "resume_from": "latest"}) == 0  # the validation is repeated
     assert_same_result(tmp_path / "run", undisturbed)
 

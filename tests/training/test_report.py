@@ -1,6 +1,5 @@
 """The lines that a run prints about its device, its start, its validations and its result."""
 
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -8,17 +7,19 @@ import numpy as np
 import pytest
 import torch
 
-from tests.harness.training_runs import records
-from vae.config.options import LossConfig, SpeedConfig
+from tests.harness.training_runs import ONE_PROCESS, records
+from vae.config.options import SpeedConfig
 from vae.sampling.order import StreamOrder
 from vae.shards.shard_cache import SPARE_BYTES, ShardCache
 from vae.shards.shard_images import ShardImages
 from vae.system.errors import UserError
 from vae.system.host import GIB
+from vae.training.command import Command
 from vae.training.datasets import TrainingSet, check_cache
 from vae.training.distributed import Distributed
-from vae.training.report import PROBLEMS_PAGE, device_line, late_discriminator_note, verdict_line
+from vae.training.report import PROBLEMS_PAGE, device_line, verdict_line
 from vae.training.run import train
+from vae.training.setup import prepare_run
 
 BICUBIC = "8x bicubic", 0.2226
 REMEDY = "lower --learning_rate (now 0.1), or train for more epochs"
@@ -97,11 +98,25 @@ def test_bad_result_names_its_remedy(loss, start, better, not_better, remedy):
     assert line.endswith(f"({PROBLEMS_PAGE})")
 
 
-@pytest.mark.parametrize(("start", "warmup", "is_late"), [(50_000, 0, True), (55, 5, True), (30, 0, False)])
-def test_adversarial_loss_after_the_end_of_the_run_is_reported(start, warmup, is_late):
-    loss = LossConfig(adversarial_weight=0.5, disc_start=start, disc_warmup=warmup)
-    assert (late_discriminator_note(loss, 0, 60) is not None) == is_late
-    assert late_discriminator_note(replace(loss, adversarial_weight=0.0), 0, 60) is None
+DISCRIMINATOR = {"adversarial_weight": 0.5, "disc_channels": 8, "disc_layers": 1}
+
+
+@pytest.mark.parametrize(("start", "warmup"), [(5000, 0), (4, 2), (0.9, 1)])
+def test_a_run_that_ends_before_its_adversarial_loss_is_an_error(tiny, start, warmup):
+    """It has 6 steps. A later stage may reach it, and --max_steps is no end."""
+    given = {**tiny, **DISCRIMINATOR, "disc_start": start, "disc_warmup": warmup}
+    with pytest.raises(UserError, match=r"--disc_start .* ends at step 6: .*--adversarial_weight 0"):
+        train(given)
+    assert not Path(given["output_dir"]).exists()
+    later = {**given, "progressive": "32:1:4,16:9000steps:4", "max_steps": 1}
+    assert prepare_run(Command.of(later), ONE_PROCESS).last_step == 9003
+
+
+def test_first_lines_say_when_the_discriminator_begins(tiny, capsys):
+    assert train({**tiny, **DISCRIMINATOR, "disc_start": 0.5, "disc_warmup": 1, "max_steps": 2}) == 0
+    printed = capsys.readouterr().out
+    assert "0.5 adversarial from step 4 (discriminator from step 3)" in printed
+    assert "--max_steps 2 stops this run before the adversarial loss begins" in printed
 
 
 def test_run_ends_with_the_verdict_and_labels_values_as_during_training(tiny, capsys):

@@ -123,12 +123,15 @@ def test_resumed_run_equals_the_uninterrupted_run(recipe, uninterrupted, tmp_pat
 def test_resumed_run_in_steps_equals_the_uninterrupted_run(recipe, tmp_path):
     """Two stages of 1.5 and 1.7 epochs, stopped in the adversarial phase and where a stage ends, too."""
     given = {**recipe, "progressive": "32:15steps:2,16:17steps:2", "val_freq": None}
+    given["disc_start"] = 0.2  # of the first stage
     assert train({**given, "output_dir": str(tmp_path / "whole")}) == 0
     stops = [2, 10, 12, 15, 31]
     run_in_parts(given, tmp_path / "run", stops)
     assert {f"checkpoint_step_{step}.pt" for step in (15, 32)} <= names(tmp_path / "whole")
     assert_same_run(tmp_path / "run", tmp_path / "whole", stops, "checkpoint_step_32.pt")
+    final = load_checkpoint(tmp_path / "run" / "checkpoint_step_32.pt")
     rates = [record["learning_rate"] for record in reproducible_records(tmp_path / "run", "train")]
+    assert final["position"]["disc_begun_at"] == 3
     for first, end in ((0, 15), (15, 32)):  # of a cosine to 0, a stage in which warm-up takes a fifth
         assert rates[end - 1] < 0.03 * max(rates[first:end])
 

@@ -8,7 +8,9 @@ import pytest
 
 from tests.harness.training_runs import records
 from vae.config.options import LossConfig, OptimConfig
+from vae.config.resolve import resolve
 from vae.interop.checkpoint_file import RANDOM, TRAINED, WARM, Position, Stage
+from vae.system.errors import UserError
 from vae.training.run import train
 from vae.training.schedule import (
     MAX_PEAK,
@@ -106,6 +108,22 @@ def test_steps_of_the_discriminator_begin_at_its_start_or_with_the_stage():
     assert [discriminator_steps(150, 200 + done, done, 100) for done in (0, 99)] == [(0, 100), (99, 100)]
     assert discriminator_steps(200, 200, 0, 100) == (0, 100)
     assert discriminator_steps(900, 299, 99, 100) == (0, 1)  # it begins in a later stage
+
+
+def test_share_of_the_stage_at_which_the_discriminator_begins():
+    """Later stages go on with it."""
+    loss = LossConfig(adversarial_weight=1.0, disc_start=0.25, disc_warmup=5, disc_ramp=10)
+    steps = StageSteps(Stage(2, None, 32, 4, num_steps=100, first_step=40), 3, 4, 4)
+    schedule = StageSchedule(steps, WARM, 64, OptimConfig(warmup_epochs=0), loss)
+    assert (schedule.disc_first_step, schedule.adversarial_first_step) == (65, 70)
+    assert schedule.adversarial_weight(64) is None
+    weights = [schedule.adversarial_weight(step) for step in (65, 70, 75, 80)]
+    assert weights == pytest.approx([0.0, 0.1, 0.6, 1.0])
+    later = replace(schedule, disc_begun_at=30)
+    assert (later.disc_first_step, later.adversarial_weight(39)) == (30, 0.5)
+    assert replace(later, loss=replace(loss, disc_start=50.0)).disc_first_step == 50
+    with pytest.raises(UserError, match=r"--disc_start 1.5 .*use 1"):
+        resolve({"disc_start": 1.5})
 
 
 def test_peak_is_inverse_to_the_width_and_follows_the_length_of_the_stage():

@@ -112,7 +112,7 @@ def cache_dir_option() -> Any:
 
 def cache_gib_option() -> Any:
     """--cache_gib of every script that reads a dataset of shards."""
-    return option(50, "maximum GiB of --cache_dir", metavar="GIB", at_least=0, inherited=False)
+    return option(50.0, "maximum GiB of --cache_dir", metavar="GIB", at_least=0, inherited=False)
 
 
 def exclude_option() -> Any:

@@ -129,7 +129,8 @@ def default_text(item: Field[Any]) -> str:
         return item.metadata["unset"] or ("auto" if base_type(item) is bool else "none")
     if isinstance(default, bool):
         return "on" if default else "off"
-    return " ".join(map(str, default)) if is_list(item) else str(default)
+    parts = default if is_list(item) else [default]
+    return " ".join(f"{part:g}" if isinstance(part, float) else str(part) for part in parts)
 
 
 def parse_section(section: type, prog: str, description: str, epilog: str, argv: list[str]) -> Any:

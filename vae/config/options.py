@@ -178,8 +178,11 @@ class LossConfig:
         1.0, "weight of the squared error of the latents beside those of --teacher", at_least=0
     )
     adversarial_weight: float = option(0.0, "weight of the adversarial loss; 0: no discriminator", at_least=0)
-    disc_start: int = option(
-        5000, "optimizer step at which the discriminator and the adversarial loss start", at_least=0
+    disc_start: float = option(
+        5000.0,
+        "optimizer step of the run at which the discriminator and the adversarial loss start; below 1: a "
+        "share of the steps of the stage, such as 0.5",
+        at_least=0,
     )
     disc_warmup: int = option(0, "optimizer steps for which the discriminator learns alone first", at_least=0)
     disc_ramp: int = option(
@@ -223,7 +226,7 @@ class OptimConfig:
         "cosine", "learning-rate schedule within a stage", choices=("cosine", "constant", "onecycle")
     )
     warmup_epochs: float = option(
-        5, "epochs of linear warmup at the start of a stage, limited to a fifth of the stage", at_least=0
+        5.0, "epochs of linear warmup at the start of a stage, limited to a fifth of the stage", at_least=0
     )
     gradient_clip: float = option(1.0, "maximum norm of the whole gradient; 0: no clipping", at_least=0)
     ema_decay: float = option(
@@ -386,7 +389,7 @@ class RunConfig:
         0, "end the stage after this many validations without a lower loss; 0: off", at_least=0
     )
     hang_minutes: float = option(
-        30,
+        30.0,
         "minutes without progress after which the run saves and exits; 0: off",
         metavar="MINUTES",
         at_least=0,

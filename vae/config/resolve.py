@@ -215,6 +215,11 @@ def check_together(config: Config) -> None:
     if not any(getattr(loss, name) for name in weights):
         listed = " and ".join(f"--{name} 0" for name in weights)
         raise UserError(f"{listed} leave nothing to train: raise one of them")
+    if loss.disc_start >= 1 and loss.disc_start != int(loss.disc_start):
+        raise UserError(
+            f"--disc_start {loss.disc_start:g} is neither a share below 1 nor a whole number of steps: use "
+            f"{int(loss.disc_start)}"
+        )
     if loss.perceptual_net == "random" and loss.perceptual_weights:
         raise UserError("--perceptual_weights has no effect with --perceptual_net random: remove one")
     if config.optim.train_part == "decoder" and loss.variance_weight:

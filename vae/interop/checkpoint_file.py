@@ -69,6 +69,7 @@ class Position:
     images_in_epoch: int = 0
     step: int = 0  # optimizer steps of the autoencoder, over the whole run
     images: int = 0  # over the whole run
+    disc_begun_at: int | None = None  # optimizer step of the run, if the discriminator has begun
 
 
 @dataclass

@@ -5,12 +5,13 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
-from vae.config.options import RECOMPUTE, Config, flatten
+from vae.config.options import RECOMPUTE, Config, LossConfig, flatten
 from vae.config.resolve import with_local_batch
 from vae.device import pick_device
-from vae.interop.checkpoint_file import Stage
+from vae.interop.checkpoint_file import Position, Stage
 from vae.memory.plan_table import ProfilePlan, Target, find_target, plan_profile, print_table
 from vae.system import console
+from vae.system.console import counted
 from vae.system.errors import UserError
 from vae.system.files import write_json
 from vae.training.command import Command
@@ -57,6 +58,25 @@ def print_stage_plans(command: Command, gpu: str | None = None, vram_gib: float 
     first = len(stages) - len(later) + 1
     left = {number: _at_stage(config, stage) for number, stage in enumerate(later, first)}
     print_table(target, _plans(left, target), "stage")
+    for number, stage in enumerate(later, first):
+        console.info(f"stage {number}: {_length_text(stage)}{_discriminator_text(config.loss, position)}")
+
+
+def _length_text(stage: Stage) -> str:
+    if stage.num_steps is not None:
+        return counted(stage.num_steps, "step")
+    assert stage.num_epochs is not None
+    return counted(stage.num_epochs, "epoch")
+
+
+def _discriminator_text(loss: LossConfig, position: Position) -> str:
+    """When the discriminator begins; how many steps an epoch has is not known without the images."""
+    if not loss.adversarial_weight:
+        return ""
+    if loss.disc_start < 1 and position.disc_begun_at is None:
+        return f"; the discriminator begins after {loss.disc_start:.0%} of the steps of the first stage"
+    step = position.disc_begun_at if loss.disc_start < 1 else int(loss.disc_start)
+    return f"; the discriminator begins at step {step} of the run"
 
 
 def _at_stage(config: Config, stage: Stage) -> Config:

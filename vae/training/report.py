@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 
 from vae.config.model_options import ModelConfig
-from vae.config.options import Config, DataConfig, LossConfig, OptimConfig, SpeedConfig
+from vae.config.options import Config, DataConfig, OptimConfig, SpeedConfig
 from vae.images.pixels import OFF_BY_ONE_DB
 from vae.interop.checkpoint_file import Position, Stage
 from vae.interop.latent_statistics import LatentConstants
@@ -75,13 +75,13 @@ def print_stage(run: PreparedRun, schedule: StageSchedule, plan: StagePlan) -> N
         f"data    {data_line(config.data, run.training_set.num_images, validation)}; "
         f"{crops_text(config.data.crop, size, shapes)}, {console.counted(run.num_workers, 'worker')}",
         cache_line(config.data),
-        f"loss    {loss_line(run.networks.terms, schedule.loss)}",
+        f"loss    {loss_line(run.networks.terms, schedule)}",
         f"device  {device_line(run.dist, config.speed, run.networks.dtype, run.compiled)}",
         f"plan    {plan_line(plan, size, steps.local_images, config.speed.micro_batch_size)}",
         f"steps   {steps_line(steps, config.optim, schedule.peak)}",
         f"output  {run.output_dir}   "
         f"({console.command_line('tensorboard', '--logdir', run.output_dir / 'logs')})",
-        late_discriminator_note(schedule.loss, state.position.step, _last_step(run, steps)),
+        late_discriminator_note(schedule, state.position.step, run.config.run.max_steps),
     ]
     console.info("\n".join(filter(None, lines)))
 
@@ -115,25 +115,24 @@ def crops_text(crop: str, image_size: int, shapes: Sequence[Shape] | None) -> st
     return f"{image_size} px {crop} crops of {console.counted(len(texts), 'shape')} ({', '.join(texts)})"
 
 
-def loss_line(terms: LossTerms, loss: LossConfig) -> str:
-    """The weighted terms of the loss."""
-    parts = [str(term) for term in terms.all]
+def loss_line(terms: LossTerms, schedule: StageSchedule) -> str:
+    """The weighted terms of the loss, and when the discriminator begins."""
+    parts = [f"{term.weight:g} {term.label}" for term in terms.all]
+    loss = schedule.loss
     if loss.adversarial_weight:
+        alone = f" (discriminator from step {schedule.disc_first_step})" if loss.disc_warmup else ""
         parts.append(
-            f"{loss.adversarial_weight:g} adversarial from step {loss.disc_start + loss.disc_warmup}"
+            f"{loss.adversarial_weight:g} adversarial from step {schedule.adversarial_first_step}{alone}"
         )
     return " + ".join(parts)
 
 
-def late_discriminator_note(loss: LossConfig, step: int, last_step: int) -> str | None:
-    """A note if the adversarial loss begins after `last_step`, the end of a run that is at `step`."""
-    first = loss.disc_start + loss.disc_warmup
-    if not loss.adversarial_weight or first < last_step or step >= last_step:
+def late_discriminator_note(schedule: StageSchedule, step: int, max_steps: int | None) -> str | None:
+    """A note if --max_steps stops a run that is at `step` before the adversarial loss begins."""
+    first = schedule.adversarial_first_step
+    if not schedule.loss.adversarial_weight or max_steps is None or not step < max_steps <= first:
         return None
-    return (
-        f"note: this run ends at step {last_step}, before the adversarial loss begins (step {first}): "
-        "lower --disc_start, or train for more epochs"
-    )
+    return f"note: --max_steps {max_steps} stops this run before the adversarial loss begins (step {first})"
 
 
 def device_line(dist: Distributed, speed: SpeedConfig, dtype: torch.dtype, compiled: bool) -> str:
@@ -174,16 +173,6 @@ def steps_line(steps: StageSteps, optim: OptimConfig, peak: float) -> str:
         f"{steps.total} of {steps.images} images: {epochs}; "
         f"{warm_up} of warm-up, then {optim.lr_schedule} from {peak:.3g}"
     )
-
-
-def _last_step(run: PreparedRun, steps: StageSteps) -> int:
-    """The optimizer step at which the run ends; `steps` are those of the stage that begins or goes on."""
-    state = run.state
-    limit = run.config.run.max_steps
-    later = stages_left(state.stages, state.position)[1:]
-    left = steps.total - steps.done(state.position) + sum(run.steps(stage).total for stage in later)
-    last = state.position.step + left
-    return last if limit is None else min(last, limit)
 
 
 def space_warning(folder: Path, config: Config, stages: list[Stage], position: Position) -> str | None:

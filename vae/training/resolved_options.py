@@ -219,7 +219,10 @@ def run_stages(
     if profile := command.value("profile"):
         console.info(f"note: --profile {profile} does not change a resumed run: use flags instead")
     saved = [Stage(**stage) for stage in content["stages"]]
-    stages, position = resumed_stages(saved, Position(**content["position"]), config, command.given)
+    position = Position(**content["position"])
+    if config.loss.disc_start != content["config"]["disc_start"]:  # another share counts anew
+        position.disc_begun_at = None
+    stages, position = resumed_stages(saved, position, config, command.given)
     if config.run.global_batch_size is not None:  # the saved stages may have had another number of processes
         left = stages_left(stages, position)
         done = stages[: len(stages) - len(left)]

@@ -63,13 +63,13 @@ def learning_rate_factor(schedule: str, step: int, total_steps: int, warmup_step
     return last + (1 - last) * 0.5 * (1 + math.cos(math.pi * progress))
 
 
-def discriminator_steps(disc_start: int, step: int, done: int, total_steps: int) -> tuple[int, int]:
+def discriminator_steps(first_step: int, step: int, done: int, total_steps: int) -> tuple[int, int]:
     """Steps of the discriminator within a stage: how many are done, and how many there are.
 
-    They begin at `disc_start`, or with the stage if that is later. `step` is the optimizer step of the run,
+    They begin at `first_step`, or with the stage if that is later. `step` is the optimizer step of the run,
     `done` that of the stage, which has `total_steps`.
     """
-    own = max(0, min(done, step - disc_start))
+    own = max(0, min(done, step - first_step))
     return own, total_steps - done + own
 
 
@@ -100,6 +100,25 @@ class StageSchedule:
     width: int  # channels of the widest level
     optim: OptimConfig
     loss: LossConfig
+    disc_begun_at: int | None = None  # optimizer step of the run, if the discriminator has begun
+
+    @property
+    def disc_first_step(self) -> int:
+        """Optimizer step of the run at which the discriminator begins: --disc_start.
+
+        A share counts in the stage in which it begins; later stages go on with it.
+        """
+        start = self.loss.disc_start
+        if start >= 1:
+            return int(start)
+        if self.disc_begun_at is not None:
+            return self.disc_begun_at
+        return self.steps.stage.first_step + round(start * self.steps.total)
+
+    @property
+    def adversarial_first_step(self) -> int:
+        """Optimizer step of the run at which the adversarial loss begins to rise to its weight."""
+        return self.disc_first_step + self.loss.disc_warmup
 
     @property
     def start(self) -> str:
@@ -135,7 +154,7 @@ class StageSchedule:
         """
         done = self.steps.done(position)
         total = self.steps.total
-        own = discriminator_steps(self.loss.disc_start, position.step, done, total)
+        own = discriminator_steps(self.disc_first_step, position.step, done, total)
         share = 0.5**divergences
         peak, disc_peak = self.peak * share, self.loss.disc_learning_rate * share
         return peak * self._factor(done, total), disc_peak * self._factor(*own)
@@ -151,9 +170,9 @@ class StageSchedule:
         It is 0 during --disc_warmup: the discriminator learns, and the autoencoder does not see it.
         """
         loss = self.loss
-        if loss.adversarial_weight == 0 or step < loss.disc_start:
+        if loss.adversarial_weight == 0 or step < self.disc_first_step:
             return None
-        return loss.adversarial_weight * float(ramp(step, loss.disc_start + loss.disc_warmup, loss.disc_ramp))
+        return loss.adversarial_weight * float(ramp(step, self.adversarial_first_step, loss.disc_ramp))
 
     def is_adversarial(self, step: int) -> bool:
         """Whether the adversarial term has a weight after `step` steps of the run: the phase has begun."""

@@ -105,7 +105,16 @@ class PreparedRun:
         """The steps and learning rates of `stage`."""
         width = self.config.model.widest
         options = (self.config.optim, self.config.loss)
-        return StageSchedule(self.steps(stage), self.provenance.begun_from, width, *options)
+        begun_at = self.state.position.disc_begun_at
+        return StageSchedule(self.steps(stage), self.provenance.begun_from, width, *options, begun_at)
+
+    @property
+    def last_step(self) -> int:
+        """The optimizer step at which the run will have trained all stages."""
+        position = self.state.position
+        left = stages_left(self.state.stages, position)
+        totals = [self.steps(stage).total for stage in left]
+        return position.step + sum(totals) - (self.steps(left[0]).done(position) if left else 0)
 
     def plan(self, stage: Stage) -> StagePlan:
         """How the steps of `stage` run; UserError if not even one image fits."""
@@ -257,9 +266,24 @@ def prepare_run(command: Command, dist: Distributed) -> PreparedRun:
     )
     if not run.provenance.resume.comparable or state.history.loss != terms.image_text:
         state.history = _new_history(state.history, terms)
+    _check_discriminator_begins(run)
     if state.fp16:
         _fit_fp16(run, content)
     return run
+
+
+def _check_discriminator_begins(run: PreparedRun) -> None:
+    """Raise UserError if all stages end before the adversarial loss begins; --max_steps is only a stop."""
+    loss = run.config.loss
+    last_step = run.last_step
+    first_step = run.schedule(run.state.stage).adversarial_first_step
+    if loss.adversarial_weight == 0 or not run.state.position.step < last_step <= first_step:
+        return
+    remedy = "lower --disc_warmup" if loss.disc_start < 1 else "give a share of the stage, --disc_start 0.5"
+    raise UserError(
+        f"--disc_start {loss.disc_start:g}: the adversarial loss would begin at step {first_step}, but "
+        f"training ends at step {last_step}: {remedy}, train longer, or without it: --adversarial_weight 0"
+    )
 
 
 def _new_history(before: History, terms: LossTerms) -> History:

@@ -70,6 +70,8 @@ class Stepper:
             assert result.gradient_sq_norms is not None
             measured = self.dist.all_reduce(result.gradient_sq_norms) * scale**2
             state.running_sq_norms = update_running(state.running_sq_norms, measured)
+            if state.position.disc_begun_at is None:
+                state.position.disc_begun_at = state.position.step
             losses = {**losses, "adversarial_factor": factor * len(batch.images)}
         moments = result.latent_moments
         measured_moments = None if moments is None else self.dist.all_reduce(moments) / max(1, total_images)
