@@ -121,9 +121,9 @@ def test_every_stage_is_checked_before_the_first_one_starts(mistake):
         ("[1, 2]", ("one object", '{"image_size": 1024}')),
         ("{", ("is not valid JSON", "Expecting property name")),
         ('{"seed": 1, "seed": 2}', ("my.json is not valid JSON", 'key "seed" twice')),
-        ('{"val_freq": 3.5}', ("my.json", "--val_freq", "int", "'3.5'")),
-        ('{"val_freq": null}', ('"val_freq"', "no value", "null")),
-        ('{"use_bf16": 1}', ("--use_bf16", "'1'")),
+        ('{"val_freq": 3.5}', ("my.json", "--val_freq", "int", "3.5")),
+        ('{"seed": null}', ("--seed", "int", "None")),
+        ('{"use_bf16": 1}', ("--use_bf16", "1")),
         ('{"channels": [8, "x"]}', ("--channels", "int", "'x'")),
     ],
 )
