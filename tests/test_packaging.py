@@ -6,8 +6,10 @@ import pytest
 from packaging.requirements import Requirement
 
 from tests.harness.runs import ROOT
+from vae import commands
 
 tomllib = pytest.importorskip("tomllib", reason="Python 3.10 has no tomllib")
+SCRIPTS = sorted(path.name for path in ROOT.glob("*.py"))
 PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
 
 
@@ -18,14 +20,31 @@ def test_data_files_of_the_package_are_included():
     assert [name for name in files if not any(fnmatch.fnmatch(name, pattern) for pattern in patterns)] == []
 
 
+def requirements_of(name: str) -> list[str]:
+    """The lines of a file; setuptools reads them one by one, without pip's options such as -r."""
+    lines = (ROOT / name).read_text(encoding="utf-8").splitlines()
+    return [line for line in lines if line and not line.startswith("#")]
+
+
 def test_requirements_files_contain_only_requirements():
-    """Setuptools reads them line by line and does not support pip's options, such as -r."""
-    dynamic = PYPROJECT["tool"]["setuptools"]["dynamic"]
-    extras = dynamic["optional-dependencies"]
-    assert set(extras) == {"dev", "remote", "tune", "wandb"}
-    for files in (dynamic["dependencies"], *extras.values()):
-        for name in files["file"]:
-            lines = (ROOT / name).read_text(encoding="utf-8").splitlines()
-            requirements = [Requirement(line) for line in lines if line and not line.startswith("#")]
-            different = {(one.name, str(one.marker)) for one in requirements}  # Pillow: one line per Python
-            assert len(different) == len(requirements) > 0
+    extras = PYPROJECT["tool"]["setuptools"]["dynamic"]["optional-dependencies"]
+    assert set(extras) == {"dev", "prepare", "remote", "report", "tune", "wandb"}
+    for name in ("requirements.txt", *(name for files in extras.values() for name in files["file"])):
+        requirements = [Requirement(line) for line in requirements_of(name)]
+        different = {(one.name, str(one.marker)) for one in requirements}  # Pillow: one line per Python
+        assert len(different) == len(requirements) > 0
+
+
+def test_the_set_up_installs_the_package_with_two_extras():
+    extras = [line for name in ("prepare", "report") for line in requirements_of(f"requirements-{name}.txt")]
+    assert sorted(requirements_of("requirements.txt")) == sorted(
+        PYPROJECT["project"]["dependencies"] + extras
+    )
+
+
+def test_every_program_and_script_runs_a_command():
+    programs = PYPROJECT["project"]["scripts"]
+    assert [target.partition(":")[0] for target in programs.values()] == ["vae.commands"] * len(SCRIPTS)
+    for name, target in programs.items():
+        assert getattr(commands, target.partition(":")[2]).args == (name.removeprefix("vae-"),)
+    assert sorted(script for script, _, _ in commands._COMMANDS.values()) == SCRIPTS

@@ -13,10 +13,13 @@ _MIN_PYTHON = (3, 10)
 if sys.version_info < _MIN_PYTHON:
     _setup = "setup_windows.bat" if os.name == "nt" else "./setup.sh"
     _activate = ".venv\\Scripts\\activate" if os.name == "nt" else "source .venv/bin/activate"
-    _found = ".".join(map(str, sys.version_info[:3]))
-    sys.exit(
-        f"Python {_found} is too old: 3.10 or newer is needed: run {_setup}, then activate its environment: "
-        f"{_activate}"
+    _version = ".".join(map(str, sys.version_info[:3]))
+    _root = os.path.dirname(os.path.dirname(os.path.realpath(__file__)))
+    if os.path.realpath(getattr(sys.modules["__main__"], "__file__", "")).startswith(_root + os.sep):
+        sys.tracebacklimit = 0  # a script of this project prints one line
+    raise ImportError(
+        f"Python {_version} is too old: 3.10 or newer is needed: run {_setup}, then activate its "
+        f"environment: {_activate}"
     )
 
 if TYPE_CHECKING:

@@ -3,10 +3,17 @@
 import io
 import logging
 import math
-from collections.abc import Iterable, Mapping, Sequence
+import os
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+
+from vae.system import console
+from vae.system.files import replace_bytes
 
 BLUE, ORANGE, GREEN, GREY = "#1f77b4", "#d9640a", "#2ca02c", "#7f7f7f"
 AXIS, GRID, MARK = "#5a5a5a", "#e1e1e1", "#a8a8a8"
@@ -27,13 +34,51 @@ class Line(NamedTuple):
     dashes: tuple[int, ...] | None = None  # points drawn, points left out, ...
 
 
+def write_chart(path: Path, draw: Callable[[], bytes]) -> bool:
+    """Write the PNG file that `draw` returns; if it cannot be drawn, print a warning and return False."""
+    try:
+        with own_defaults():
+            content = draw()
+    except Exception as error:  # whatever it is, a picture must not end what has written its numbers
+        console.warning(f"{path} cannot be drawn: {str(error) or type(error).__name__}")
+        return False
+    replace_bytes(path, content)
+    return True
+
+
+@contextmanager
+def own_defaults() -> Iterator[None]:
+    """Matplotlib with its own defaults, whatever MPLBACKEND and a matplotlibrc of the user set.
+
+    Notebooks set MPLBACKEND for every command that they start, also to a backend that is not installed for
+    it: importing matplotlib fails then. Afterwards the process is as before.
+    """
+    backend = None if "matplotlib" in sys.modules else os.environ.pop("MPLBACKEND", None)
+    try:
+        import matplotlib  # takes half a second, and only charts need it
+    finally:
+        if backend is not None:
+            os.environ["MPLBACKEND"] = backend
+    if backend:
+        with suppress(ValueError):  # it is not installed
+            matplotlib.rcParams["backend"] = backend
+    logger = logging.getLogger("matplotlib")
+    level = logger.level
+    # It reports that it lists the fonts, once per computer, or that it cannot keep the list.
+    logger.setLevel(logging.ERROR)
+    try:
+        with matplotlib.rc_context():
+            matplotlib.rcdefaults()
+            yield
+    finally:
+        logger.setLevel(level)
+
+
 def new_figure(
     width: int = PAGE_WIDTH, height: int = PAGE_HEIGHT, rows: int = 1, columns: int = 1
 ) -> tuple[Any, list[Any]]:
     """A figure of `width` x `height` px, and its axes row by row."""
-    # It reports that it lists the fonts, once per computer, or that it cannot keep the list.
-    logging.getLogger("matplotlib").setLevel(logging.ERROR)
-    from matplotlib.figure import Figure  # half a second, and only charts need it
+    from matplotlib.figure import Figure
 
     figure = Figure((width / DPI, height / DPI), dpi=DPI)
     figure.set_layout_engine("constrained", w_pad=0.1, h_pad=0.1)  # inches

@@ -2,11 +2,12 @@
 
 import sys
 import time
+import warnings
 from collections.abc import Callable, Iterable, Iterator
 from types import TracebackType
 from typing import TypeVar
 
-from tqdm import tqdm
+from tqdm import TqdmWarning, tqdm
 
 from vae.system import console
 
@@ -17,10 +18,10 @@ Item = TypeVar("Item")
 class Progress:
     """Progress through `total` units of work on stderr, as a context manager.
 
-    The main process shows a bar on a terminal, which disappears at the end unless `keep`. Anything else, such
-    as a log file, gets a plain line at round numbers, at most every 30 seconds. A last line is printed if the
-    work is complete, and if `keep` or an earlier line was printed. `scaled` prints large numbers with SI
-    prefixes, and the unit "%" prints them in percent of `total`.
+    The main process shows a bar on a terminal or in a notebook, which disappears at the end unless `keep`.
+    Anything else, such as a log file, gets a plain line at round numbers, at most every 30 seconds. A last
+    line is printed if the work is complete, and if `keep` or an earlier line was printed. `scaled` prints
+    large numbers with SI prefixes, and the unit "%" prints them in percent of `total`.
     """
 
     def __init__(
@@ -41,9 +42,9 @@ class Progress:
         self.has_printed = False
         self.started = self.printed_at = time.monotonic()
         self.bar: tqdm | None = None
-        if sys.stderr.isatty() and console.is_main_process():
+        if console.is_terminal(sys.stderr) and console.shows_progress():
             in_percent = "{l_bar}{bar}| {elapsed}<{remaining}" if unit == "%" else None
-            self.bar = tqdm(
+            self.bar = _bar_class()(
                 total=total, initial=done, desc=description, unit=unit, unit_scale=scaled, leave=keep,
                 dynamic_ncols=True, smoothing=0.05, bar_format=in_percent,
             )  # fmt: skip
@@ -103,6 +104,14 @@ class Progress:
         if self.total is None or self.done == self.done_before:
             return ""
         return f"{tqdm.format_interval((self.total - self.done) / self._rate())} left"
+
+
+def _bar_class() -> type[tqdm]:
+    """tqdm's bar for this place: in a notebook with ipywidgets, a widget."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", TqdmWarning)  # ipywidgets is missing: a bar of text is as good
+        from tqdm.auto import tqdm as bar
+    return bar
 
 
 def track(

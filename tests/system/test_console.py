@@ -1,12 +1,15 @@
 """Console output: who prints, closed pipes, escaped text, and shell commands."""
 
 import errno
+import io
+import logging
 import subprocess
 import sys
 
 import pytest
 
 from tests.harness.runs import ROOT, closed_pipe
+from vae.progress import Progress
 from vae.system import console
 from vae.system.console import command_line, fetch_command, printable
 from vae.system.errors import UserError
@@ -30,6 +33,82 @@ def test_other_processes_print_only_errors(capsys):
     console.warning("a problem")
     console.error("a mistake")
     assert capsys.readouterr() == ("", "a mistake\n")
+
+
+@pytest.fixture
+def user_logger():
+    logger = logging.getLogger("vae")
+    yield logger
+    logger.handlers.clear()
+    logger.setLevel(logging.NOTSET)
+
+
+def test_a_user_may_redirect_or_silence_every_line(capsys, user_logger):
+    lines = []
+    handler = logging.Handler()
+    handler.emit = lambda record: lines.append((record.levelname, record.getMessage(), record.filename))
+    user_logger.addHandler(handler)
+    for write in (console.info, console.warning, console.progress, console.error):
+        write("50 % of s3://me:secret@x")
+    assert [line[0] for line in lines] == ["INFO", "WARNING", "INFO", "ERROR"]
+    assert {line[1:] for line in lines} == {("50 % of s3://x", "test_console.py")}
+    assert capsys.readouterr() == ("", "")
+    user_logger.handlers.clear()
+    user_logger.setLevel(logging.ERROR)
+    console.info("a line")
+    console.progress("a line")
+    assert not console.shows_progress()
+    assert capsys.readouterr() == ("", "")
+
+
+class _OnlyWrite:
+    """A stream of an editor or a Tee: no flush, fileno, encoding, isatty or reconfigure."""
+
+    def __init__(self):
+        self.text = ""
+
+    def write(self, text):
+        self.text += text
+
+
+def test_streams_of_notebooks_and_editors(monkeypatch):
+    ascii_only = io.TextIOWrapper(io.BytesIO(), encoding="ascii", write_through=True)
+    for stream in (_OnlyWrite(), io.StringIO(), None, ascii_only):
+        for name in ("stdout", "stderr"):
+            monkeypatch.setattr(sys, name, stream)
+        console.info("Bild ü")
+        with console.flushed_output(), Progress("work", 2, "step") as progress:
+            progress.update(2)
+        assert progress.bar is None
+        console.discard(stream)
+        console.error("end")
+        if isinstance(stream, _OnlyWrite):
+            assert stream.text.startswith("Bild ü\nwork: 2 of 2 steps")
+    assert ascii_only.buffer.getvalue().startswith(b"Bild \\xfc")
+
+
+RUN_IN_A_KERNEL = """\
+import io, runpy, signal, sys, types
+class Stream:
+    def write(self, text): print(text, end="", file=sys.__stderr__)
+signals = lambda: [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
+before = signals()
+sys.modules["IPython"] = types.ModuleType("IPython")
+sys.argv = ["prepare_data.py", "--help"]
+sys.stdout = sys.stderr = eval(sys.stdin.read())
+try: runpy.run_path("prepare_data.py", run_name="__main__")
+except SystemExit as end: code = end.code
+sys.stdout, sys.stderr = sys.__stdout__, sys.__stderr__
+print(code, before == signals())
+"""
+
+
+@pytest.mark.parametrize("stream", ["None", "io.StringIO()", "Stream()"])
+def test_script_that_ipython_runs_changes_no_signal(stream):
+    words = [sys.executable, "-c", RUN_IN_A_KERNEL]
+    done = subprocess.run(words, cwd=ROOT, input=stream, capture_output=True, text=True)
+    assert done.stdout == "0 True\n", done.stderr
+    assert ("usage: prepare_data.py" in done.stderr) == (stream == "Stream()")
 
 
 def output_with_closed_pipe(code: str) -> tuple[int, str]:

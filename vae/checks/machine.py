@@ -169,9 +169,14 @@ _ORDER = {">=": operator.ge, "<=": operator.le, ">": operator.gt, "<": operator.
 
 
 def read_requirements(project: Path) -> list[tuple[str, str]]:
-    """(package, specifier) of every line of requirements.txt that applies to this version of Python."""
-    text = read_text(project / "requirements.txt")
-    lines = (line.split("#")[0].strip() for line in text.splitlines())
+    """(package, specifier) of every line of requirements.txt that applies to this version of Python.
+
+    Without this file, of the metadata that `pip install` wrote.
+    """
+    file = project / "requirements.txt"
+    metadata = importlib.metadata.requires
+    texts = read_text(file).splitlines() if file.is_file() else metadata("vae-trainer") or []
+    lines = (line.split("#")[0].strip() for line in texts)
     matches = [match for match in map(_LINE.fullmatch, lines) if match]
     return [(m[1], m[2]) for m in matches if satisfies(platform.python_version(), m[3] or "")]
 

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from vae.charts import BLUE, new_figure, png
+from vae.charts import BLUE, new_figure, png, write_chart
 from vae.config.prepare_flags import AnalyzeConfig
 from vae.config.recipes import RECIPES
 from vae.prepare.check import Check
@@ -21,7 +21,7 @@ from vae.prepare.table import EXACT, Table, drop_exact, flags, name_near_groups
 from vae.system import console
 from vae.system.console import printable
 from vae.system.errors import DataError
-from vae.system.files import replace_bytes, write_csv_rows, write_json
+from vae.system.files import write_csv_rows, write_json
 
 # Image sizes of the profiles, in px, without the 128 px of the demo.
 RESOLUTIONS = sorted({recipe.values["image_size"] for name, recipe in RECIPES.items() if name != "demo"})
@@ -145,8 +145,9 @@ def _report(config: AnalyzeConfig, table: Table, root: Path) -> int:
     stats, values = summarize(table, near, config.input_dir)
     write_json(root / STATS, {**stats, "examples": examples(table)}, indent=1)
     write_csv_rows(root / NEAR, _near_duplicate_rows(near))
-    replace_bytes(root / HISTOGRAMS, draw_histograms(values, stats["quantiles"]))
     console.info("\n".join([*_summary_lines(stats, near, root), *broken_lines(table)]))
+    if write_chart(root / HISTOGRAMS, lambda: draw_histograms(values, stats["quantiles"])):
+        console.info(f"  histograms: {root / HISTOGRAMS}")
     return 0
 
 
@@ -169,7 +170,7 @@ def _summary_lines(stats: dict[str, Any], near: dict[str, Images], root: Path) -
         f"  at least as large as --image_size  {', '.join(sizes)}",
         f"  exact copies: {stats['exact_duplicates']}",
         *group_lines(names, f"all listed in {os.path.join(root, NEAR)}"),
-        f"  statistics: {root / STATS}, histograms: {root / HISTOGRAMS}",
+        f"  statistics: {root / STATS}",
     ]
 
 

@@ -1,6 +1,8 @@
 """Console output of every script: lines for people, shell commands to copy, and closed output streams."""
 
 import errno
+import io
+import logging
 import os
 import shlex
 import subprocess
@@ -14,6 +16,9 @@ from vae.system.addresses import public_text
 
 STDERR = 2  # file descriptor
 EXIT_BROKEN_PIPE = 141  # 128 + SIGPIPE: what a shell reports for a program that SIGPIPE ended
+
+
+LOGGER = logging.getLogger("vae")  # of every printed line
 
 
 @dataclass
@@ -45,10 +50,72 @@ def is_main_process() -> bool:
 def info(text: str) -> None:
     """Print lines to stdout from the main process, above a progress bar if one is shown.
 
-    As all that is printed, without control characters and credentials (`public_line`).
+    As all that is printed, without control characters and credentials (`public_line`), and through `LOGGER`.
     """
-    if not _settings.is_main_process:
-        return
+    if _settings.is_main_process:
+        _log(logging.INFO, text)
+
+
+def warning(text: str) -> None:
+    """Print one line that starts with WARNING, in the same way as `info`."""
+    if _settings.is_main_process:
+        _log(logging.WARNING, public_line(text))
+
+
+def error(text: str) -> None:
+    """Print a line to stderr, from any process, above a progress bar if one is shown.
+
+    Without space for it, for example with `2> file` on a full disk, the exit code alone reports the error.
+    """
+    _log(logging.ERROR, text)
+
+
+def progress(text: str) -> None:
+    """Print a line about progress to stderr, from the main process; a closed stderr is no error."""
+    if _settings.is_main_process:
+        _log(logging.INFO, text, is_progress=True)
+
+
+def _log(level: int, text: str, is_progress: bool = False) -> None:
+    """Log lines; without a handler for them, in a notebook or a script of a user, print as the scripts do."""
+    if LOGGER.level == logging.NOTSET:
+        LOGGER.setLevel(logging.INFO)
+    text = "\n".join(map(public_line, text.split("\n")))
+    extra = {"is_progress": is_progress}
+    root = logging.getLogger()
+    if LOGGER.handlers or (LOGGER.propagate and root.handlers and root.level <= logging.INFO):
+        LOGGER.log(level, text, extra=extra, stacklevel=3)
+    elif LOGGER.isEnabledFor(level):
+        ConsoleHandler().emit(LOGGER.makeRecord(LOGGER.name, level, "", 0, text, (), None, extra=extra))
+
+
+class ConsoleHandler(logging.Handler):
+    """Prints what is logged: errors and progress to stderr, everything else to stdout."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Print a record; BrokenPipeError if nobody reads the output, unless a remark was configured."""
+        text = record.getMessage()
+        if record.levelno >= logging.ERROR:
+            _to_stderr(text, is_progress=False)
+        elif getattr(record, "is_progress", False):
+            _to_stderr(text, is_progress=True)
+        else:
+            _to_stdout(f"WARNING: {text}" if record.levelno == logging.WARNING else text)
+
+
+def install_handler() -> None:
+    """Let this process print what is logged, as every script does; other handlers get it no longer."""
+    if not LOGGER.handlers:
+        LOGGER.addHandler(ConsoleHandler())
+    LOGGER.propagate = False
+
+
+def shows_progress() -> bool:
+    """Whether this process prints lines about progress."""
+    return _settings.is_main_process and LOGGER.isEnabledFor(logging.INFO)
+
+
+def _to_stdout(text: str) -> None:
     try:
         _print(text, sys.stdout)
     except BrokenPipeError:  # for example `| head -1`
@@ -67,31 +134,17 @@ def info(text: str) -> None:
             error_from_signal_handler(f"the output cannot be written: {error.strerror}; training continues")
 
 
-def warning(text: str) -> None:
-    """Print one line that starts with WARNING, in the same way as `info`."""
-    info(f"WARNING: {public_line(text)}")
-
-
-def error(text: str) -> None:
-    """Print a line to stderr, from any process, above a progress bar if one is shown.
-
-    Without space for it, for example with `2> file` on a full disk, the exit code alone reports the error.
-    """
+def _to_stderr(text: str, is_progress: bool) -> None:
     try:
         _print(text, sys.stderr)
     except BrokenPipeError:
-        raise
-    except OSError:
+        if not is_progress:
+            raise
         discard(sys.stderr)
-
-
-def progress(text: str) -> None:
-    """Print a line about progress to stderr, from the main process; a closed stderr is no error."""
-    if _settings.is_main_process:
-        try:
-            _print(text, sys.stderr)
-        except BrokenPipeError:
-            discard(sys.stderr)
+    except OSError:
+        if is_progress:
+            raise
+        discard(sys.stderr)
 
 
 def error_from_signal_handler(text: str) -> None:
@@ -102,18 +155,39 @@ def error_from_signal_handler(text: str) -> None:
         os.write(STDERR, line.encode("ascii", "backslashreplace"))
 
 
-def _print(text: str, stream: TextIO) -> None:
-    """Print lines; BrokenPipeError if the reader of the pipe or the terminal is gone."""
-    text = "\n".join(map(public_line, text.split("\n")))
+def _print(text: str, stream: TextIO | None) -> None:
+    """Print lines; BrokenPipeError if the reader of the pipe or the terminal is gone.
+
+    A program without a console has no stream (None); those of notebooks and editors have few methods.
+    """
+    if stream is None:
+        return
     tqdm = sys.modules.get("tqdm")  # no progress bar is shown if nothing has imported tqdm
+    write = print if tqdm is None else tqdm.tqdm.write
     try:
-        if tqdm is not None:
-            tqdm.tqdm.write(text, file=stream)
-        else:
-            print(text, file=stream)
-        stream.flush()  # a reader behind a pipe sees the line now
+        try:
+            write(text, file=stream)
+        except UnicodeEncodeError:
+            write(text.encode("ascii", "backslashreplace").decode(), file=stream)
+        flush(stream)  # a reader behind a pipe sees the line now
     except OSError as error:
         raise _as_broken_pipe(error) from None
+
+
+def flush(stream: TextIO | None) -> None:
+    """Write what the stream still holds, if it can hold anything."""
+    if stream is not None and hasattr(stream, "flush"):
+        stream.flush()
+
+
+def is_terminal(stream: TextIO | None) -> bool:
+    """Whether a stream shows a progress bar: a terminal, or the cell of a notebook."""
+    if type(stream).__module__.startswith("ipykernel."):
+        return True
+    try:
+        return stream is not None and stream.isatty()
+    except (AttributeError, ValueError):  # it has no such method, or is closed
+        return False
 
 
 def _as_broken_pipe(error: OSError) -> OSError:
@@ -124,9 +198,11 @@ def _as_broken_pipe(error: OSError) -> OSError:
 
 def discard(stream: TextIO) -> None:
     """Send the stream's buffered and later output to the null device: flushing it would fail again."""
-    null = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(null, stream.fileno())
-    os.close(null)
+    with suppress(AttributeError, io.UnsupportedOperation):  # it is no file
+        number = stream.fileno()
+        null = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(null, number)
+        os.close(null)
 
 
 @contextmanager
@@ -137,7 +213,7 @@ def flushed_output() -> Iterator[None]:
             yield
         finally:
             try:
-                sys.stdout.flush()
+                flush(sys.stdout)
             except OSError as error:
                 raise _as_broken_pipe(error) from None
     except BrokenPipeError:

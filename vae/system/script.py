@@ -2,6 +2,7 @@
 
 import atexit
 import errno
+import io
 import os
 import signal
 import sys
@@ -19,6 +20,7 @@ from vae.system.gpus import set_gpu_memory_variables
 
 ROOT = Path(__file__).resolve().parents[2]
 SETUP = "setup_windows.bat" if os.name == "nt" else "./setup.sh"
+EXTRAS = {"duckdb": "prepare", "pebble": "prepare", "jinja2": "report"}  # of pyproject.toml, by module
 MISSING_RUNTIME = (
     "a DLL that PyTorch needs is missing, usually one of Microsoft's Visual C++ runtime "
     "(VCRUNTIME140_THREADS.dll, MSVCP140.dll): run setup_windows.bat, which installs it, or install "
@@ -32,10 +34,30 @@ def run_script(name: str, main: Callable[[list[str]], int], stopped: str = "stop
     `stopped` is printed if Ctrl-C, SIGTERM or SIGHUP ends it.
     """
     codes: list[int] = []  # none if an exception ends it
-    # Registered before anything is imported, so the last one to run: handlers run in reverse order.
-    atexit.register(lambda: codes and end_process(codes[0]))
     limit_spinning()
     set_gpu_memory_variables()
+    console.install_handler()
+    if not is_interactive():
+        # Registered before anything is imported, so the last one to run: handlers run in reverse order.
+        atexit.register(lambda: codes and end_process(codes[0]))
+        _stop_on_signals(stopped)
+    for stream in ("stdout", "stderr"):
+        if getattr(sys, stream) is None:  # the parent process closed it, for example with >&-
+            setattr(sys, stream, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115
+        if isinstance(getattr(sys, stream), io.TextIOWrapper):  # file names that cannot be encoded
+            getattr(sys, stream).reconfigure(errors="backslashreplace")
+    with console.flushed_output():
+        code = exit_code(name, main, sys.argv[1:], stopped)
+    codes.append(code)
+    sys.exit(code)
+
+
+def is_interactive() -> bool:
+    """Whether IPython runs the script, with %run: the process and its signals are not the script's."""
+    return "IPython" in sys.modules
+
+
+def _stop_on_signals(stopped: str) -> None:
     interrupt = partial(_interrupt, stopped)
     if signal.getsignal(signal.SIGINT) != signal.SIG_IGN:
         signal.signal(signal.SIGINT, interrupt)
@@ -43,14 +65,6 @@ def run_script(name: str, main: Callable[[list[str]], int], stopped: str = "stop
     hangup = getattr(signal, "SIGHUP", None)  # the terminal was closed; Windows has none, nohup ignores it
     if hangup is not None and signal.getsignal(hangup) == signal.SIG_DFL:
         signal.signal(hangup, interrupt)
-    for stream in ("stdout", "stderr"):
-        if getattr(sys, stream) is None:  # the parent process closed it, for example with >&-
-            setattr(sys, stream, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115
-        getattr(sys, stream).reconfigure(errors="backslashreplace")  # file names that cannot be encoded
-    with console.flushed_output():
-        code = exit_code(name, main, sys.argv[1:], stopped)
-    codes.append(code)
-    sys.exit(code)
 
 
 def _interrupt(stopped: str, _number: int, frame: FrameType | None) -> None:
@@ -71,7 +85,7 @@ def end_process(code: int) -> NoReturn:
     """
     for stream in (sys.stdout, sys.stderr):
         with suppress(OSError):
-            stream.flush()
+            console.flush(stream)
     os._exit(code)
 
 
@@ -92,7 +106,7 @@ def exit_code(name: str, main: Callable[[list[str]], int], argv: list[str], stop
     """The result of `main(argv)`, or the exit code of the error that ended it, printed as one line."""
     try:
         code = main(argv)
-        sys.stdout.flush()  # a full disk fails here
+        console.flush(sys.stdout)  # a full disk fails here
         return code
     except UserError as error:
         line = str(error)
@@ -101,7 +115,7 @@ def exit_code(name: str, main: Callable[[list[str]], int], argv: list[str], stop
         package = (error.name or "vae").split(".")[0]
         if package == "vae":
             raise  # our own bug
-        line = f"{package} is not installed: run {SETUP}{activation_hint(ROOT)}"
+        line = f"{package} is not installed: {_way_to_install(package)}"
         code = EXIT_FAILED
     except (ImportError, MemoryError) as error:
         if "vae." in str(error):
@@ -119,6 +133,13 @@ def exit_code(name: str, main: Callable[[list[str]], int], argv: list[str], stop
         return EXIT_INTERRUPTED
     console.error(f"{name}: {line}")
     return code
+
+
+def _way_to_install(package: str) -> str:
+    if (ROOT / "setup.sh").exists():
+        return f"run {SETUP}{activation_hint(ROOT)}"
+    extra = EXTRAS.get(package)
+    return f"run pip install {f'vae-trainer[{extra}]' if extra else package}"
 
 
 def system_error_line(error: OSError) -> str:

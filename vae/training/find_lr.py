@@ -13,12 +13,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from vae.charts import BLUE, Line, draw_lines, mark_x, new_figure, png
+from vae.charts import BLUE, Line, draw_lines, mark_x, new_figure, png, write_chart
 from vae.config.flags import command_words
 from vae.memory.available import limit_memory
 from vae.model.autoencoder import set_recompute
 from vae.system import console
-from vae.system.files import replace_bytes, write_json
+from vae.system.files import write_json
 from vae.training.command import Command
 from vae.training.liveness import Liveness
 from vae.training.recorder import RunningMetrics, loss_record
@@ -134,6 +134,10 @@ def _report(folder: Path, options: dict[str, Any], curve: Curve) -> None:
         f"curve   {folder / NAME}.png and .json\n"
         f"train with: {console.command_line('python', 'train_vae.py', *words)}"
     )
+    write_chart(folder / f"{NAME}.png", lambda: _draw(curve, suggestion))
+
+
+def _draw(curve: Curve, suggestion: Suggestion) -> bytes:
     figure, (axes,) = new_figure(WIDTH, HEIGHT)
     axes.set_title("loss / loss of the unchanged weights, smoothed", loc="left")
     axes.set_xscale("log")
@@ -141,4 +145,4 @@ def _report(folder: Path, options: dict[str, Any], curve: Curve) -> None:
     points = list(zip(curve.rates, curve.smoothed().tolist(), strict=True))
     draw_lines(axes, [Line(BLUE, points)], quantile=0.9)  # the end of a curve that diverges would flatten it
     mark_x(axes, {suggestion.steepest: f"steepest at {suggestion.steepest:.2g}"})
-    replace_bytes(folder / f"{NAME}.png", png(figure))
+    return png(figure)

@@ -142,11 +142,11 @@ class Logbook:
         if not self._draws:
             return
         records, image = self.folder / METRICS_NAME, self.folder / RESULTS_NAME
-        try:
-            self._try(RESULTS_NAME, lambda: write_results(records, image))
-        except Exception as error:  # whatever it is, an image must not end a run
-            self._draws = False
-            console.warning(f"{image} cannot be drawn: {error}; {METRICS_NAME} contains its values")
+
+        def write() -> None:
+            self._draws = write_results(records, image)
+
+        self._try(RESULTS_NAME, write)
 
     def rejected(self, name: str, line: str) -> None:
         """Report one unusable image of this process on the console and in its REJECTED_NAME.

@@ -16,8 +16,9 @@ from vae.charts import (
     mark_x,
     new_figure,
     png,
+    write_chart,
 )
-from vae.system.files import read_json_lines, replace_bytes
+from vae.system.files import read_json_lines
 
 RESULTS_NAME = "results.png"
 WIDTH, HEIGHT = 1280, 800  # px
@@ -27,9 +28,9 @@ LOSS_QUANTILE = 0.99  # a few high values at the start would flatten the rest of
 Record = dict[str, Any]
 
 
-def write_results(records: Path, image: Path) -> None:
-    """Draw the curves of a metrics.jsonl file as a PNG file, atomically."""
-    replace_bytes(image, draw_results(read_json_lines(records)))
+def write_results(records: Path, image: Path) -> bool:
+    """Draw the curves of a metrics.jsonl file as a PNG file, atomically; False if they cannot be drawn."""
+    return write_chart(image, lambda: draw_results(read_json_lines(records)))
 
 
 def draw_results(records: Iterable[Record]) -> bytes:

@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import matplotlib
 import optuna
 from filelock import FileLock
 from optuna.distributions import distribution_to_json
@@ -17,8 +16,8 @@ from optuna.storages import JournalStorage
 from optuna.storages.journal import JournalFileBackend, JournalFileOpenLock
 from optuna.study import Study
 from optuna.trial import FrozenTrial, Trial, TrialState
-from optuna.visualization import matplotlib as plots
 
+from vae.charts import write_chart
 from vae.config.flags import read_json
 from vae.config.options import Config, LossConfig, all_options, flatten, image_weights
 from vae.config.recipes import recipe_values
@@ -27,7 +26,7 @@ from vae.config.tune_flags import DIRECTIONS, LOSS, RANDOM_TRIALS, TuneConfig
 from vae.system import console
 from vae.system.addresses import public_options, public_text
 from vae.system.errors import UserError
-from vae.system.files import check_folder, claim_folder, replace_bytes, replace_text, write_json
+from vae.system.files import check_folder, claim_folder, replace_text, write_json
 from vae.training.command import check_command as check_training
 from vae.training.command import with_local_datasets
 from vae.training.datasets import find_images
@@ -316,32 +315,38 @@ MIN_COMPLETE = 10  # trials for importances and slices: of fewer, they show chan
 
 def write_plots(folder: Path, study: optuna.Study, objectives: Sequence[str], params: list[str]) -> None:
     """Write what the complete trials are enough for, of which there is at least one."""
-    matplotlib.use("agg")
     complete = study.get_trials(deepcopy=False, states=(optuna.trial.TrialState.COMPLETE,))
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        for index, name in enumerate(objectives):
-            target = None if len(objectives) == 1 else lambda trial, index=index: trial.values[index]
-            plots.plot_optimization_history(study, target=target, target_name=name)
-            _save(folder / f"history_{name}.png")
-            if len(complete) >= MIN_COMPLETE:
-                evaluator = PedAnovaImportanceEvaluator()
-                plots.plot_param_importances(study, evaluator, params, target=target, target_name=name)
-                _save(folder / f"importances_{name}.png")
-                plots.plot_slice(study, target=target, target_name=name)
-                _save(folder / f"slices_{name}.png")
-        if len(objectives) == 1:
-            plots.plot_intermediate_values(study)
-            _save(folder / "validations.png")
-        elif len(objectives) <= 3:
-            plots.plot_pareto_front(study, target_names=list(objectives))
-            _save(folder / "pareto_front.png")
+    for index, name in enumerate(objectives):
+        target = None if len(objectives) == 1 else lambda trial, index=index: trial.values[index]
+        of_values = {"target": target, "target_name": name}
+        _write_plot(folder / f"history_{name}.png", "plot_optimization_history", study, **of_values)
+        if len(complete) >= MIN_COMPLETE:
+            evaluator = PedAnovaImportanceEvaluator()
+            path = folder / f"importances_{name}.png"
+            _write_plot(path, "plot_param_importances", study, evaluator, params, **of_values)
+            _write_plot(folder / f"slices_{name}.png", "plot_slice", study, **of_values)
+    if len(objectives) == 1:
+        _write_plot(folder / "validations.png", "plot_intermediate_values", study)
+    elif len(objectives) <= 3:
+        _write_plot(folder / "pareto_front.png", "plot_pareto_front", study, target_names=list(objectives))
 
 
-def _save(path: Path) -> None:
-    from matplotlib import pyplot
+def _write_plot(path: Path, function: str, *arguments: Any, **options: Any) -> None:
+    """Write a plot of optuna.visualization.matplotlib, which draws with pyplot."""
 
-    content = io.BytesIO()
-    pyplot.gcf().savefig(content, format="png", dpi=90, bbox_inches="tight")
-    pyplot.close("all")
-    replace_bytes(path, content.getvalue())
+    def draw() -> bytes:
+        import matplotlib
+
+        matplotlib.use("agg")
+        from matplotlib import pyplot
+        from optuna.visualization import matplotlib as plots
+
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            getattr(plots, function)(*arguments, **options)
+        content = io.BytesIO()
+        pyplot.gcf().savefig(content, format="png", dpi=90, bbox_inches="tight")
+        pyplot.close("all")
+        return content.getvalue()
+
+    write_chart(path, draw)
