@@ -7,7 +7,7 @@ import os
 import subprocess
 
 from vae.checks.machine import query_nvidia_smi
-from vae.config.declare import coerce
+from vae.config.declare import PUBLISHED_SCALING, coerce, scaling_flags
 from vae.config.model_options import ModelConfig
 from vae.config.options import all_options
 from vae.config.recipes import suggested_profile
@@ -66,8 +66,17 @@ def ask_job(python: str) -> list[str] | None:
 def arguments_of(job: str) -> list[str]:
     """The trainer's arguments for a job, without those for the photographs."""
     if job == "a":
-        return ["--profile", "decoder", "--init_from", ask_path("File or folder of the VAE")]
+        path = ask_path("File or folder of the VAE")
+        return ["--profile", "decoder", "--init_from", path, *([] if os.path.isdir(path) else ask_scaling())]
     return ["--profile", "new" if job == "b" else "diffusable"]
+
+
+def ask_scaling() -> list[str]:
+    """Ask whose latents those of a single file are, whose scaling most such files do not contain."""
+    question = f"Its diffusion model ({', '.join(PUBLISHED_SCALING)}; Enter: the file contains the scaling): "
+    while (name := input(question).strip().lower()) not in ("", *PUBLISHED_SCALING):
+        console.info(f"{name!r} is not one of {', '.join(PUBLISHED_SCALING)}.")
+    return scaling_flags(*PUBLISHED_SCALING[name]).split() if name else []
 
 
 def ask_path(question: str, default: str = "") -> str:

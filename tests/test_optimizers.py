@@ -8,6 +8,7 @@ import torch
 from vae import optimizers
 from vae.config.model_options import ModelConfig
 from vae.config.options import LossConfig, OptimConfig
+from vae.config.resolve import tiny_shape
 from vae.model.autoencoder import AutoencoderKL
 from vae.optimizers import Muon, build_optimizers, parameter_groups
 from vae.update import UpdateState, apply_update
@@ -151,6 +152,11 @@ def test_hidden_weights_are_those_between_the_first_and_the_last_layers():
     }
     assert any("attentions" in names[id(parameter)] for parameter in hidden)
     assert len(others) + len(ends) + len(hidden) == len(names)
+    tiny = AutoencoderKL(ModelConfig(**tiny_shape(4, 2)))
+    of_tiny, _, hidden_of_tiny = parameter_groups(tiny, "muon")
+    shapes = {tuple(p.shape[:2]) for p in of_tiny if p.ndim >= 2}
+    assert shapes == {(64, 3), (4, 64), (64, 4), (3, 64)}
+    assert {tuple(p.shape[:2]) for p in hidden_of_tiny} == {(64, 64)}
     of_ends = [f"conv_{layer}.{kind}" for layer in ("norm_out", "out") for kind in ("weight", "bias")]
     expected = {f"{network}.{name}" for network in ("encoder", "decoder") for name in of_ends}
     assert {names[id(parameter)] for parameter in ends} == expected

@@ -31,8 +31,6 @@ ADAMW_EPS = 1e-8
 # equal changes of their weights, such as Adam's first ones, add up to a constant color: benchmarks/LOG.md.
 ENDS = {"conv_norm_out", "conv_out"}
 WARM_ENDS_SHARE = 0.1  # of the learning rate, in a run from the warm start
-# Images and latents: Jordan et al. leave the first and the last layers to AdamW.
-NOT_HIDDEN = {"conv_in", "conv_out", "quant_conv", "post_quant_conv"}
 BATCH_ELEMENTS = 2**25  # 128 MiB of fp32 gradients are orthogonalized at a time: it bounds the scratch memory
 
 
@@ -59,17 +57,23 @@ def build_optimizers(
 
 
 def parameter_groups(autoencoder: nn.Module, optimizer: str) -> list[list[nn.Parameter]]:
-    """The trained parameters: all others, the ENDS, and for "muon" the hidden weights."""
+    """The trained parameters: all others, the ENDS, and for "muon" the hidden weights.
+
+    Hidden are those between the first and the last layer of encoder and decoder, which read and write images
+    and latents: Jordan et al. leave these to AdamW.
+    """
+    matrices = [name for name, parameter in autoencoder.named_parameters() if parameter.ndim >= 2]
+    parts = [[n for n in matrices if n.startswith(part)] for part in ("encoder.", "decoder.")]
+    between = {name for part in parts for name in part[1:-1]}
     others: list[nn.Parameter] = []
     ends: list[nn.Parameter] = []
     hidden: list[nn.Parameter] = []
     for name, parameter in autoencoder.named_parameters():
         layers = name.split(".")
-        is_hidden = parameter.ndim >= 2 and NOT_HIDDEN.isdisjoint(layers)
         if not ENDS.isdisjoint(layers):
             group = ends
         else:
-            group = hidden if optimizer == "muon" and is_hidden else others
+            group = hidden if optimizer == "muon" and name in between else others
         if parameter.requires_grad:
             group.append(parameter)
     return [others, ends, hidden] if optimizer == "muon" else [others, ends]

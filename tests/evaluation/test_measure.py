@@ -6,6 +6,9 @@ import pytest
 import torch
 from torchvision.transforms.functional import to_pil_image
 
+from tests.harness.small_vae import write_vae
+from vae.config.trained_vae_flags import EvaluateConfig
+from vae.evaluation.compare import Candidate, on_device
 from vae.evaluation.measure import (
     CODECS,
     Metrics,
@@ -15,8 +18,9 @@ from vae.evaluation.measure import (
     through_codec,
 )
 from vae.evaluation.metrics import bicubic_baseline
-from vae.evaluation.results import PER_IMAGE
+from vae.evaluation.results import PER_IMAGE, VaeResult
 from vae.images.pixels import psnr, to_float, to_uint8
+from vae.interop.vae_files import load_vae
 
 CPU = torch.device("cpu")
 
@@ -51,6 +55,21 @@ def test_every_metric_sees_the_reconstruction_in_8_bit():
     assert found == metrics.of_image(to_uint8(recon), image)
     assert found["lpips"] == Difference()(to_float(to_uint8(recon))[None], to_float(image)[None]).item()
     assert found["lpips"] != Difference()(recon[None], to_float(image)[None]).item()
+
+
+def test_fp16_scales_activations_that_it_cannot_represent(tmp_path):
+    images = torch.randint(
+        0, 256, (1, 3, 32, 32), dtype=torch.uint8, generator=torch.Generator().manual_seed(0)
+    )
+    loaded = load_vae(write_vae(tmp_path / "vae"))
+    loaded.autoencoder.encoder.conv_in.weight.mul_(1e4)
+    row = Candidate(VaeResult(name="a", path="a", kind="diffusers", config={}), loaded)
+    found = []
+    for dtype in ("fp32", "fp16"):
+        config = EvaluateConfig(vae=("a",), data_path=("b",), output_dir="c", dtype=dtype)
+        with on_device(config, row, CPU) as codec:
+            found += codec(images, range(1))
+    assert psnr(found[1][None], found[0][None]).item() > 40  # fp16 alone: infinity
 
 
 def test_bicubic_reconstruction_of_any_size():

@@ -1,5 +1,6 @@
 """The five modes on real files, and bad files among good ones."""
 
+import json
 import os
 import re
 import shutil
@@ -11,11 +12,13 @@ import torch
 from PIL import Image
 from safetensors import safe_open
 
+from tests.harness.checkpoints import checkpoint
 from tests.harness.small_vae import write_vae
 from vae import progress
 from vae.config.precision import PrecisionSupport
 from vae.images import formats
-from vae.inference import infer
+from vae.inference import infer, tasks
+from vae.interop.checkpoint_file import save_checkpoint
 from vae.interop.vae_files import load_vae
 from vae.system.errors import DataError, UserError
 from vae.system.files import claim_folder
@@ -261,6 +264,34 @@ def test_inputs_that_differ_in_extension_get_different_results(command, odd_imag
     assert sorted(path.name for path in (tmp_path / "out").glob("*.png")) == ["A_jpg.png", "a_png.png"]
     with pytest.raises(UserError, match="would both write"):
         command("reconstruct", "--input", odd_image, odd_image)
+    # on a file system that distinguishes them
+    names = ["IMG_1.JPG", "img_1.jpg", "img_2.jpg"]
+    *twins, other = (stem.casefold() for stem in tasks._stems([(name, Path(name)) for name in names]))
+    assert len({*twins}) == 2
+    assert other == "img_2"
+
+
+def test_latents_have_the_constants_of_the_vae(command, odd_image, vae_folder, tmp_path, capsys):
+    """Of each channel, if its config.json has them; measured, if its run has not measured them yet."""
+    shutil.copytree(vae_folder, tmp_path / "vae")
+    path = tmp_path / "vae" / "config.json"
+    content = json.loads(path.read_text(encoding="utf-8"))
+    content |= {"latents_mean": [0.5] * 16, "latents_std": [2.0] * 16}
+    path.write_text(json.dumps(content), encoding="utf-8")
+    save_checkpoint(tmp_path / "checkpoint_step_1.pt", checkpoint())
+    found = {}
+    for name in ("vae", "checkpoint_step_1.pt"):
+        words = ("--input", odd_image, "--vae", tmp_path / name, "--output_dir", tmp_path / "out" / name)
+        assert command("encode", *words) == 0
+        with safe_open(tmp_path / "out" / name / "one.safetensors", framework="pt") as file:
+            found[name] = file.metadata(), file.get_tensor("latents"), file.get_tensor("logvar")
+    metadata, *_ = found["vae"]
+    assert json.loads(metadata["latents_std"]) == [2.0] * 16
+    metadata, latents, logvar = found["checkpoint_step_1.pt"]
+    assert "that of these images is taken" in "".join(capsys.readouterr())
+    scaled = (latents - float(metadata["shift_factor"])) * float(metadata["scaling_factor"])
+    variance = scaled.square().mean() + logvar.exp().mean() * float(metadata["scaling_factor"]) ** 2
+    torch.testing.assert_close(variance, torch.tensor(1.0))
 
 
 @pytest.mark.parametrize(

@@ -147,12 +147,23 @@ def test_frozen_encoders_stay_bitwise_and_others_are_reported(folds, capsys):
     assert "encode images again" in capsys.readouterr().out
 
 
-def test_constants_of_differing_encoders_are_measured(folds, image_folder, tmp_path):
+def test_constants_of_differing_encoders_are_their_mean_or_measured(folds, image_folder, tmp_path, capsys):
     changed = Path(shutil.copytree(folds[1], tmp_path / "changed"))
     config = json.loads((changed / "config.json").read_text()) | {"scaling_factor": 0.7}
     (changed / "config.json").write_text(json.dumps(config))
     words = ["--vae", str(folds[0]), str(changed), "--output", str(tmp_path / "out"), "--device", "cpu"]
+    export(parse_export_flags(words))
+    before = load_vae(folds[0]).file
+    mean = load_vae(tmp_path / "out").file
+    assert mean.scaling_factor == pytest.approx((before.scaling_factor + 0.7) / 2)
+    assert mean.latents_mean == pytest.approx(before.latents_mean)
+    capsys.readouterr()
+    more = ["--data_path", str(image_folder), "--image_size", "32", "--overwrite"]
+    export(parse_export_flags([*words, *more]))
+    assert "does not contain the scaling" not in "".join(capsys.readouterr())
+    measured = load_vae(tmp_path / "out").file
+    assert measured.scaling_factor not in (before.scaling_factor, 0.7, mean.scaling_factor)
+    text = json.dumps({**config, "scaling_factor": None})
+    (changed / "config.json").write_text(text)
     with pytest.raises(UserError, match="or --data_path to measure it"):
-        export(parse_export_flags(words))
-    export(parse_export_flags([*words, "--data_path", str(image_folder), "--image_size", "32"]))
-    assert (tmp_path / "out" / WEIGHTS_NAME).exists()
+        export(parse_export_flags([*words, "--overwrite"]))

@@ -192,6 +192,14 @@ def ask(monkeypatch, typed: str, *cards: Card) -> list[str] | None:
             "A\n.\\missing.safetensors\n'launchers'\n \"vae\" ",
             ["--profile", "decoder", "--init_from", "launchers", "--data_path", "vae"],
         ),
+        (
+            "a\nREADME.md\nsd4\nSD3\nvae",
+            [
+                *("--profile", "decoder", "--init_from", "README.md", "--scaling_factor", "1.5305"),
+                *("--shift_factor", "0.0609", "--data_path", "vae"),
+            ],
+        ),
+        ("a\nREADME.md\n\nvae", ["--profile", "decoder", "--init_from", "README.md", "--data_path", "vae"]),
         ("b\n\nvae", ["--profile", "new", "--data_path", "vae"]),
         ("c\n~", ["--profile", "diffusable", "--data_path", os.path.expanduser("~")]),
         ("d", None),

@@ -157,12 +157,14 @@ def check_scaling(scaling: float | None, shift: float | None) -> None:
         raise UserError(f"--scaling_factor {scaling} is not a scaling: give a number above 0")
 
 
+def scaling_flags(scaling: float, shift: float) -> str:
+    """The flags for the constants of latents, as a user types them."""
+    return f"--scaling_factor {scaling:g}" + (f" --shift_factor {shift:g}" if shift else "")
+
+
 def published_flags() -> str:
     """The flags for each published model."""
-    return "; ".join(
-        f"{_NAMES[name]}: --scaling_factor {scaling:g}" + (f" --shift_factor {shift:g}" if shift else "")
-        for name, (scaling, shift) in PUBLISHED_SCALING.items()
-    )
+    return "; ".join(f"{_NAMES[name]}: {scaling_flags(*both)}" for name, both in PUBLISHED_SCALING.items())
 
 
 # ---- The value of an option --------------------------------------------------------------------------------

@@ -38,6 +38,7 @@ from vae.evaluation.tables import terminal_text, write_per_image_csv, write_resu
 from vae.interop.exporting import export
 from vae.interop.vae_files import LoadedVae, load_vae
 from vae.losses.perceptual import RANDOM_NOTE
+from vae.model.activation_scale import UNKNOWN, scale_activations
 from vae.ops.kernel_check import choose_kernels
 from vae.progress import track
 from vae.shards.dataset_json import is_dataset
@@ -232,6 +233,7 @@ def on_device(config: EvaluateConfig, row: Candidate, device: torch.device) -> I
         yield row.source
         return
     model = row.source.autoencoder.to(device).to(memory_format=torch.channels_last)
+    scale_activations(model, UNKNOWN if config.dtype == "fp16" else 1.0)
     try:
         yield VaeCodec(model, DTYPES[config.dtype], config.seed if config.posterior == "sample" else None)
     except (RuntimeError, MemoryError) as error:

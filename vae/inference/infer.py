@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +26,7 @@ from vae.inference.latent_file import (
 )
 from vae.inference.tasks import COMMAND, LATENTS, Task
 from vae.interop.families import latents_config
+from vae.interop.latent_statistics import LatentSums
 from vae.interop.vae_files import load_vae
 from vae.model.activation_scale import UNKNOWN, scale_activations
 from vae.model.autoencoder import AutoencoderKL
@@ -35,6 +36,8 @@ from vae.progress import Progress, track
 from vae.system import console
 from vae.system.errors import EXIT_DATA
 from vae.system.files import atomic_path, claim_folder
+
+MEASURED_IMAGES = 64  # from which a scaling is measured
 
 
 @dataclass
@@ -46,6 +49,7 @@ class Session:
     source: LatentSource
     dtype: torch.dtype
     tile: int | None  # the side of the tiles of the next image; None: it is computed whole
+    has_own_latents: bool  # a checkpoint of a run that changes its latents, and measures them at its end
 
     @property
     def device(self) -> torch.device:
@@ -133,20 +137,24 @@ def open_session(config: InferConfig) -> Session:
     model = loaded.autoencoder
     if not loaded.has_encoder:
         console.warning(f"--vae {config.vae} has no encoder: whether it made the latents is not checked")
+    file = loaded.file
+    constants: dict[str, Any] = {"latents_mean": file.latents_mean, "latents_std": file.latents_std}
+    constants |= latents_config(model.bn)
     source = LatentSource(
         encoder_fingerprint(model) if loaded.has_encoder else "",
         model.config.z_channels,
         model.encoder_downsampling,
         loaded.scaling_factor,
         loaded.shift_factor,
-        **{name: tuple(values) for name, values in latents_config(model.bn).items()},
+        **{name: tuple(values) for name, values in constants.items()},
     )
     model.to(device).to(memory_format=torch.channels_last)
     torch.backends.cudnn.allow_tf32 = False  # --dtype fp32 means fp32, not TF32
     dtype = _dtype(config.dtype, device)
     scale_activations(model, UNKNOWN if dtype == torch.float16 else 1.0)
     choose_kernels(config.kernels, device, [dtype])
-    return Session(config, model, source, dtype, config.tile_size if config.tiles == "blended" else None)
+    tile = config.tile_size if config.tiles == "blended" else None
+    return Session(config, model, source, dtype, tile, file.encoder_trained)
 
 
 @contextmanager
@@ -177,9 +185,11 @@ def infer(config: InferConfig, tasks: list[Task]) -> int:
     session = open_session(config)
     console.info(session.headline)
     claim_folder(Path(config.output_dir), COMMAND)
+    if config.mode == "encode" and session.source.scaling_factor is None and session.model.bn is None:
+        _find_scaling(session, tasks)
     failed = 0
     for task in track(tasks, config.mode, len(tasks), "file"):
-        reason = _attempt(session, task)
+        reason = _attempt(session, task, _WORK[config.mode])
         if reason is not None:
             failed += 1
             console.error(f"{task.name}: {reason}")
@@ -189,10 +199,37 @@ def infer(config: InferConfig, tasks: list[Task]) -> int:
     return EXIT_DATA if failed else 0
 
 
-def _attempt(session: Session, task: Task) -> str | None:
+def _find_scaling(session: Session, tasks: list[Task]) -> None:
+    """Measure the scaling of latents that a run still changes; warn if other latents have none."""
+    vae = f"--vae {session.config.vae}"
+    if not session.has_own_latents:
+        console.warning(
+            f"{vae} does not contain the scaling of its latents, so neither do the results: export it with "
+            "--scaling_factor first, or give the folder vae/ of its model"
+        )
+        return
+    sums = LatentSums()
+
+    def add(session: Session, task: Task) -> None:
+        posterior = session.encode_file(task.inputs[0]).posterior
+        sums.add(posterior.mean, posterior.logvar)
+
+    chosen = tasks[:: max(1, len(tasks) // MEASURED_IMAGES)][:MEASURED_IMAGES]
+    for task in track(chosen, "scaling", len(chosen), "file", keep=False):
+        _attempt(session, task, add)
+    if sums.count:
+        found = sums.statistics().constants
+        session.source = replace(session.source, scaling_factor=found.scaling, shift_factor=found.shift)
+        console.warning(
+            f"{vae} does not contain the scaling of its latents yet, so that of these images is taken: "
+            f"{found.scaling:.5g}, shift {found.shift:.5g}; export_vae.py --data_path fixes one in a VAE"
+        )
+
+
+def _attempt(session: Session, task: Task, work: Callable[[Session, Task], None]) -> str | None:
     """Do one task; returns the reason if it cannot be done."""
     try:
-        _WORK[session.config.mode](session, task)
+        work(session, task)
     except (BadImageError, BadLatentsError) as error:
         return str(error)
     except (RuntimeError, MemoryError) as error:
@@ -205,7 +242,7 @@ def _attempt(session: Session, task: Task) -> str | None:
     if session.config.tiles == "auto" and session.tile is None:
         console.warning(f"{task.name} {problem}: computes it in blended tiles, which are approximate")
         session.tile = session.config.tile_size
-        reason = _attempt(session, task)
+        reason = _attempt(session, task, work)
         session.tile = None  # the next images may fit
         return reason
     return f"out_of_memory: {problem}: {_smaller_setting(session)}"

@@ -113,13 +113,20 @@ def _endings(config: InferConfig) -> list[str]:
 
 
 def _stems(inputs: list[tuple[str, Path]]) -> list[str]:
-    """The result's name without its extension; it includes the input's extension if two would be the same."""
-    plain = [os.path.splitext(name)[0] for name, _ in inputs]
-    counts = Counter(stem.casefold() for stem in plain)
-    return [
-        stem if counts[stem.casefold()] == 1 else stem + name[len(stem) :].replace(".", "_")
-        for (name, _), stem in zip(inputs, plain, strict=True)
-    ]
+    """The result's name without its extension.
+
+    It includes the input's extension if two would be the same, and a hash if the names differ only in case.
+    """
+    names = [name for name, _ in inputs]
+    stems = [os.path.splitext(name)[0] for name in names]
+    whole = [stem + name[len(stem) :].replace(".", "_") for name, stem in zip(names, stems, strict=True)]
+    hashed = [shortened(stem, name, hashed=True) for name, stem in zip(names, whole, strict=True)]
+    for longer in (whole, hashed):
+        counts = Counter(stem.casefold() for stem in stems)
+        stems = [
+            stem if counts[stem.casefold()] == 1 else other for stem, other in zip(stems, longer, strict=True)
+        ]
+    return stems
 
 
 def _check_outputs(tasks: list[Task], overwrite: bool) -> None:

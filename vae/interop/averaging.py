@@ -34,7 +34,7 @@ def combine(vaes: Sequence[LoadedVae], config: ExportConfig) -> LoadedVae:
     for path, weight in zip(config.vae, weights, strict=True):
         console.info(f"averaged: {weight:.1%} of {path}")
     first = vaes[0]
-    _report_latents(first, vaes)
+    _set_latents(first, vaes, weights, is_measured=config.data_path is not None)
     first.autoencoder.load_state_dict(average(parts, weights))
     if not all(vae.file.start for vae in vaes):
         first.file.start = ""  # one of them may have another start
@@ -67,8 +67,13 @@ def check_combinable(vaes: Sequence[LoadedVae], paths: Sequence[str]) -> None:
         )
 
 
-def _report_latents(first: LoadedVae, used: Sequence[LoadedVae]) -> None:
-    """Print whether the average has the latents of its members; if not, it needs constants of its own."""
+def _set_latents(
+    first: LoadedVae, used: Sequence[LoadedVae], weights: Sequence[float], is_measured: bool
+) -> None:
+    """Print whether the average has the latents of its members; if not, it gets constants of its own.
+
+    They are the mean of those of the members, unless they are then measured.
+    """
     states = [vae.autoencoder.state_dict() for vae in used]
     names = [name for name in states[0] if name.startswith(ENCODER)]
     if all(torch.equal(state[name], states[0][name]) for state in states[1:] for name in names):
@@ -78,9 +83,29 @@ def _report_latents(first: LoadedVae, used: Sequence[LoadedVae]) -> None:
         "latents: the encoders differ, so the average has its own: encode images again that one of them "
         "encoded"
     )
-    if len({(vae.scaling_factor, vae.shift_factor) for vae in used}) > 1:
-        first.file.scaling_factor = first.file.shift_factor = None  # to be measured
+    kinds = ("scaling_factor", "shift_factor", "latents_mean", "latents_std")
+    constants = {name: [getattr(vae.file, name) for vae in used] for name in kinds}
+    if all(values.count(values[0]) == len(values) for values in constants.values()):
+        return
+    for name, values in constants.items():
+        setattr(first.file, name, _mean(values, weights))
+    if is_measured:
+        first.file.scaling_factor = None
         first.file.latents_mean = first.file.latents_std = ()
+        first.file.encoder_trained = True  # its latents are its own, so no published constants fit
+    elif first.scaling_factor is not None:
+        console.info(
+            f"their scaling is the mean of the members', {first.scaling_factor:.5g}; --data_path measures it"
+        )
+
+
+def _mean(values: Sequence[Any], weights: Sequence[float]) -> Any:
+    """The weighted mean of numbers, or of tuples of them; None, or (), if one is missing."""
+    if None in values:
+        return None
+    if isinstance(values[0], tuple):
+        return tuple(_mean(channel, weights) for channel in zip(*values, strict=False))
+    return sum(value * weight for value, weight in zip(values, weights, strict=True))
 
 
 def _scores(vaes: Sequence[LoadedVae], config: ExportConfig) -> Sequence[float]:
