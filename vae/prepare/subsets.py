@@ -1,11 +1,11 @@
-"""Validation subset and fold of each group of images: pure functions of hashes and labels.
+"""Validation subset and fold of each group of images: by the hashes of the groups, or stratified by labels.
 
-Shapes: N images, G groups, C cells; a cell contains the images of one label in one group.
+Shapes: N images, G groups.
 """
 
+import warnings
 from dataclasses import dataclass
-from functools import cached_property
-from itertools import pairwise
+from fractions import Fraction
 
 import numpy as np
 
@@ -13,6 +13,9 @@ from vae.images.folder import SMALL_SET
 from vae.system.errors import UserError
 
 NONE = -1  # no fold
+MAX_DENOMINATOR = (
+    20  # a share of a stratified set is that of some of at most so many folds, if it is not smaller
+)
 
 
 @dataclass
@@ -25,20 +28,6 @@ class Groups:
     sizes: np.ndarray  # int64 (G,): images of each group
     label_counts: np.ndarray  # int64 (labels,)
 
-    @property
-    def is_by_hash(self) -> bool:
-        """Whether the hashes of the groups alone decide: without labels, many of them give every share."""
-        return len(self.hashes) >= SMALL_SET and len(self.label_counts) == 1
-
-    @cached_property
-    def cells(self) -> list[list[tuple[int, int]]]:
-        """(label, images) pairs of each group."""
-        count = len(self.label_counts)
-        cells, sizes = np.unique(self.of_image * count + self.labels, return_counts=True)  # (C,) each
-        starts = np.searchsorted(cells, np.arange(len(self.hashes) + 1) * count).tolist()
-        pairs = list(zip((cells % count).tolist(), sizes.tolist(), strict=True))
-        return [pairs[start:end] for start, end in pairwise(starts)]
-
 
 def gather(keys: np.ndarray, labels: np.ndarray | None = None) -> Groups:
     """Groups from the images' group hashes, uint64 (N,), and label numbers, (N,)."""
@@ -50,18 +39,29 @@ def gather(keys: np.ndarray, labels: np.ndarray | None = None) -> Groups:
 def choose_val_groups(groups: Groups, share: float) -> np.ndarray:
     """Which groups are in the validation set: bool (G,).
 
-    With at least 1000 groups and one label, these are the groups whose hash is below a threshold, so that a
-    subset depends on nothing else; groups larger than the whole share train. Otherwise, the set contains the
-    share of each label as closely as the groups allow, lowest hashes first.
+    Without labels, groups larger than the whole share train. With at least 1000 groups, those validate whose
+    hash is below a threshold, so that nothing else decides a subset; of fewer, those with the lowest hashes.
     """
     if len(groups.hashes) < 2:
         raise UserError(
             f"--val_split {share}: all images are one group, which cannot be divided: "
             "choose another --group_by, or --val_split 0"
         )
-    if groups.is_by_hash:
-        return (groups.hashes < np.uint64(share * 2**64)) & (groups.sizes <= share * groups.sizes.sum())
-    in_val = _fill_quotas(groups, share)
+    images = share * groups.sizes.sum()
+    fits = groups.sizes <= images
+    if len(groups.label_counts) > 1:
+        count = len(groups.hashes)
+        part = Fraction(share).limit_denominator(min(MAX_DENOMINATOR, count))
+        if part == 0:
+            part = Fraction(1, min(round(1 / share), count))
+        elif part == 1:
+            part = 1 - Fraction(1, min(round(1 / (1 - share)), count))
+        folds = _stratified(groups, part.denominator, np.ones(count, bool))
+        in_val = (folds >= 0) & (folds < part.numerator)
+    elif len(groups.hashes) >= SMALL_SET:
+        return fits & (groups.hashes < np.uint64(share * 2**64))
+    else:
+        in_val = fits & (np.cumsum(groups.sizes * fits) - groups.sizes / 2 < images)
     if not in_val.any():  # at least one: the smallest group with the lowest hash
         in_val[np.argmin(groups.sizes)] = True
     if in_val.all():  # never all
@@ -69,46 +69,36 @@ def choose_val_groups(groups: Groups, share: float) -> np.ndarray:
     return in_val
 
 
-def _fill_quotas(groups: Groups, share: float) -> np.ndarray:
-    in_val = np.zeros(len(groups.hashes), bool)
-    missing = (groups.label_counts * share).tolist()  # images of each label still to be added
-
-    def take(group: int) -> None:
-        in_val[group] = True
-        for label, size in groups.cells[group]:
-            missing[label] -= size
-
-    for group, cells in enumerate(groups.cells):
-        # adding the group reduces the sum of squared distances to the quotas
-        if sum(size * (size - 2 * missing[label]) for label, size in cells) < 0:
-            take(group)
-    # Labels with few images may have no image in the set. Together they lack some: add at most a group each.
-    for group, cells in enumerate(groups.cells) if len(missing) > 1 else ():
-        is_lacking = all(missing[label] > 0 for label, _ in cells)
-        if not in_val[group] and is_lacking and groups.sizes[group] < 2 * sum(missing):
-            take(group)
-    return in_val
-
-
 def deal_folds(groups: Groups, num_folds: int, left_out: np.ndarray) -> np.ndarray:
     """Fold of each group: int64 (G,), NONE if `left_out`.
 
-    With at least 1000 groups and one label, the hash alone decides. Otherwise each group, the largest first,
-    goes to the fold with the smallest shares of its labels.
+    With at least 1000 groups and one label, the hash alone decides. Otherwise the folds are stratified.
     """
     if (count := int((~left_out).sum())) < num_folds:
         raise UserError(f"--num_folds {num_folds} is more than the {count} groups: lower it")
-    if groups.is_by_hash:
+    if len(groups.hashes) >= SMALL_SET and len(groups.label_counts) == 1:
         spread = (groups.hashes & np.uint64(0xFFFFFFFF)) * np.uint64(num_folds) >> np.uint64(32)
         return np.where(left_out, NONE, spread.astype(np.int64))
+    return _stratified(groups, num_folds, ~left_out)
+
+
+def _stratified(groups: Groups, num_folds: int, chosen: np.ndarray) -> np.ndarray:
+    """Fold of each of the `chosen` groups, with equal shares of all images and of each label: int64 (G,)."""
+    try:
+        from sklearn.model_selection import StratifiedGroupKFold
+    except ImportError:
+        raise UserError(
+            "labels, and folds of fewer than 1000 groups, need the package scikit-learn: "
+            "python -m pip install scikit-learn"
+        ) from None
+    images = np.flatnonzero(chosen[groups.of_image])
+    # A label with fewer images than folds cannot be in all of them: such labels are divided as one.
+    is_rare = np.bincount(groups.labels[images], minlength=len(groups.label_counts)) < num_folds
+    labels = np.where(is_rare, -1, np.arange(len(is_rare)))[groups.labels[images]]
     folds = np.full(len(groups.hashes), NONE)
-    shares = np.zeros((num_folds, len(groups.label_counts)))  # of each label in each fold
-    totals = np.zeros(num_folds)
-    order = np.argsort(-groups.sizes, kind="stable")
-    for group in order[~left_out[order]].tolist():
-        labels, sizes = np.array(groups.cells[group]).T
-        fold = np.lexsort((totals, shares[:, labels] @ sizes))[0]
-        folds[group] = fold
-        shares[fold, labels] += sizes / groups.label_counts[labels]
-        totals[fold] += sizes.sum()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # about the rare labels
+        divided = StratifiedGroupKFold(num_folds).split(images, labels, groups.of_image[images])
+        for fold, (_, own) in enumerate(divided):
+            folds[groups.of_image[images[own]]] = fold
     return folds
