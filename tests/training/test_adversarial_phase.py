@@ -89,21 +89,34 @@ def test_a_collapse_of_the_weights_that_train_is_divergence_after_few_records():
 
 
 @pytest.mark.slow
-def test_a_run_keeps_the_best_weights_before_the_phase_and_names_them(tiny, tmp_path, capsys):
-    """3 steps per epoch, and the phase begins within the second one."""
-    given = {**tiny, **LOSS, "disc_channels": 8, "disc_layers": 1, "num_epochs": 10, "log_freq": 1}
+@pytest.mark.parametrize(("start", "checkpoint"), [(5, "checkpoint_step_5.pt"), (6, "checkpoint_epoch_2.pt")])
+def test_a_run_keeps_the_best_weights_before_the_phase_and_names_them(
+    tiny, tmp_path, capsys, start, checkpoint
+):
+    """3 steps per epoch; the phase begins within the second one or at its end, where the run is resumed."""
+    given = {
+        **tiny,
+        **LOSS,
+        "disc_start": start - 1,
+        "disc_channels": 8,
+        "disc_layers": 1,
+        "num_epochs": 10,
+        "log_freq": 1,
+    }
     given |= {"keep_checkpoints": 2, "early_stopping": 1, "learning_rate": 1e-3}
-    assert train({**given, "max_steps": 7}) == 0
+    assert train({**given, "max_steps": start}) == 0
     assert train({**given, "resume_from": "latest"}) == 0
     folder = tmp_path / "run"
     validated = records(folder, "validation")
-    shares = {record["step"]: record["adversarial_share"] for record in validated}
-    assert {step: shares[step] for step in (0, 3, 5, 6, 9)} == {0: 0, 3: 0, 5: 0, 6: 0.2, 9: 0.8}
+    shares = [(record["step"], record["adversarial_share"]) for record in validated]
+    assert shares[:4] == (
+        [(0, 0), (3, 0), (5, 0), (6, 0.2)] if start == 5 else [(0, 0), (3, 0), (6, 0), (9, 0.6)]
+    )
     history = last_checkpoint(folder)["history"]
-    assert history["before_adversarial"] == "checkpoint_step_5.pt"  # the loss falls before it
+    assert history["before_adversarial"] == checkpoint  # the loss falls before it
     assert history["best"]["adversarial_share"] == 1
-    assert (folder / "checkpoint_step_5.pt").is_file()  # more than two are newer
+    assert (folder / checkpoint).is_file()  # more than two are newer
     result = capsys.readouterr().out.rpartition("done: ")[2]
     (line,) = re.findall(r"^VAE .*on purpose; the best before it is .*", result, re.MULTILINE)
     assert "export_vae.py --vae" in line
-    assert str(Path("run") / "checkpoint_step_5.pt") in line
+    assert str(Path("run") / checkpoint) in line

@@ -88,13 +88,15 @@ class TrainingLoop:
         is_adversarial = self.stepper.schedule.is_adversarial(position.step)
         if is_adversarial == history.is_adversarial:
             return
+        is_best = False
         if self.validator and state.validated_step != position.step:
             when = f"{'before' if is_adversarial else 'after'} the adversarial loss"
-            metrics = self.validator.validate(when, self.stepper.schedule.steps.epochs(position))
-            if history.add_epoch(metrics):
-                self._save_validated(metrics)
+            self.validator.validate(when, self.stepper.schedule.steps.epochs(position))
+            is_best = history.add_epoch(state.last_validation)
         history.begin_phase(is_adversarial, state.last_validation)
         self.stability.begin_phase(is_adversarial)
+        if is_best:
+            self._save_validated(state.last_validation)
 
     def train(self, loader: TrainLoader) -> StageEnd:
         """Train the rest of the stage."""
@@ -224,6 +226,7 @@ class TrainingLoop:
             is_last = save_is_due = True
         if is_last:
             state.stages, state.stage = end_stage(state.stages, state.stage, position)
+        self.begin_phase()
         if save_is_due:
             self._save_validated(metrics, required=current_stage(state.stages, position) is None)
 
