@@ -11,14 +11,15 @@ import sys
 from contextlib import suppress
 from pathlib import Path
 from types import FrameType
+from typing import Any
 
-from launchers.command import exit_code_of, run_command, stop_on_signals
+from launchers.command import Stopped, exit_code_of, run_command, stop_on_signals
 from launchers.menu import ask_job
 from launchers.stamp import ROOT, why_incomplete
+from vae.config.flags import parse_flags
 from vae.config.options import Config
 from vae.system import console
 from vae.system.errors import EXIT_NON_FINITE
-from vae.system.files import read_json
 
 WINDOWS = os.name == "nt"
 LAUNCHER = "train_rtx5090.bat" if WINDOWS else "./train_rtx5090.sh"
@@ -119,28 +120,23 @@ def complete_environment() -> int:
     return run_command([*setup, "--yes"])
 
 
+def given_options(command: list[str]) -> dict[str, Any]:
+    """The options of a command of the trainer, with those of --config."""
+    return parse_flags([*itertools.dropwhile(lambda word: not word.startswith("-"), command)])
+
+
 def resumed(command: list[str]) -> list[str]:
     """The command that goes on with the run that this one has begun or continued.
 
-    The options of a file of --config are in the checkpoint. A stage that began from a checkpoint's path may
-    have no checkpoint of its own yet: --new_stage has no effect in one that has.
+    A stage that began from a checkpoint's path may have no checkpoint of its own yet: --new_stage has no
+    effect in one that has.
     """
-    words, kept, folder = iter(command), list[str](), ""
-    begins_stage = gives(command, "--new_stage")
-    for word in words:
-        flag, _, value = word.partition("=")
-        if flag not in ("--resume_from", "--init_from", "--config", "--new_stage"):
-            kept.append(word)
-            continue
-        value = value or ("" if flag == "--new_stage" else next(words, ""))
-        if flag == "--resume_from" and value != "latest":
-            begins_stage = True
-            folder = folder or os.path.dirname(value) or "."
-        elif flag == "--config":
-            folder = read_json(value).get("output_dir") or Config().run.output_dir
-    if folder and not gives(command, "--output_dir"):
-        kept += ["--output_dir", folder]
-    return [*kept, "--resume_from", "latest", *(["--new_stage"] if begins_stage else [])]
+    given = given_options(command)
+    checkpoint = given.get("resume_from", "latest")
+    begins_stage = checkpoint != "latest"
+    own = (os.path.dirname(checkpoint) or ".") if begins_stage else Config().run.output_dir
+    folder = given.get("output_dir", own)
+    return [*command, "--output_dir", folder, "--resume_from", "latest", *["--new_stage"] * begins_stage]
 
 
 def run_trainer(command: list[str]) -> int:
@@ -150,25 +146,27 @@ def run_trainer(command: list[str]) -> int:
         code = run_with_signals(command)
         if code != EXIT_NON_FINITE or restart == RESTARTS:
             break
-        command = resumed(command)
-        if not has_good_checkpoint(command):
+        command = command if restart else resumed(command)
+        # The run has stored with which checkpoint it continues
+        if not Path(given_options(command)["output_dir"], "diverged.json").is_file():
             break
         console.info(f"{LAUNCHER}: training has diverged; restart {restart + 1} of {RESTARTS}")
     return code
 
 
-def has_good_checkpoint(command: list[str]) -> bool:
-    """Whether the run of the command has stored with which checkpoint it continues after it has diverged."""
-    words = [word for argument in command for word in argument.split("=", 1)]
-    folders = [folder for flag, folder in itertools.pairwise(words) if flag == "--output_dir"]
-    return bool(folders) and Path(folders[-1], "diverged.json").is_file()
-
-
 def run_with_signals(command: list[str]) -> int:
-    """Run a command, which gets the signals to this process; returns its exit code."""
+    """Run a command, which gets the signals to this process; returns its exit code.
+
+    After a signal that stops it, this process ends with it.
+    """
     process = subprocess.Popen(command)
+    stops: list[int] = []
 
     def pass_on(number: int, _frame: FrameType | None) -> None:
+        if number != getattr(signal, "SIGUSR1", None):  # which only saves a checkpoint
+            stops.append(number)
+            if process.returncode is not None:
+                raise Stopped(number)
         # Ctrl-C reaches both processes: on Windows, and where this one is in the foreground of a terminal
         if not WINDOWS and (number != signal.SIGINT or not is_in_foreground()):
             process.send_signal(number)
@@ -181,6 +179,8 @@ def run_with_signals(command: list[str]) -> int:
         with suppress(OSError):  # SIGKILL has no handler
             signal.signal(-code, signal.SIG_DFL)
         os.kill(os.getpid(), -code)
+    if stops:
+        sys.exit(code)
     return code
 
 

@@ -41,7 +41,7 @@ if "--list_profiles" in sys.argv:
 with open("calls.jsonl", "a") as calls:
     calls.write(json.dumps([os.path.basename(sys.argv[0]), *sys.argv[1:]]) + "\\n")
 if os.environ.get("STUB_WAITS"):
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(75))
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(int(os.environ.get("STUB_CODE_OF_SIGNAL", "75"))))
     print("waiting", flush=True)
     time.sleep(30)
 sys.exit(int(os.environ.get("STUB_CODE", "0")))

@@ -37,7 +37,7 @@ MACHINE_VALUES = ("images_per_second", "data_wait_share", "memory_peak_gib", "id
 
 def alive_of(run: PreparedRun) -> Liveness:
     """For parts of a prepared run that a test uses alone."""
-    return Liveness(Watchdog(0, run.resume_command), StopSignals())
+    return Liveness(Watchdog(0, run.command.resume_command), StopSignals())
 
 
 def loop_of(run: PreparedRun) -> TrainingLoop:
@@ -45,7 +45,8 @@ def loop_of(run: PreparedRun) -> TrainingLoop:
     run.output_dir.mkdir()
     plan, schedule = run.plan(run.state.stage), run.schedule(run.state.stage)
     writer, logbook = CheckpointWriter(background=False), Logbook(run.output_dir, 0, active=False)
-    saver = Saver(run.config, run.state, run.provenance, begin_stability(run), writer, run.dist)
+    resume = run.command.resume_command
+    saver = Saver(run.config, run.state, run.provenance, begin_stability(run), writer, run.dist, resume)
     return run.loop(plan, schedule, saver, logbook, alive_of(run))
 
 

@@ -132,30 +132,47 @@ def test_run_that_diverges_is_started_again_twice(project):
     found = project.train("--data_path", "d", "--init_from", "a.safetensors", STUB_CODE="76")
     assert found.returncode == 76
     first, *again = project.calls()
-    begin = ["train_vae.py", "--profile", "standard", *RUN, "--data_path", "d"]
-    assert first == [*begin, "--init_from", "a.safetensors"]
-    assert again == [[*begin, "--resume_from", "latest"]] * 2
+    assert first[-4:] == ["--data_path", "d", "--init_from", "a.safetensors"]
+    resume = ["--output_dir", RUN[1], "--resume_from", "latest"]
+    assert again == [[*first, *resume]] * 2
     assert "training has diverged; restart 2 of 2" in found.stdout
 
 
-LATEST = ("--resume_from", "latest")
-
-
 @pytest.mark.parametrize(
-    ("given", "expected"),
+    ("given", "folder", "begins_stage"),
     [
-        (["--resume_from", "old/a.pt", "--new_stage"], ["--output_dir", "old", *LATEST, "--new_stage"]),
-        (["--resume_from=a.pt"], ["--output_dir", ".", *LATEST, "--new_stage"]),
-        (["--output_dir=new", "--resume_from", "old/a.pt"], ["--output_dir=new", *LATEST, "--new_stage"]),
-        (["--output_dir", "new", "--resume_from", "latest"], ["--output_dir", "new", *LATEST]),
-        (["--init_from=a.pt", "--seed", "1"], ["--seed", "1", *LATEST]),
-        (["--config", "a.json", "--seed", "1"], ["--seed", "1", "--output_dir", "of a", *LATEST]),
+        (["--resume_from", "old/a.pt", "--new_stage"], "old", True),
+        (["--resume_from=a.pt"], ".", True),
+        (["--output_dir=lr=1e-4", "--resume_from", "old/a.pt"], "lr=1e-4", True),
+        (["--output_dir", "new", "--resume_from", "latest"], "new", False),
+        (["--config", "a=b.json", "--seed", "1"], "of a", False),
+        (["--config=a=b.json", "--output_dir", "x"], "x", False),
+        (["--init_from", "a.pt"], "./outputs", False),
     ],
 )
-def test_restart_continues_the_run_of_the_first_command(given, expected, tmp_path, monkeypatch):
+def test_restart_repeats_the_command_and_resumes(given, folder, begins_stage, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    Path("a.json").write_text('{"output_dir": "of a", "init_from": "b.pt"}')
-    assert training.resumed(given) == expected
+    Path("a=b.json").write_text('{"output_dir": "of a", "init_from": "b.pt", "max_steps": 9}')
+    command = ["python", "train_vae.py", *given]
+    resume = ["--output_dir", folder, "--resume_from", "latest", *["--new_stage"] * begins_stage]
+    assert training.resumed(command) == [*command, *resume]
+
+
+def test_a_stop_signal_at_the_end_of_a_diverged_run_starts_no_other(project):
+    run = project.folder / "run"
+    run.mkdir()
+    (run / "diverged.json").touch()
+    launcher = subprocess.Popen(
+        [project.folder / "train_rtx5090.sh", "--output_dir", "run"],
+        env=project.environ(STUB_WAITS="1", STUB_CODE_OF_SIGNAL="76"),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+    )
+    with launcher:
+        assert launcher.stdout.readline() == b"waiting\n"
+        launcher.send_signal(signal.SIGTERM)
+        assert launcher.wait(timeout=60) == 76
+    assert len(project.calls()) == 1
 
 
 @pytest.mark.parametrize(("sent", "code"), [(signal.SIGTERM, 75), (signal.SIGINT, -signal.SIGINT)])

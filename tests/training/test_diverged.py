@@ -60,12 +60,14 @@ def test_next_start_continues_the_last_good_checkpoint_with_half_the_learning_ra
         assert words in line
     assert {path.name for path in (folder / "abandoned").glob("*.pt")} == {"checkpoint_epoch_2.pt"}
     assert newest(folder)["position"]["step"] == 6
-    latest = {**given, "resume_from": "latest"}
+    latest = {**given, "resume_from": "latest", "init_from": "gone.safetensors"}  # as a launcher repeats it
     assert train({**latest, "max_steps": 8}) == 0
     (record,) = records(folder, "divergence")
     assert (record["step"], record["diverged_at"]) == (6, 13)
     assert record["checkpoint"] == "checkpoint_step_6.pt"
-    diverge(latest, Fault("nan", "step", nth=11, times=5))
+    line = diverge({**latest, "max_steps": 90}, Fault("nan", "step", nth=11, times=5))
+    for words in ("lower --learning_rate (now 5e-05)", "--max_steps 90", "--num_workers 0"):
+        assert words in line
     assert train({**latest, "max_steps": 10}) == 0
     assert train({**latest, "learning_rate": 3e-5}) == 0  # a new attempt
     rates = learning_rates(folder)

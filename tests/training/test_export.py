@@ -18,7 +18,6 @@ from vae.system.files import MARKER_NAME, write_json
 from vae.training.command import Command
 from vae.training.export import write_export
 from vae.training.run import train
-from vae.training.run_folder import resume_command
 from vae.training.setup import prepare_run
 from vae.training.state import begin_state
 
@@ -63,7 +62,13 @@ def export(folder: Path) -> None:
     checkpoint = folder / "checkpoint_epoch_1.pt"
     checkpoint.touch()
     write_json(folder / MARKER_NAME, {"command": "train", "id": RUN})
-    write_export(folder, state, LatentConstants(), checkpoint, resume_command(folder, 6))
+    write_export(
+        folder,
+        state,
+        LatentConstants(),
+        checkpoint,
+        Command({"output_dir": str(folder), "max_steps": 6}).resume_command,
+    )
 
 
 @pytest.mark.parametrize("metadata", [{}, {RUN_KEY: "another run"}])

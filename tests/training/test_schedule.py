@@ -138,10 +138,10 @@ def test_peak_is_inverse_to_the_width_and_follows_the_length_of_the_stage():
 
 
 def test_each_divergence_of_the_stage_halves_both_rates():
-    schedule = StageSchedule(
-        StageSteps(Stage(0, 2, 32, 4), 3, 4, 4), WARM, 64, OptimConfig(warmup_epochs=0), LossConfig()
-    )
-    rates = [schedule.learning_rates(Position(images_in_epoch=8, step=2), count) for count in range(3)]
+    steps = StageSteps(Stage(0, 2, 32, 4), 3, 4, 4)
+    parts = (steps, WARM, 64, OptimConfig(warmup_epochs=0), LossConfig())
+    schedules = [StageSchedule(*parts, divergences=count) for count in range(3)]
+    rates = [schedule.learning_rates(Position(images_in_epoch=8, step=2)) for schedule in schedules]
     assert rates[1:] == [tuple(rate / 2**count for rate in rates[0]) for count in (1, 2)]
 
 

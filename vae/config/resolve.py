@@ -176,7 +176,7 @@ def check_new_decoder(model: ModelConfig) -> None:
 
 def check_same_model(given: dict[str, Any], checkpoint: dict[str, Any]) -> None:
     """Raise UserError if a given value contradicts the architecture of the checkpoint's networks."""
-    if given.get("init_from"):
+    if given.get("init_from") and given.get("resume_from") != "latest":  # a restart loop begins with it
         raise UserError("--init_from and --resume_from exclude each other: give only one of them")
     discriminator = _DISCRIMINATOR_SHAPE if checkpoint["adversarial_weight"] > 0 else ()
     shape = {name: checkpoint[name] for name in (*SHAPE, *discriminator)}

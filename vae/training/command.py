@@ -8,9 +8,10 @@ from itertools import chain, permutations
 from pathlib import Path
 from typing import Any
 
+from vae.config.flags import command_words
 from vae.config.options import Config, all_options
 from vae.config.recipes import recipe_values
-from vae.config.resolve import check_encoder, check_given, parse_progressive, resolve
+from vae.config.resolve import PER_COMMAND, check_encoder, check_given, parse_progressive, resolve
 from vae.data.exclude_list import read_exclude_list
 from vae.data.manifest import is_manifest, manifest_of
 from vae.images.decoding import parse_background
@@ -20,10 +21,17 @@ from vae.interop.vae_path import check_checkpoint_path, locate_vae
 from vae.prepare.hub_dataset import local_dataset
 from vae.shards.dataset_json import is_dataset, read_dataset
 from vae.shards.hub_files import is_hub_dataset
+from vae.system import console
 from vae.system.addresses import is_remote
 from vae.system.errors import UserError
 from vae.system.files import check_folder, check_utf8
-from vae.training.run_folder import checkpoint_paths, contains_run, resume_command
+from vae.training.run_folder import checkpoint_paths, contains_run
+
+# Options of a command that say what begins, and where
+_OF_START = {
+    *("config", "find_lr", "find_lr_steps", "init_from", "new_stage", "output_dir", "profile", "progressive"),
+    "resume_from",
+}
 
 
 @dataclass(frozen=True)
@@ -53,6 +61,13 @@ class Command:
     def resume_from(self) -> str | None:
         """A checkpoint, "latest", or None for a new run."""
         return self.value("resume_from")
+
+    @property
+    def resume_command(self) -> str:
+        """The command that resumes the run, with the given options that no checkpoint stores."""
+        kept = {name: value for name, value in self.given.items() if name in PER_COMMAND - _OF_START}
+        options = {"output_dir": str(self.output_dir), "resume_from": "latest", **kept}
+        return console.command_line("python", "train_vae.py", *command_words(options))
 
     @property
     def checkpoint(self) -> Path | None:
@@ -174,8 +189,9 @@ def _check_output(command: Command) -> None:
     if command.resume_from == "latest" or (checkpoint and checkpoint.parent.resolve() == folder.resolve()):
         return
     if contains_run(folder):
-        resume = resume_command(folder, command.value("max_steps"))
-        raise UserError(f"--output_dir {folder} contains another run: use a new one, or resume: {resume}")
+        raise UserError(
+            f"--output_dir {folder} contains another run: use a new one, or resume: {command.resume_command}"
+        )
 
 
 def check_wandb_installed() -> None:

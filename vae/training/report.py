@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 
 from vae.config.model_options import ModelConfig
-from vae.config.options import Config, DataConfig, OptimConfig, SpeedConfig
+from vae.config.options import Config, DataConfig, SpeedConfig
 from vae.images.pixels import OFF_BY_ONE_DB
 from vae.interop.checkpoint_file import Position, Stage
 from vae.interop.latent_statistics import LatentConstants
@@ -78,7 +78,7 @@ def print_stage(run: PreparedRun, schedule: StageSchedule, plan: StagePlan) -> N
         f"loss    {loss_line(run.networks.terms, schedule)}",
         f"device  {device_line(run.dist, config.speed, run.networks.dtype, run.compiled)}",
         f"plan    {plan_line(plan, size, steps.local_images, config.speed.micro_batch_size)}",
-        f"steps   {steps_line(steps, config.optim, schedule.peak)}",
+        f"steps   {steps_line(schedule)}",
         f"output  {run.output_dir}   "
         f"({console.command_line('tensorboard', '--logdir', run.output_dir / 'logs')})",
         late_discriminator_note(schedule, state.position.step, run.config.run.max_steps),
@@ -162,8 +162,12 @@ def cache_line(data: DataConfig) -> str | None:
     return f"cache   at most {data.cache_gib:g} GiB of shards in {data.cache_dir or default_folder()}"
 
 
-def steps_line(steps: StageSteps, optim: OptimConfig, peak: float) -> str:
+def steps_line(schedule: StageSchedule) -> str:
     """Number of steps, epochs and the learning-rate schedule of a stage."""
+    steps = schedule.steps
+    optim = schedule.optim
+    count = schedule.divergences
+    halved = f", halved by {counted(count, 'divergence')}" if count else ""
     warm_up = warmup_steps(optim.warmup_epochs, steps.per_epoch, steps.total)
     stage = steps.stage
     epochs = f"epochs {stage.first_epoch + 1} to {stage.end_epoch}, {steps.per_epoch} steps each"
@@ -171,7 +175,7 @@ def steps_line(steps: StageSteps, optim: OptimConfig, peak: float) -> str:
         epochs = f"{steps.total / steps.per_epoch:.3g} epochs of {counted(steps.per_epoch, 'step')}"
     return (
         f"{steps.total} of {steps.images} images: {epochs}; "
-        f"{warm_up} of warm-up, then {optim.lr_schedule} from {peak:.3g}"
+        f"{warm_up} of warm-up, then {optim.lr_schedule} from {schedule.peak:.3g}{halved}"
     )
 
 

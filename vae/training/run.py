@@ -30,7 +30,7 @@ from vae.training.logbook import Logbook, start_wandb, try_to_write_json
 from vae.training.loop import StageEnd, TrainingLoop
 from vae.training.precision import activations_of
 from vae.training.report import next_command, print_remarks, print_stage, progress_line, result_lines
-from vae.training.run_folder import FolderLock, contains_run, resume_command
+from vae.training.run_folder import FolderLock, contains_run
 from vae.training.saver import CheckpointWriter, Saver, copy_fits, end_diverged
 from vae.training.schedule import StageSchedule
 from vae.training.setup import PreparedRun, begin_stability, prepare_run
@@ -65,7 +65,7 @@ def prepared_run(command: Command) -> Iterator[tuple[PreparedRun, Liveness, Fold
             dist.on_main(lambda: lock.acquire(folder) if contains_run(folder) else None)
             prepared = prepare_run(command, dist)
             minutes = prepared.config.run.hang_minutes
-            with Watchdog(minutes, prepared.resume_command, dist.rank) as watchdog:
+            with Watchdog(minutes, command.resume_command, dist.rank) as watchdog:
                 yield prepared, Liveness(watchdog, signals), lock
     except (RuntimeError, MemoryError) as error:
         if not is_out_of_memory(error):
@@ -89,7 +89,7 @@ def _out_of_memory_line(error: Exception, command: Command) -> str:
     message = str(error).strip().splitlines()
     resume = ""
     if contains_run(command.output_dir):
-        resume = f", and resume with: {resume_command(command.output_dir, command.value('max_steps'))}"
+        resume = f", and resume with: {command.resume_command}"
     return (
         f"out of memory outside of a step{f' ({message[0]})' if message else ''}: end other programs, raise "
         f"the limits of this process, or lower --image_size or --num_workers{resume}"
@@ -221,7 +221,7 @@ class _Run:
             scale_activations(state.eval_model, 1.0)  # in other programs it has none
             overflows = activations_of(state.eval_model, crops()).may_overflow_fp16
             try:
-                write_export(self.folder, state, constants, checkpoint, run.resume_command, overflows)
+                write_export(self.folder, state, constants, checkpoint, run.command.resume_command, overflows)
             except NonFiniteError as error:
                 failure = str(error)
         raise_if_diverged(self.dist, failure)
@@ -241,7 +241,7 @@ class _Run:
     def _report_stopped(self, logbook: Logbook) -> int:
         logbook.draw_results()
         step = self.state.position.step
-        console.info(f"stopped and saved at step {step}; resume with: {self.prepared.resume_command}")
+        console.info(f"stopped and saved at step {step}; resume with: {self.prepared.command.resume_command}")
         return EXIT_SAVED_RESUMABLE
 
     def _report_complete(self, stage: Stage | None) -> int:
@@ -307,4 +307,6 @@ class _Run:
         run = self.prepared
         background = run.config.run.background_save and copy_fits(run.config, self.dist.device)
         writer = CheckpointWriter(background)
-        return Saver(run.config, self.state, run.provenance, begin_stability(run), writer, self.dist)
+        resume = run.command.resume_command
+        stability = begin_stability(run)
+        return Saver(run.config, self.state, run.provenance, stability, writer, self.dist, resume)

@@ -36,13 +36,6 @@ def contains_run(folder: Path) -> bool:
     return is_ours and (bool(checkpoint_paths(folder)) or (folder / METRICS_NAME).exists())
 
 
-def resume_command(folder: Path, max_steps: int | None = None) -> str:
-    """The command that resumes the run in `folder`; no checkpoint stores its --max_steps."""
-    limit = [] if max_steps is None else ["--max_steps", str(max_steps)]
-    words = ["python", "train_vae.py", "--output_dir", str(folder), "--resume_from", "latest", *limit]
-    return console.command_line(*words)
-
-
 # ---- The lock ------------------------------------------------------------------------------------------
 
 

@@ -31,7 +31,6 @@ from vae.training.checkpoints import (
 from vae.training.distributed import Distributed
 from vae.training.logbook import Logbook
 from vae.training.provenance import Provenance, write_run
-from vae.training.run_folder import resume_command
 from vae.training.stability import NOT_FINITE, Stability, raise_if_diverged
 from vae.training.stages import current_stage
 from vae.training.state import TrainingState, checkpoint_content
@@ -140,15 +139,11 @@ class Saver:
     stability: Stability
     writer: CheckpointWriter
     dist: Distributed
+    resume_command: str
     saved_at: float = field(default_factory=time.monotonic)  # or when it was created
 
     def __post_init__(self) -> None:
         self.folder = Path(self.config.run.output_dir)
-
-    @property
-    def resume_command(self) -> str:
-        """The command that resumes the run."""
-        return resume_command(self.folder, self.config.run.max_steps)
 
     def is_due(self, epochs: float) -> bool:
         """Whether the position after so many epochs of the run is saved for its number or for the time."""

@@ -101,6 +101,7 @@ class StageSchedule:
     optim: OptimConfig
     loss: LossConfig
     disc_begun_at: int | None = None  # optimizer step of the run, if the discriminator has begun
+    divergences: int = 0  # of the stage; each halves its learning rates
 
     @property
     def disc_first_step(self) -> int:
@@ -132,9 +133,9 @@ class StageSchedule:
 
     @property
     def peak(self) -> float:
-        """The peak learning rate of the autoencoder: --learning_rate, or the rule."""
+        """The peak learning rate of the autoencoder: --learning_rate, or the rule; halved by divergences."""
         given = self.optim.learning_rate
-        return self.ruled_peak if given is None else given
+        return (self.ruled_peak if given is None else given) * 0.5**self.divergences
 
     @property
     def remedy(self) -> str:
@@ -147,17 +148,13 @@ class StageSchedule:
         """The share of the learning rate for the last norm and convolution of encoder and decoder."""
         return WARM_ENDS_SHARE if self.begun_from == WARM else 1.0
 
-    def learning_rates(self, position: Position, divergences: int) -> tuple[float, float]:
-        """Those of the autoencoder and of the discriminator in the next step.
-
-        Each of the `divergences` of the stage halves both.
-        """
+    def learning_rates(self, position: Position) -> tuple[float, float]:
+        """Those of the autoencoder and of the discriminator in the next step."""
         done = self.steps.done(position)
         total = self.steps.total
         own = discriminator_steps(self.disc_first_step, position.step, done, total)
-        share = 0.5**divergences
-        peak, disc_peak = self.peak * share, self.loss.disc_learning_rate * share
-        return peak * self._factor(done, total), disc_peak * self._factor(*own)
+        disc_peak = self.loss.disc_learning_rate * 0.5**self.divergences
+        return self.peak * self._factor(done, total), disc_peak * self._factor(*own)
 
     def _factor(self, done: int, total: int) -> float:
         """The share of the peak learning rate after `done` of `total` steps, warm-up included."""

@@ -55,7 +55,6 @@ from vae.training.provenance import (
 )
 from vae.training.recorder import Recorder, step_profiler
 from vae.training.resolved_options import ResolvedOptions, machine_of, resolve_options, run_stages
-from vae.training.run_folder import resume_command
 from vae.training.saver import Saver, read_divergences
 from vae.training.schedule import StageSchedule
 from vae.training.stability import Stability
@@ -89,11 +88,6 @@ class PreparedRun:
         """The folder of the run."""
         return Path(self.config.run.output_dir)
 
-    @property
-    def resume_command(self) -> str:
-        """The command that resumes this run."""
-        return resume_command(self.output_dir, self.config.run.max_steps)
-
     def steps(self, stage: Stage) -> StageSteps:
         """How the epochs of `stage` divide into optimizer steps."""
         accumulation = self.config.run.accumulation_steps
@@ -105,8 +99,11 @@ class PreparedRun:
         """The steps and learning rates of `stage`."""
         width = self.config.model.widest
         options = (self.config.optim, self.config.loss)
+        divergences = self.state.divergences_by_stage.get(stage.first_epoch, 0)
         begun_at = self.state.position.disc_begun_at
-        return StageSchedule(self.steps(stage), self.provenance.begun_from, width, *options, begun_at)
+        return StageSchedule(
+            self.steps(stage), self.provenance.begun_from, width, *options, begun_at, divergences
+        )
 
     @property
     def last_step(self) -> int:
@@ -140,7 +137,8 @@ class PreparedRun:
         """What computes the steps of a stage; without a plan, no step is computed."""
         settings = plan.step_settings(self.config.speed) if plan else StepSettings(1, "none", False)
         size = self.state.stage.image_size
-        return OomRetry(self.networks, self.dist, settings, self.output_dir, size)
+        resume = self.command.resume_command
+        return OomRetry(self.networks, self.dist, settings, self.output_dir, size, resume)
 
     def stepper(self, schedule: StageSchedule, retry: OomRetry) -> Stepper:
         """What makes the optimizer steps of a stage."""

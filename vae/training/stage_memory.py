@@ -31,7 +31,6 @@ from vae.system.host import GIB
 from vae.training.cuda_graph import StepGraph
 from vae.training.distributed import Distributed
 from vae.training.logbook import Logbook
-from vae.training.run_folder import resume_command
 from vae.training.state import TrainingState
 
 
@@ -56,14 +55,21 @@ class OomRetry:
     """Computes the gradients of steps; a single process whose memory runs out repeats the step with less."""
 
     def __init__(
-        self, networks: Networks, dist: Distributed, settings: StepSettings, folder: Path, image_size: int
+        self,
+        networks: Networks,
+        dist: Distributed,
+        settings: StepSettings,
+        folder: Path,
+        image_size: int,
+        resume_command: str = "",
     ) -> None:
-        """`folder`: of the run. `image_size`: of its stage."""
+        """`folder` and `resume_command`: of the run. `image_size`: of its stage."""
         self.networks = networks
         self.dist = dist
         self.settings = settings
         self._folder = folder
         self._image_size = image_size
+        self.resume_command = resume_command
 
     def gradients(self, inputs: StepInputs) -> StepResult:
         """Compute the gradients of a step."""
@@ -83,7 +89,7 @@ class OomRetry:
                 continue
             if max(sizes) == 1 and settings.next_recompute() is None:
                 line = _out_of_memory(settings)
-                raise UserError(f"{line} and resume with: {resume_command(self._folder)}{message}")
+                raise UserError(f"{line} and resume with: {self.resume_command}{message}")
             change = self._reduce_memory(max(sizes))
             if self.dist.world_size > 1:
                 raise self._start_again(message)
@@ -138,7 +144,7 @@ class OomRetry:
         write_json(self._folder / LOWERED_NAME, {"image_size": self._image_size, **lowered})
         return UserError(
             f"{line}, and use {flags} when they start again, by torchrun --max_restarts or with: "
-            f"{resume_command(self._folder)}"
+            f"{self.resume_command}"
         )
 
 

@@ -118,7 +118,7 @@ class Stepper:
         return result if len(batch.images) else result.mapped(torch.zeros_like)
 
     def _set_learning_rates(self, learning_rate: float | None) -> None:
-        rates = self.schedule.learning_rates(self.state.position, self.state.divergences)
+        rates = self.schedule.learning_rates(self.state.position)
         rates = rates if learning_rate is None else (learning_rate, rates[1])
         shares = (self.schedule.ends_share, 1.0)
         for optimizer, rate, share in zip(self.state.optimizers, rates, shares, strict=False):

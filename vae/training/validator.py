@@ -29,7 +29,6 @@ from vae.system.errors import DataError, UserError
 from vae.training.distributed import Distributed
 from vae.training.liveness import Liveness, LoadingStoppedError
 from vae.training.logbook import Logbook
-from vae.training.run_folder import resume_command
 from vae.training.schedule import StageSchedule
 from vae.training.stage_memory import OomRetry
 from vae.training.state import TrainingState
@@ -218,9 +217,8 @@ class Validator:
         retry.settings.out_of_memory += 1
         if size == 1:
             image_size = self.state.stage.image_size
-            command = resume_command(self.logbook.folder)
             line = f"out of memory in a validation with one image of {image_size} px"
-            return UserError(f"{line}: lower --image_size, and resume with: {command}")
+            return UserError(f"{line}: lower --image_size, and resume with: {retry.resume_command}")
         self._batch_size = size // 2
         retry.free_memory()
         console.info(f"out of memory: validation batch lowered to {size // 2}; same metrics")
