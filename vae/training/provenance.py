@@ -16,7 +16,6 @@ from vae.config.options import Config, DataConfig, names_where
 from vae.interop.checkpoint_file import Identity, Stage
 from vae.interop.run_files import OTHER_DATA, RUN_NAME
 from vae.sampling.order import StreamOrder
-from vae.shards.shard_images import ShardImages
 from vae.system import console
 from vae.system.addresses import public_text
 from vae.system.files import read_json
@@ -25,12 +24,10 @@ from vae.training.logbook import try_to_write_json
 from vae.training.validation import ValidationSet
 
 RULES = 1  # of the order of images and of their crops as functions of (seed, epoch, position)
-# Without these keys two records can be equal: they do not decide samples.
-NOT_COMPARED = {"path", "policy"}
+DATA = ("training", "validation", "transform", "seed")  # what makes a run another one if it changes
 NEW = "new"
 EXACT = "exact"
 TOPOLOGY = "other topology"
-SHOWN = 12  # characters of a version
 
 
 # ---- the file of the run -------------------------------------------------------------------------------
@@ -60,7 +57,7 @@ class Resume(NamedTuple):
     """How a run continues the one before it."""
 
     kind: str  # NEW, EXACT, TOPOLOGY or OTHER_DATA
-    changed: str = ""  # what differs, for people
+    changed: str = ""  # the parts that differ, and the values of the topology
     comparable: bool = True  # whether validations measure the same images as before
 
 
@@ -129,13 +126,10 @@ def _version(of: TrainingSet | ValidationSet) -> dict[str, Any]:
     With the SHA-256 of --exclude: with another list, other images are used.
     """
     images = of.images
-    datasets = images.datasets if isinstance(images, ShardImages) else []
-    dataset = datasets[0] if len(datasets) == 1 else None
     return {
         "path": public_text(images.location),
         "version": images.version,
         "images": len(images),
-        "policy": dict(dataset.policy) if dataset else None,
         "exclude": of.excluded.sha256,
     }
 
@@ -157,26 +151,19 @@ def code_revision() -> dict[str, str | None]:
 
 def compare(before: Mapping[str, Any], now: Mapping[str, Any]) -> Resume:
     """How a run with the samples `now` continues one with `before`."""
-    parts = ("training", "validation", "transform", "seed")
-    data = {part: _differences(part, before[part], now[part]) for part in parts}
-    topology = _differences("", before["topology"], now["topology"])
-    changed = [line for lines in (*data.values(), topology) for line in lines]
-    kind = OTHER_DATA if any(data.values()) else TOPOLOGY if topology else EXACT
-    return Resume(kind, ", ".join(changed), comparable=not (data["validation"] or data["transform"]))
+    other = [part for part in DATA if _decisive(before[part]) != _decisive(now[part])]
+    topology = [
+        f"{name} {before['topology'].get(name)} -> {value}"
+        for name, value in now["topology"].items()
+        if before["topology"].get(name) != value
+    ]
+    kind = OTHER_DATA if other else TOPOLOGY if topology else EXACT
+    return Resume(kind, ", ".join([*other, *topology]), not {"validation", "transform"} & set(other))
 
 
-def _differences(part: str, before: Mapping[str, Any] | None, now: Mapping[str, Any] | None) -> list[str]:
-    """One text for each value that differs; a part that only one of both has is one difference."""
-    if before is None or now is None:
-        return [] if before is None and now is None else [f"{part} {_shown(before)} -> {_shown(now)}".strip()]
-    names = [name for name in now if name not in NOT_COMPARED and before.get(name) != now[name]]
-    return [f"{part} {name} {_shown(before.get(name))} -> {_shown(now[name])}".strip() for name in names]
-
-
-def _shown(value: Any) -> str:
-    if isinstance(value, dict):
-        return "set"
-    return "none" if value is None else console.printable(str(value))[:SHOWN]
+def _decisive(part: Mapping[str, Any] | None) -> dict[str, Any]:
+    """What decides samples: where a dataset is does not."""
+    return {name: value for name, value in (part or {}).items() if name not in ("path", "policy")}
 
 
 def print_resume(resume: Resume, new_size: int | None) -> None:
