@@ -1,5 +1,7 @@
 """The Python API: conversion of every kind of image, encoding, decoding, and options checked as flags."""
 
+from concurrent.futures import ThreadPoolExecutor
+
 import numpy as np
 import pytest
 import torch
@@ -128,7 +130,10 @@ def test_invalid_option_is_a_user_error(call, token):
 
 @pytest.mark.slow
 def test_train_returns_files_and_records(tiny, tmp_path):
-    result = vae.train(**{**tiny, "max_steps": 2, "log_freq": 1})
+    """Gradio, FastAPI and notebooks call functions in threads, which get no signals."""
+    options = {**tiny, "num_workers": 1, "max_steps": 2, "log_freq": 1}
+    with ThreadPoolExecutor(1) as pool:
+        result = pool.submit(vae.train, **options).result()
     assert result.is_complete
     assert result.output_dir == tmp_path / "run"
     assert result.validation["psnr"] > 0

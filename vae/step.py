@@ -35,6 +35,7 @@ class Networks:
     terms: LossTerms
     dtype: torch.dtype
     channels_last: bool
+    progress: Callable[[], None] = lambda: None  # called after each micro-batch
 
     @property
     def eval_dtype(self) -> torch.dtype:
@@ -155,6 +156,7 @@ def autoencoder_gradients(
                 result.latent_moments = _sum(result.latent_moments, moments(mean).sum(0))
             torch.autograd.backward(roots, gradients)
         result.add(values)
+        networks.progress()
     return result, recons
 
 
@@ -286,6 +288,7 @@ def discriminator_gradients(
             name: value.detach().float().reshape(len(value), -1).mean(1) for name, value in terms.items()
         }
         result.add({name: per_image(value, count) for name, value in means.items()})
+        networks.progress()
 
 
 def _pass(network: nn.Module, is_last: bool) -> AbstractContextManager[None]:

@@ -16,6 +16,7 @@ from tests.harness.steps import before_steps
 from tests.harness.training_runs import assert_same_result, last_checkpoint, records
 from tests.harness.waiting import wait_until
 from tests.harness.workers import notice_deaths_at_once
+from vae.model.autoencoder import AutoencoderKL
 from vae.system.errors import EXIT_DATA, EXIT_FAILED, EXIT_SAVED_RESUMABLE
 from vae.training import liveness
 from vae.training.liveness import LoadingStoppedError
@@ -111,6 +112,7 @@ def test_hang_writes_stacks_saves_and_exits(given, undisturbed, tmp_path, fault,
     (line,) = [line for line in printed.splitlines() if line.startswith("train_vae.py:")]
     for token in ("--hang_minutes 0.05", "--resume_from latest"):
         assert token in line
+    assert ("--data_path" in line) == (fault.point != "step" or fault.action == "stop_workers")
     assert re.search(stack, printed)
     assert last_checkpoint(tmp_path / "run")["position"]["step"] >= 4
     if stack == "in validate":
@@ -137,6 +139,20 @@ def test_stop_signal_in_a_hanging_last_validation_exports_when_resumed(given, tm
     assert last_checkpoint(tmp_path / "run")["position"]["step"] == 2
     assert train({**given, "max_steps": 2, "resume_from": "latest"}) == 0
     assert (tmp_path / "run" / "vae" / "config.json").exists()
+
+
+def test_a_micro_batch_is_progress(given, monkeypatch):
+    """Each of 2 takes 3.5 s, the step more than the 6 s of --hang_minutes 0.1."""
+    forward = AutoencoderKL.forward
+
+    def slow_forward(self, images, *rest):
+        if torch.is_grad_enabled() and images.device.type != "meta":
+            time.sleep(3.5)
+        return forward(self, images, *rest)
+
+    monkeypatch.setattr(AutoencoderKL, "forward", slow_forward)
+    slow = {"hang_minutes": 0.1, "micro_batch_size": 1, "num_workers": "0", "max_steps": 1}
+    assert train({**given, **slow}) == 0
 
 
 def test_progress_is_no_hang(tmp_path, monkeypatch):

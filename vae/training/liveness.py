@@ -39,7 +39,7 @@ class StopSignals:
     Handlers only set flags, which the loop reads between steps, and print what happens until the process
     exits. A second stop signal more than _DUPLICATE_SECONDS after the first exits the process at once, except
     for SIGHUP: the shell and the system each send it when a terminal closes. An ignored SIGHUP (nohup) stays
-    ignored.
+    ignored. No effect outside of the main thread: Python calls handlers there only.
     """
 
     def __init__(self, is_main_process: bool = True) -> None:
@@ -51,6 +51,8 @@ class StopSignals:
         self._previous_handlers: dict[int, Any] = {}
 
     def __enter__(self) -> "StopSignals":
+        if threading.current_thread() is not threading.main_thread():
+            return self
         for number in (getattr(signal, name) for name in _STOP_SIGNALS):
             if number != _HANGUP or signal.getsignal(number) != signal.SIG_IGN:
                 self._install(number, self._on_stop)
@@ -101,6 +103,7 @@ class Watchdog:
         self._resume_command = resume_command
         self._rank = rank
         self._beats = 0
+        self._waits_for_images = False
         self._ended = threading.Event()
 
     def __enter__(self) -> "Watchdog":
@@ -115,9 +118,10 @@ class Watchdog:
         """Stop watching."""
         self._ended.set()
 
-    def beat(self) -> None:
-        """Report progress."""
-        self._beats += 1
+    def beat(self, waits_for_images: bool = False) -> None:
+        """Report progress, or only a wait for images, which a disk may cause."""
+        self._waits_for_images = waits_for_images
+        self._beats += not waits_for_images
 
     def _watch(self) -> None:
         seen, silent = -1, 0.0
@@ -139,11 +143,13 @@ class Watchdog:
         saving = threading.Thread(target=lambda: saved.append(self.save_alone()), daemon=True)
         saving.start()
         saving.join(SAVE_SECONDS)
+        remedy = "raise it if a micro-batch takes this long"
+        if self._waits_for_images:
+            remedy = "images do not arrive, check the disk or share of --data_path"
         result = f"{saved[0]} is saved" if saved and saved[0] else "nothing new is saved"
         console.error_from_signal_handler(
             f"train_vae.py: no progress for {self._minutes:g} minutes (--hang_minutes {self._minutes:g}), "
-            "the stacks of all threads are above: check the disk or share of --data_path; "
-            f"{result}; resume with: {self._resume_command}"
+            f"the stacks of all threads are above: {remedy}; {result}; resume with: {self._resume_command}"
         )
         for child in multiprocessing.active_children():
             child.kill()
@@ -162,5 +168,6 @@ class Liveness:
         self.watchdog.beat()
 
     def check(self) -> None:
-        """End a wait for images with an exception, LOADING_SECONDS after a signal to stop."""
+        """Called during a wait for images: ends it by an exception, LOADING_SECONDS after a stop signal."""
+        self.watchdog.beat(waits_for_images=True)
         self.signals.check_loading()

@@ -7,14 +7,12 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import NamedTuple
 
-import torch
-
 from vae.config.options import RunConfig
 from vae.data.dataset import Batch
 from vae.data.image_sets import accepted_bad_images
 from vae.data.loading import TrainLoader
 from vae.system import console
-from vae.system.errors import DataError, UserError
+from vae.system.errors import DataError
 from vae.training.checkpoints import position_name
 from vae.training.liveness import Liveness, LoadingStoppedError
 from vae.training.logbook import REJECTED_NAME, Logbook
@@ -35,6 +33,13 @@ class StageEnd(Enum):
     FINISHED = "the stage has ended"
     MAX_STEPS = "--max_steps is reached"
     SIGNALLED = "a signal asked to stop"
+
+
+@dataclass(frozen=True)
+class NoBatch:
+    """This process has no batch for a step, so no process makes it."""
+
+    reason: DataError | LoadingStoppedError
 
 
 class StepCounts(NamedTuple):
@@ -126,38 +131,34 @@ class TrainingLoop:
             raise_if_diverged(self.stepper.dist, self.stability.at_end(state.position.step, streak))
         return end or StageEnd.FINISHED
 
-    def _next_batch(self, batches: Iterator[Batch]) -> Batch | Exception | None:
-        """The next batch, None after the last one, or why it cannot be loaded: other processes must know."""
+    def _next_batch(self, batches: Iterator[Batch]) -> Batch | NoBatch | None:
+        """The next batch; None after the last one."""
         started = time.perf_counter()
         try:
             batch = next(batches, None)
         except (DataError, LoadingStoppedError) as error:
-            return error
+            return NoBatch(error)
+        self.alive.beat()
         self.recorder.add_wait(time.perf_counter() - started)
         return batch
 
-    def take_step(self, batch: Batch | Exception) -> StageEnd | None:
+    def take_step(self, batch: Batch | NoBatch) -> StageEnd | None:
         """Make one optimizer step from a batch; returns why training must stop after it, or None.
 
-        An exception is the reason why this process has no batch: all processes save, without a step, and
-        stop.
+        If a process has no batch, all processes save and stop without a step.
         """
         state, world_size = self.state, self.stepper.dist.world_size
-        if isinstance(batch, Exception) and world_size == 1:
-            return self._stop_without_batch(batch)
-        loaded = batch if isinstance(batch, Batch) else _without_images(state)
-        result = self.stepper.gradients(loaded)
         started = time.perf_counter()
         counts = self._all_reduced_counts(batch)  # from here on, all processes do the same
         sync_seconds = time.perf_counter() - started
-        if counts.no_batch:
+        if isinstance(batch, NoBatch) or counts.no_batch:
             return self._stop_without_batch(batch)
         self._check_rejected(counts.rejected)
         steps = self.stepper.schedule.steps
         images = steps.images - counts.rejected - counts.excluded
-        update = self.stepper.update(loaded, result, images)
+        update = self.stepper.step(batch, images)
         state.advance(steps.images)
-        self.recorder.add(loaded, update, images, sync_seconds)
+        self.recorder.add(batch, update, images, sync_seconds)
         if counts.save:
             self.saver.save_now()
         if counts.stop or (self.alive.signals.stop and world_size == 1):
@@ -263,28 +264,27 @@ class TrainingLoop:
 
     # ---- the other processes -----------------------------------------------------------------------------
 
-    def _all_reduced_counts(self, batch: Batch | Exception) -> StepCounts:
-        """What decides about the step with `batch`: one exchange on the host, while the device computes."""
-        signals, no_batch = self.alive.signals, isinstance(batch, Exception)
+    def _all_reduced_counts(self, batch: Batch | NoBatch) -> StepCounts:
+        """What decides about the step with `batch`: one exchange on the host.
+
+        The device meanwhile computes what the host has started before.
+        """
+        signals, no_batch = self.alive.signals, isinstance(batch, NoBatch)
         asked, signals.save = signals.save, False
-        rejected, excluded = (batch.rejected, batch.excluded) if isinstance(batch, Batch) else ([], 0)
+        rejected, excluded = ([], 0) if isinstance(batch, NoBatch) else (batch.rejected, batch.excluded)
         for rejection in rejected:
             self.logbook.rejected(rejection.name, str(rejection))
         own = StepCounts(len(rejected), excluded, signals.stop, asked, no_batch)
         return StepCounts(*map(int, self.stepper.dist.all_reduce_scalars(*own)))
 
-    def _stop_without_batch(self, batch: Batch | Exception) -> StageEnd:
-        """Save and stop if a process has no batch: after a signal with a StageEnd, or else with an error.
-
-        The gradients of the step, if there are any, are not used.
-        """
-        self.stepper.retry.free_memory()
-        failed = isinstance(batch, Exception) and not isinstance(batch, LoadingStoppedError)
-        if not self.stepper.dist.all_reduce_scalars(failed)[0]:
+    def _stop_without_batch(self, batch: Batch | NoBatch) -> StageEnd:
+        """Save and stop if a process has no batch: after a signal with a StageEnd, or else with an error."""
+        reason = batch.reason if isinstance(batch, NoBatch) else None
+        if not self.stepper.dist.all_reduce_scalars(isinstance(reason, DataError))[0]:
             return StageEnd.SIGNALLED
         self.saver.save_and_wait()
-        reason = batch if failed else DataError("another process has no images: it reports the reason")
-        assert isinstance(reason, UserError)
+        if not isinstance(reason, DataError):
+            reason = DataError("another process has no images: it reports the reason")
         saved = f"saved at step {self.state.position.step}, resume with: {self.saver.resume_command}"
         raise type(reason)(f"{reason}; {saved}")
 
@@ -302,10 +302,3 @@ class TrainingLoop:
                 f"--max_bad_fraction {self.max_bad_fraction}: they are listed in "
                 f"{self.logbook.folder / REJECTED_NAME}; remove them, or raise --max_bad_fraction"
             )
-
-
-def _without_images(state: TrainingState) -> Batch:
-    """The batch of a process that has none, with which it takes part in the sums of a step."""
-    channels, side = state.autoencoder.config.image_channels, state.stage.image_size
-    nothing = torch.zeros(0, dtype=torch.int64)
-    return Batch(torch.zeros(0, channels, side, side, dtype=torch.uint8), nothing, nothing)

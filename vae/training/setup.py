@@ -178,6 +178,7 @@ class PreparedRun:
         config = self.config
         state = self.state
         retry = self.retry(plan)
+        self.networks.progress = alive.beat
         stepper = self.stepper(schedule, retry)
         validator = None
         if self.validation_set is not None:
