@@ -91,7 +91,7 @@ class DataConfig:
     )
     buckets: int = option(
         0,
-        "maximum number of shapes of training crops, from 1:2 to 2:1 (docs/training.md); 0: square crops",
+        "shapes of training crops, from 1:2 to 2:1; even: and the square (docs/training.md); 0: square crops",
         metavar="N",
         at_least=0,
         at_most=64,

@@ -12,24 +12,25 @@ import numpy as np
 from vae.sampling.order import ShuffledOrder, StreamOrder
 
 MAX_ASPECT = 2.0  # 1:2 to 2:1; images beyond it are cropped
-MIN_BATCHES = 32  # of a block, if an epoch has so many: the last ones have images of several shapes
+MIN_BATCHES = 32  # of a block, if an epoch has so many: the last ones are squares
 
 Shape = tuple[int, int]
 
 
 def bucket_shapes(image_size: int, factor: int, count: int) -> list[Shape]:
-    """At most `count` shapes from narrow to wide, at equal ratios, of at most image_size^2 pixels.
+    """At most `count` shapes from narrow to wide, at equal ratios, and the square.
 
-    Each side is a multiple of `factor`, as `image_size` is. An odd `count` includes the square.
+    They have at most image_size^2 pixels. Each side is a multiple of `factor`, as `image_size` is. The square
+    fits every image whose short side is at least `image_size`, and so does the nearest shape.
     """
-    found: list[Shape] = []
+    found = [(image_size, image_size)]
     for number in range(count):
         aspect = MAX_ASPECT ** ((2 * number + 1) / count - 1)  # the middle of equal parts of the range
         long = factor * round(image_size * math.sqrt(max(aspect, 1 / aspect)) / factor)
         short = image_size**2 // long // factor * factor
         if short:
             found.append((short, long) if aspect >= 1 else (long, short))
-    return list(dict.fromkeys(found))
+    return sorted(set(found), key=lambda shape: shape[1] / shape[0])
 
 
 def aspects(sizes: np.ndarray) -> np.ndarray:
@@ -51,8 +52,8 @@ class BucketOrder:
 
     An epoch is cut into blocks: windows of streams, or the whole epoch of a folder. In each, a process puts
     its own images, in their order, into a buffer for each shape; a full buffer is a batch. What is left in
-    the buffers at the end of a block is sorted by aspect and makes the last batches. So all processes make
-    the same number of batches, and another number of processes makes other ones.
+    the buffers at the end of a block makes the last batches, as squares. So all processes make the same
+    number of batches, and another number of processes makes other ones.
     """
 
     def __init__(
@@ -104,14 +105,23 @@ class BucketOrder:
         positions = min(self._block, len(self.base) - first)
         own = first + (rank - first) % self._world_size
         images = self.base.take(epoch, own, positions // self._world_size, self._world_size)
-        aspects = np.nan_to_num(self._aspects_of(images))
-        codes = nearest(aspects, self._shapes)
-        size = self._local_batch
-        of_shape = [np.flatnonzero(codes == code) for code in range(len(self._shapes))]
-        full = np.concatenate([places[: len(places) // size * size] for places in of_shape]).reshape(-1, size)
-        full = full[np.argsort(full[:, -1], kind="stable")]  # in the order in which the buffers are full
-        left = np.sort(np.concatenate([places[len(places) // size * size :] for places in of_shape]))
-        left = left[: (len(images) // size - len(full)) * size]
-        left = left[np.argsort(aspects[left], kind="stable")].reshape(-1, size)
-        shapes = [codes[full[:, 0]], codes[left[:, size // 2]]]
-        return images[np.concatenate([full, left])], np.concatenate(shapes)
+        codes = nearest(self._aspects_of(images), self._shapes)
+        full = full_buffers(codes, self._local_batch)
+        rest = remaining_batches(len(images), full)
+        square = next(code for code, (height, width) in enumerate(self._shapes) if height == width)
+        shapes = [codes[full[:, 0]], np.full(len(rest), square)]
+        return images[np.concatenate([full, rest])], np.concatenate(shapes)
+
+
+def full_buffers(codes: np.ndarray, size: int) -> np.ndarray:
+    """Positions (batches, size) of `size` equal codes each, in the order in which such buffers are full."""
+    of_code = [np.flatnonzero(codes == code) for code in np.unique(codes)]
+    full = np.concatenate([places[: len(places) // size * size] for places in of_code]).reshape(-1, size)
+    return full[np.argsort(full[:, -1], kind="stable")]
+
+
+def remaining_batches(count: int, full: np.ndarray) -> np.ndarray:
+    """The positions of `count` that are not in `full`, in order, as batches of the same size."""
+    size = full.shape[1]
+    rest = np.setdiff1d(np.arange(count), full)
+    return rest[: len(rest) // size * size].reshape(-1, size)
