@@ -78,6 +78,7 @@ def test_invalid_flag(mistake, words, code, tokens):
         ("--channels 6 16", ("--channels", "6", "--norm_groups 4")),
         ("--reconstruction_weight 0", ("--reconstruction_weight 0", "--perceptual_weight 0")),
         ("--device cuda", ("--device cuda", "--device cpu")),
+        ("--early_stopping 3 --val_split 0", ("--early_stopping 3", "validation set", "--val_path")),
         (
             "--adversarial_weight 1 --disc_layers 9",
             ("--disc_layers 9", "1536 px", "32", "lower --disc_layers or raise --image_size"),

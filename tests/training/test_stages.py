@@ -335,7 +335,9 @@ def test_resuming_a_finished_run_changes_no_file(in_folder, tmp_path, capsys):
     assert "contains no checkpoint yet" in capsys.readouterr().out
     before = files(folder)
     assert train({**given, "resume_from": "latest"}) == 0
-    assert "the run is finished (1 epochs); nothing to do" in capsys.readouterr().out
+    line = capsys.readouterr().out
+    assert "the run is finished (1 epochs); nothing to do" in line
+    assert "--new_stage" in line
     with pytest.raises(UserError, match=r"--image_size 16 .*--new_stage"):
         train({**given, "resume_from": "latest", "image_size": 16})
     with pytest.raises(UserError, match=r"--output_dir .*run contains another run.*--resume_from latest"):

@@ -261,7 +261,9 @@ class _Run:
         assert checkpoint is not None  # a new run has steps to make
         is_done = self.dist.is_main and is_exported(self.folder, checkpoint)
         is_done = self.dist.all_reduce_scalars(is_done)[0] > 0
-        console.info(f"{self.folder}: {reason}; {'nothing to do' if is_done else 'writing its vae folder'}")
+        action = "nothing to do" if is_done else "writing its vae folder"
+        more = "; --new_stage begins another stage, of --num_epochs or --num_steps" if stage is None else ""
+        console.info(f"{self.folder}: {reason}; {action}{more}")
         if not is_done:
             self._create_folder()
             self.alive.signals.exports = True

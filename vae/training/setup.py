@@ -237,6 +237,11 @@ def prepare_run(command: Command, dist: Distributed) -> PreparedRun:
     training_set, validation_set = without_excluded(*sets, config.data, dist)
     training_set = with_aspects(training_set, config, dist)
     check_stages(config, stages_left(stages, position), position, training_set, dist)
+    if config.run.early_stopping and validation_set is None:
+        raise UserError(
+            f"--early_stopping {config.run.early_stopping} needs a validation set: raise --val_split, give "
+            "--val_path, or remove it"
+        )
     set_backends(config.speed)
     shapes = partial(_kernel_shapes, config, stages, position, dtype)
     choose_kernels(config.speed.kernels, dist.device, [dtype], dist.all_gather_set, shapes)
