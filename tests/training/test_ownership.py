@@ -62,17 +62,18 @@ def test_a_run_has_the_id_of_its_folder_and_a_parent_in_another_one(tiny, tmp_pa
     assert train({**tiny, "max_steps": 1}) == 0
     first = read_marker(run).id
     assert json.loads((run / "run.json").read_text())["id"] == first
-    assert train({**tiny, "resume_from": "latest", "max_steps": 2}) == 0
+    assert train({**tiny, "resume_from": "latest", "max_steps": 4}) == 0
     identity = last_checkpoint(run)["run"]
     assert (identity["id"], identity["parent"], identity["restarts"]) == (first, "", 1)
     # Into another folder, in which a run was killed early, too.
     other = claim_folder(tmp_path / "other", "train")
-    changes = {"resume_from": str(run / "checkpoint_step_2.pt"), "output_dir": str(tmp_path / "other")}
-    assert train({**tiny, **changes, "max_steps": 3}) == 0
-    found = last_checkpoint(tmp_path / "other")["run"]
+    changes = {"resume_from": str(run / "checkpoint_step_4.pt"), "output_dir": str(tmp_path / "other")}
+    assert train({**tiny, **changes, "learning_rate": 0.0}) == 0
+    found = last_checkpoint(tmp_path / "other")
     expected = {"id": other.id, "parent": first, "restarts": 2, "start": identity["start"]}
-    assert found == expected
-    assert train({**tiny, **changes, "resume_from": "latest", "max_steps": 4}) == 0
+    assert found["run"] == expected
+    assert (tmp_path / "other" / found["history"]["best_checkpoint"]).is_file()  # not of the first folder
+    assert train({**tiny, **changes, "resume_from": "latest", "num_epochs": 3, "max_steps": 7}) == 0
 
 
 def test_a_checkpoint_of_another_run_is_not_resumed_in_the_folder(tiny, tmp_path):

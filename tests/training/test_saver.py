@@ -2,6 +2,7 @@
 
 import os
 import threading
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,14 +13,16 @@ import torch
 from tests.harness.checkpoints import WITH_DISCRIMINATOR, checkpoint
 from tests.harness.faults import Fault, injected, run_forked
 from tests.harness.steps import before_steps
-from tests.harness.training_runs import assert_same, records
+from tests.harness.training_runs import ONE_PROCESS, assert_same, loop_of, records
 from vae.config.options import build
 from vae.interop.checkpoint_file import load_checkpoint
 from vae.memory.plan import checkpoint_bytes, reserve_bytes
 from vae.system.errors import EXIT_CONFIG
 from vae.training import saver
+from vae.training.command import Command
 from vae.training.run import train
 from vae.training.saver import CheckpointWriter, host_copy
+from vae.training.setup import prepare_run
 
 SECONDS = 60  # a busy machine is no failure
 WEIGHT = "decoder.conv_out.weight"
@@ -66,6 +69,20 @@ def test_next_save_waits_and_old_checkpoints_go_after_the_new_one_is_on_disk(tmp
     assert gate.is_set()
     assert writer.finish() is None
     assert pruned == [[True, False], [True, True]]
+
+
+@pytest.mark.slow
+def test_a_best_checkpoint_that_could_not_be_written_is_forgotten(tiny):
+    """The one before it stays the best one, so pruning keeps it."""
+    loop = loop_of(prepare_run(Command(tiny), ONE_PROCESS))
+    history, folder = loop.state.history, loop.saver.folder
+    for step, (loss, best) in enumerate([(0.3, 1), (0.1, 2), (0.4, 1), (0.2, 4)], start=1):
+        faults = injected(Fault("fail", "save.open")) if step == 2 else nullcontext()
+        with faults:
+            loop.saver.save(f"checkpoint_step_{step}.pt", {"image_size": 32, "loss": loss})
+        assert history.best_checkpoint == f"checkpoint_step_{best}.pt"
+    assert (folder / "checkpoint_step_1.pt").is_file()
+    assert not (folder / "checkpoint_step_2.pt").exists()
 
 
 @pytest.mark.parametrize("background", [True, False])

@@ -329,6 +329,17 @@ def files(folder):
 
 
 @pytest.mark.slow
+def test_an_older_checkpoint_without_a_step_to_make_is_refused_and_nothing_is_moved(in_folder, tmp_path):
+    folder = tmp_path / "run"
+    assert train({**in_folder("run"), "num_epochs": 1, "checkpoint_steps": 1}) == 0
+    before = files(folder)
+    older = {"resume_from": str(folder / "checkpoint_step_2.pt"), "max_steps": 1}
+    with pytest.raises(UserError, match=r"--max_steps 1 .*is newer.*export_vae"):
+        train({**older, "output_dir": str(folder)})
+    assert files(folder) == before
+
+
+@pytest.mark.slow
 def test_resuming_a_finished_run_changes_no_file(in_folder, tmp_path, capsys):
     given, folder = {**in_folder("run"), "num_epochs": 1}, tmp_path / "run"
     assert train({**given, "resume_from": "latest"}) == 0  # no folder yet: a new run

@@ -7,6 +7,7 @@ from typing import Any
 
 from vae.interop.checkpoint_file import Position, Stage, load_checkpoint, read_torch_file, record_path
 from vae.system import console
+from vae.system.console import command_line
 from vae.system.errors import UserError
 from vae.training.distributed import Distributed
 from vae.training.run_folder import checkpoint_paths, epoch_name, step_name
@@ -86,6 +87,20 @@ def abandon_newer(folder: Path, step: int) -> None:
             os.replace(record_path(path), record_path(target))
     names = ", ".join(path.name for path in newer[:3])
     console.info(f"{len(newer)} newer or unreadable checkpoints ({names}) are moved to {abandoned}")
+
+
+def check_newest(folder: Path, checkpoint: Path, reason: str) -> None:
+    """Raise UserError if `folder` has newer ones: without a step to make, they must not be moved away.
+
+    `reason`: why no step is to make.
+    """
+    newer = [path for path in list_checkpoints(folder) if saved_step(path) > saved_step(checkpoint)]
+    if newer:
+        export = command_line("python", "export_vae.py", "--vae", checkpoint, "--output", "NAME")
+        raise UserError(
+            f"--resume_from {checkpoint}: {reason}, but {newer[0].name} is newer: resume that one, or export "
+            f"this one with: {export}"
+        )
 
 
 def stage_ends(stages: list[Stage], position: Position) -> set[str]:

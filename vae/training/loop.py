@@ -101,7 +101,7 @@ class TrainingLoop:
         history.begin_phase(is_adversarial, state.last_validation)
         self.stability.begin_phase(is_adversarial)
         if is_best:
-            self._save_validated(state.last_validation)
+            self.saver.save(position_name(position), state.last_validation)
 
     def train(self, loader: TrainLoader) -> StageEnd:
         """Train the rest of the stage."""
@@ -229,16 +229,8 @@ class TrainingLoop:
             state.stages, state.stage = end_stage(state.stages, state.stage, position)
         self.begin_phase()
         if save_is_due:
-            self._save_validated(metrics, required=current_stage(state.stages, position) is None)
-
-    def _save_validated(self, metrics: Metrics, required: bool = False) -> None:
-        """Save a checkpoint, with the validation of its weights if there is one."""
-        history, name = self.state.history, position_name(self.state.position)
-        best = history.best_checkpoint, history.best_checkpoint_loss
-        if metrics:
-            history.add_checkpoint(name, metrics)
-        if not self.saver.save(name, required=required):
-            history.best_checkpoint, history.best_checkpoint_loss = best
+            is_last_stage = current_stage(state.stages, position) is None
+            self.saver.save(position_name(position), metrics, required=is_last_stage)
 
     def _begin_epoch(self, epoch: int) -> None:
         state = self.state

@@ -21,7 +21,7 @@ from vae.model.autoencoder import set_recompute
 from vae.system import console
 from vae.system.errors import EXIT_SAVED_RESUMABLE, LostProcessError, NonFiniteError, UserError
 from vae.system.files import claim_folder
-from vae.training.checkpoints import abandon_newer, position_name
+from vae.training.checkpoints import abandon_newer, check_newest, position_name
 from vae.training.command import Command, check_command
 from vae.training.distributed import Distributed
 from vae.training.export import LATENT_IMAGES, is_exported, latent_constants, write_export
@@ -259,6 +259,7 @@ class _Run:
             reason = f"the run has made {position.step} of --max_steps {limit} steps: raise it to continue"
         checkpoint = run.provenance.resumed_from
         assert checkpoint is not None  # a new run has steps to make
+        self.dist.on_main(partial(check_newest, self.folder, checkpoint, reason))
         is_done = self.dist.is_main and is_exported(self.folder, checkpoint)
         is_done = self.dist.all_reduce_scalars(is_done)[0] > 0
         action = "nothing to do" if is_done else "writing its vae folder"

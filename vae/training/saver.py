@@ -34,6 +34,7 @@ from vae.training.provenance import Provenance, write_run
 from vae.training.stability import NOT_FINITE, Stability, raise_if_diverged
 from vae.training.stages import current_stage
 from vae.training.state import TrainingState, checkpoint_content
+from vae.training.validation import Metrics
 
 
 def copy_fits(config: Config, device: torch.device) -> bool:
@@ -144,6 +145,7 @@ class Saver:
 
     def __post_init__(self) -> None:
         self.folder = Path(self.config.run.output_dir)
+        self.best_before = _best(self.state)  # the last save
 
     def is_due(self, epochs: float) -> bool:
         """Whether the position after so many epochs of the run is saved for its number or for the time."""
@@ -189,12 +191,14 @@ class Saver:
         state.saved_step = state.position.step
         return name
 
-    def save(self, name: str, *, in_doubt: bool = False, required: bool = False) -> bool:
-        """Save a checkpoint, then prune; whether it is being saved. Training continues meanwhile.
+    def save(
+        self, name: str, metrics: Metrics | None = None, *, in_doubt: bool = False, required: bool = False
+    ) -> None:
+        """Save a checkpoint, then prune; training continues meanwhile.
 
-        While training may be diverging, nothing is pruned, and a checkpoint is saved only with `in_doubt`. A
-        `required` one is saved and waited for: UserError if it cannot be written. Raises NonFiniteError if
-        the weights are not finite.
+        With the `metrics` of its weights, it may become the best one. While training may be diverging,
+        nothing is pruned, and a checkpoint is saved only with `in_doubt`. A `required` one is saved and
+        waited for: UserError if it cannot be written. Raises NonFiniteError if the weights are not finite.
         """
         state = self.state
         raise_if_diverged(self.dist, None if state.is_finite() else NOT_FINITE)
@@ -202,7 +206,14 @@ class Saver:
         doubt = self.stability.doubt(int(state.update.nonfinite_streak))
         if doubt and not (in_doubt or required):
             console.info(f"{path} is not saved: {doubt}")
-            return False
+            return
+        if self.dist.is_main and self.writer.finish() is not None:  # the last one is not on disk
+            name_before, loss = self.best_before
+            state.history.best_checkpoint = name_before
+            state.history.best_checkpoint_loss = state.history.best_checkpoint_loss and loss
+        self.best_before = _best(state)
+        if metrics:
+            state.history.add_checkpoint(name, metrics)
         if self.dist.is_main:
             is_written = partial(self._after_write, replace(state.position), path, prunes=not doubt)
             self.writer.save(path, self.content(), is_written)
@@ -210,7 +221,6 @@ class Saver:
         self.saved_at = time.monotonic()
         if required:
             self.wait()
-        return True
 
     def wait(self) -> None:
         """Wait until the last checkpoint is on disk; UserError on every process if it cannot be written."""
@@ -227,8 +237,7 @@ class Saver:
         """After the checkpoint of the position `at` is on disk: let the next records judge it, and prune.
 
         Neither the best checkpoint, that before the adversarial phase, the last one of a stage, nor the last
-        good one is removed. This may run
-        in the writer's thread, when training is further.
+        good one is removed. This may run in the writer's thread, when training is further.
         """
         self.stability.unconfirmed.append((at.step, path))
         if not prunes:
@@ -268,6 +277,10 @@ class Saver:
         """Store the run, and which checkpoint of its folder is good."""
         if self.dist.is_main:
             write_run(self.folder, self.state.identity, self.stability.good)
+
+
+def _best(state: TrainingState) -> tuple[str | None, float | None]:
+    return state.history.best_checkpoint, state.history.best_checkpoint_loss
 
 
 # ---- A run that diverges -------------------------------------------------------------------------------

@@ -399,6 +399,9 @@ def _continue(state: TrainingState, options: ResolvedOptions, config: Config, po
     if options.path.parent.resolve() != Path(config.run.output_dir).resolve():
         saved = state.identity
         state.identity = Identity.new(parent=saved.id, restarts=saved.restarts, start=saved.start)
+        state.history = replace(  # names of files in the other folder
+            state.history, best_checkpoint=None, best_checkpoint_loss=None, before_adversarial=None
+        )
 
 
 def begin_stability(run: PreparedRun) -> Stability:
