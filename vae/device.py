@@ -45,7 +45,8 @@ def pick_device(name: str) -> torch.device:
 
 def _try_growing_segments() -> None:
     """Allocate on this process's card; if its driver refuses growing segments, use the others and warn."""
-    index = int(os.environ.get("LOCAL_RANK", 0))
+    text = os.environ.get("LOCAL_RANK", "")
+    index = int(text) if text.isdecimal() else 0  # the start of the processes reports others
     if index >= torch.cuda.device_count():
         return  # an error that the start of the processes reports
     try:

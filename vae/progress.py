@@ -55,7 +55,7 @@ class Progress:
         self.note = self.note if note is None else note
         if self.bar is not None:
             self.bar.set_postfix_str(self.note, refresh=False)
-            self.bar.update(count)
+            self._draw(lambda bar: bar.update(count))
             return
         is_round = self.done // self.round_by > (self.done - count) // self.round_by
         is_due = time.monotonic() - self.printed_at >= SECONDS_BETWEEN_LINES
@@ -69,9 +69,17 @@ class Progress:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if self.bar is not None:
-            self.bar.close()
+            self._draw(lambda bar: bar.close())
         elif kind is None and (self.keep or self.has_printed):
             self._print(f"took {tqdm.format_interval(self._seconds())}")
+
+    def _draw(self, change: Callable[[tqdm], object]) -> None:
+        """Change the bar; a terminal that was closed shows nothing any more."""
+        assert self.bar is not None
+        try:
+            change(self.bar)
+        except OSError:
+            console.discard(sys.stderr)
 
     def _print(self, ending: str) -> None:
         """Print a line such as `validate: 120 of 400 images, 3 bad, 12.5 images/s, 00:22 left`."""

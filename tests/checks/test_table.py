@@ -176,8 +176,9 @@ FAULTS = [
     ("disk.space", WARN, runs(free=3 * CHECKPOINT_BYTES)),
     ("disk.space", FAIL, runs(free=CHECKPOINT_BYTES)),
     ("disk.space", SKIP, runs(free=None)),
-    ("disk.vgg", WARN, {"vgg_bytes": 1000}, "incomplete"),  # training without LPIPS does not need them
-    ("disk.vgg", WARN, {"vgg_bytes": None}, "not downloaded"),
+    ("disk.vgg", WARN, {"vgg_sha256": "00"}, "damaged"),  # training without LPIPS does not need them
+    ("disk.vgg", WARN, {"vgg_sha256": None}, "not downloaded"),
+    ("disk.vgg", WARN, {"vgg_path": "~/.cache/torch/hub/checkpoints/vgg16-397923af.pth"}, "no home folder"),
 ]
 
 

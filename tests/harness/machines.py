@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from vae.checks.facts import Card, Facts, Folder, HostFacts, LoadedTorch, Requirement, Smi, TorchFiles
-from vae.checks.table import VGG_BYTES, Result, judge
+from vae.checks.table import VGG_SHA256, Result, judge
 from vae.system.host import GIB
 
 ARCHS_130 = ("sm_75", "sm_80", "sm_86", "sm_90", "sm_100", "sm_120", "compute_120")
@@ -46,7 +46,7 @@ DESKTOP = Facts(
         folder("--data_path", "./data/train"),
     ),
     vgg_path="/home/me/.cache/torch/hub/checkpoints/vgg16-397923af.pth",
-    vgg_bytes=VGG_BYTES,
+    vgg_sha256=VGG_SHA256,
 )
 
 WINDOWS = replace(

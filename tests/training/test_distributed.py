@@ -47,6 +47,8 @@ ADVERSARIAL = {"adversarial_weight": 0.5, "disc_start": 2, "disc_ramp": 2}
         ({"MASTER_ADDR": "nowhere.invalid"}, "MASTER_ADDR is nowhere.invalid, which this machine does not"),
         ({"RANK": "2"}, "RANK is 2, not a number from 0 to 1: start with torchrun"),
         ({"WORLD_SIZE": "two"}, "WORLD_SIZE is two, not a number from 1"),
+        ({"LOCAL_RANK": "a"}, "LOCAL_RANK is a, not a number"),
+        ({"LOCAL_WORLD_SIZE": "all"}, "LOCAL_WORLD_SIZE is all, not a number"),
     ],
 )
 def test_impossible_address_or_rank_is_refused_at_once(changed, message, monkeypatch):
@@ -55,6 +57,12 @@ def test_impossible_address_or_rank_is_refused_at_once(changed, message, monkeyp
         monkeypatch.setenv(name, value)
     with pytest.raises(UserError, match=re.escape(message)):
         Distributed.start("cpu")
+
+
+def test_empty_variables_of_torchrun_are_those_of_one_process(monkeypatch):
+    for name in ("WORLD_SIZE", "RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
+        monkeypatch.setenv(name, "")
+    assert Distributed.start("cpu") == Distributed(0, 1, torch.device("cpu"))
 
 
 def load(given: dict, name: str) -> dict:

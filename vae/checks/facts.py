@@ -104,7 +104,7 @@ class Facts:
     host: HostFacts
     folders: tuple[Folder, ...]
     vgg_path: str
-    vgg_bytes: int | None  # None: the file does not exist
+    vgg_sha256: str | None  # None: the file does not exist
 
     @property
     def on_windows(self) -> bool:

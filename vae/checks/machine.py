@@ -15,7 +15,7 @@ from vae.checks.facts import Card, Facts, Folder, HostFacts, Requirement, Smi, T
 from vae.config.options import Config
 from vae.system.addresses import is_remote, public_text
 from vae.system.child_process import ChildProcess
-from vae.system.files import nearest_existing, probe_folder, read_text
+from vae.system.files import nearest_existing, probe_folder, read_text, sha256_of_file
 from vae.system.host import find_compiler, free_memory, main_memory, usable_cores
 
 VGG_FILE = "vgg16-397923af.pth"  # torchvision's VGG16_Weights.IMAGENET1K_V1, the trunk of LPIPS
@@ -43,7 +43,7 @@ def gather(project: Path, output_dir: str, data_path: str | None) -> Facts:
             gather_folder("--data_path", images, given=data_path is not None, writes=False),
         ),
         vgg_path=str(vgg),
-        vgg_bytes=vgg.stat().st_size if os.path.exists(vgg) else None,
+        vgg_sha256=sha256_of_file(vgg) if os.path.isfile(vgg) else None,
     )
 
 

@@ -115,6 +115,7 @@ CHECKPOINTS = Config().run.keep_checkpoints + 3
 # Forked decoding processes share most of it; on Windows each has its own copy.
 PROCESS_BYTES = int(0.7 * GIB)
 VGG_BYTES = 553_433_881  # size of torchvision's file
+VGG_SHA256 = VGG_FILE.partition("-")[2].removesuffix(".pth")  # its first digits
 VGG_URL = f"https://download.pytorch.org/models/{VGG_FILE}"
 NETWORK = {
     *("nfs", "nfs4", "cifs", "smb3", "smbfs", "afs", "ceph", "lustre", "glusterfs", "beegfs", "gpfs", "9p"),
@@ -395,9 +396,11 @@ def _space(facts: Facts) -> Cases:
 
 
 def _vgg(facts: Facts) -> Cases:
-    path, size = facts.vgg_path, facts.vgg_bytes
-    yield size == VGG_BYTES, PASS, path
-    text = "not downloaded yet: the first run downloads them" if size is None else "incomplete"
+    path, digest = facts.vgg_path, facts.vgg_sha256
+    homeless = "this user has no home folder (HOME is not set)"
+    yield path.startswith("~"), WARN, homeless, "set TORCH_HOME to a folder"
+    yield digest and digest.startswith(VGG_SHA256), PASS, path
+    text = "not downloaded yet: the first run downloads them" if digest is None else "incomplete or damaged"
     fetch = fetch_command(VGG_URL, path, windows=facts.on_windows)
     yield True, WARN, f"{text} (not needed with --perceptual_weight 0)", fetch
 

@@ -16,6 +16,7 @@ from torchvision import models
 
 from vae.system.console import fetch_command
 from vae.system.errors import UserError
+from vae.system.files import in_home
 
 URLS = {
     "vgg": models.VGG16_Weights.IMAGENET1K_V1.url,
@@ -83,8 +84,8 @@ def _read(path: Path, net: str) -> dict[str, Tensor]:
 
 
 def cached_file(url: str) -> Path:
-    """Where PyTorch's cache has the file of `url`."""
-    return Path(torch.hub.get_dir(), "checkpoints", _file_name(url))
+    """Where PyTorch's cache has the file of `url`; UserError without a home folder and TORCH_HOME."""
+    return in_home(torch.hub.get_dir(), "TORCH_HOME") / "checkpoints" / _file_name(url)
 
 
 def cached_or_downloaded(url: str) -> Path:

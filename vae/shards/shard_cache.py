@@ -37,7 +37,7 @@ from vae.shards.dataset_json import (
 from vae.shards.store import StoreFile, download, is_disk_error
 from vae.system.addresses import is_remote
 from vae.system.errors import DataError, UserError
-from vae.system.files import sha256_of_file, why_not_writable
+from vae.system.files import in_home, sha256_of_file, why_not_writable
 from vae.system.host import GIB
 
 FOLDER_NAME = "vae-trainer-shards"
@@ -65,7 +65,7 @@ def default_folder() -> Path:
         root = "~/Library/Caches"
     else:
         root = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
-    return Path(os.path.expanduser(root), "vae-trainer")
+    return in_home(root, "--cache_dir, or XDG_CACHE_HOME,") / "vae-trainer"
 
 
 def open_cache(paths: Iterable[str | None], folder: str | None, max_gib: float) -> "ShardCache | None":

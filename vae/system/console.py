@@ -156,7 +156,7 @@ def error_from_signal_handler(text: str) -> None:
 
 
 def _print(text: str, stream: TextIO | None) -> None:
-    """Print lines; BrokenPipeError if the reader of the pipe or the terminal is gone.
+    """Print lines; BrokenPipeError if the reader of the pipe is gone.
 
     A program without a console has no stream (None); those of notebooks and editors have few methods.
     """
@@ -171,7 +171,9 @@ def _print(text: str, stream: TextIO | None) -> None:
             write(text.encode("ascii", "backslashreplace").decode(), file=stream)
         flush(stream)  # a reader behind a pipe sees the line now
     except OSError as error:
-        raise _as_broken_pipe(error) from None
+        if error.errno != errno.EIO:
+            raise _as_broken_pipe(error) from None
+        discard(stream)  # the terminal was closed, and this process does not end with it: the work goes on
 
 
 def flush(stream: TextIO | None) -> None:
@@ -191,8 +193,8 @@ def is_terminal(stream: TextIO | None) -> bool:
 
 
 def _as_broken_pipe(error: OSError) -> OSError:
-    """BrokenPipeError for a closed terminal of Linux and a closed pipe of Windows; else the error itself."""
-    is_closed = error.errno == errno.EIO or (os.name == "nt" and error.errno == errno.EINVAL)
+    """BrokenPipeError for a closed pipe of Windows; else the error itself."""
+    is_closed = os.name == "nt" and error.errno == errno.EINVAL
     return BrokenPipeError(*error.args) if is_closed else error
 
 
@@ -215,7 +217,9 @@ def flushed_output() -> Iterator[None]:
             try:
                 flush(sys.stdout)
             except OSError as error:
-                raise _as_broken_pipe(error) from None
+                if error.errno != errno.EIO:
+                    raise _as_broken_pipe(error) from None
+                discard(sys.stdout)
     except BrokenPipeError:
         discard(sys.stdout)
         sys.exit(EXIT_BROKEN_PIPE)

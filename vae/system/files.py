@@ -263,6 +263,14 @@ def expand_home(path: str, flag: str) -> str:
     return expanded
 
 
+def in_home(path: str, variable: str) -> Path:
+    """A path that begins with ~, in the home folder; UserError if this user has none: set `variable`."""
+    expanded = os.path.expanduser(path)
+    if expanded.startswith("~"):
+        raise UserError(f"this user has no home folder for {path} (HOME is not set): set {variable}")
+    return Path(expanded)
+
+
 def nearest_existing(path: str | os.PathLike[str]) -> Path:
     """`path`, or its nearest parent that exists; UserError for a drive or server that is not there."""
     path = Path(path)

@@ -55,6 +55,7 @@ class Distributed:
         world_size = _number("WORLD_SIZE", "1", 1, 10**6)
         rank = _number("RANK", "0", 0, world_size - 1)
         local_rank = _number("LOCAL_RANK", "0", 0, 10**6)
+        local_size = _number("LOCAL_WORLD_SIZE", "1", 1, 10**6)
         if world_size > 1:
             _check_address()
         if kind == "cuda" and local_rank >= torch.cuda.device_count():
@@ -68,7 +69,7 @@ class Distributed:
             backend = "gloo" if kind == "cpu" else "cpu:gloo,cuda:nccl"
             with _join_limit(hang_minutes, world_size):
                 _join(backend, hang_minutes)
-        return cls(rank, world_size, chosen, int(os.environ.get("LOCAL_WORLD_SIZE", 1)))
+        return cls(rank, world_size, chosen, local_size)
 
     @property
     def is_main(self) -> bool:
@@ -156,7 +157,7 @@ class Distributed:
 
 def _number(name: str, default: str, least: int, most: int) -> int:
     """An environment variable of torchrun; UserError if it is no number from `least` to `most`."""
-    text = os.environ.get(name, default)
+    text = os.environ.get(name) or default
     if not text.isdecimal() or not least <= int(text) <= most:
         raise UserError(
             f"the environment variable {name} is {text or 'missing'}, not a number from {least} to {most}: "
@@ -187,7 +188,7 @@ def _join(backend: str, hang_minutes: float) -> None:
     minutes = 2 * hang_minutes + 20 if hang_minutes else WITHOUT_LIMIT_MINUTES
     timeout = datetime.timedelta(minutes=minutes)
     store, rank, world_size = next(dist.rendezvous("env://", timeout=timeout))
-    if os.environ.get("GROUP_WORLD_SIZE", "1") == "1":
+    if os.environ.get("GROUP_WORLD_SIZE") in (None, "", "1"):
         store = dist.PrefixStore(f"start_{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)
     dist.init_process_group(backend, store=store, rank=rank, world_size=world_size, timeout=timeout)
 
