@@ -22,6 +22,7 @@ from tests.harness.training_runs import (
 from vae.config.resolve import PER_COMMAND
 from vae.interop.checkpoint_file import load_checkpoint
 from vae.system.errors import UserError
+from vae.training.checkpoints import list_checkpoints
 from vae.training.run import train
 
 # Two stages of 2 epochs of 10 steps; the discriminator starts at step 3.
@@ -146,21 +147,34 @@ def test_loading_processes_change_nothing(recipe, uninterrupted, tmp_path):
 
 
 @pytest.mark.slow
-def test_checkpoint_of_the_last_step_of_an_epoch_resumes_before_its_end(recipe, uninterrupted, tmp_path):
-    """If a save signal arrives in the last step of an epoch, the resumed run ends the epoch."""
+@pytest.mark.parametrize(
+    ("last", "progressive", "name"),
+    [
+        (10, RECIPE["progressive"], "checkpoint_epoch_4.pt"),
+        (12, "32:12steps:2,16:3steps:2", "checkpoint_step_15.pt"),
+    ],
+)
+def test_checkpoint_of_a_last_step_resumes_before_its_end(
+    recipe, uninterrupted, tmp_path, last, progressive, name
+):
+    """If a save signal arrives in the last step of an epoch or a stage, the resumed run ends it."""
 
     def kill(loop, _batch):
-        if loop.state.position.step == 10:
+        if loop.state.position.step == last:
             raise KeyboardInterrupt  # kills the process before it saves anything newer
 
-    given = {**recipe, "output_dir": str(tmp_path / "run"), "checkpoint_freq": 2}
-    save = Fault("signal", "step", nth=10, value=signal.SIGUSR1)
+    folder = tmp_path / "run"
+    given = {**recipe, "output_dir": str(folder), "checkpoint_freq": 2, "progressive": progressive}
+    save = Fault("signal", "step", nth=last, value=signal.SIGUSR1)
     with injected(save), before_steps(kill), pytest.raises(KeyboardInterrupt):
         train(given)
-    assert [path.name for path in (tmp_path / "run").glob("*.pt")] == ["checkpoint_step_10.pt"]
+    assert load_checkpoint(list_checkpoints(folder)[0])["position"]["images_in_epoch"]  # not ended
     assert train({**given, "resume_from": "latest"}) == 0
-    found, expected = (final_checkpoint(folder)["model"] for folder in (tmp_path / "run", uninterrupted))
-    assert_same(found, expected, "model")
+    whole = uninterrupted
+    if last != 10:
+        whole = tmp_path / "whole"
+        assert train({**given, "output_dir": str(whole)}) == 0
+    assert_same_checkpoint(*(load_checkpoint(path / name) for path in (folder, whole)), "checkpoint_freq")
 
 
 DISCRIMINATOR = {"adversarial_weight": 0.5, "disc_channels": 8, "disc_layers": 1, "disc_start": 1}

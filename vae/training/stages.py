@@ -60,6 +60,8 @@ class StageSteps:
 
     def epochs(self, position: Position) -> float:
         """Epochs of the run at the position, with a part of the current one."""
+        if not position.images_in_epoch:
+            return position.epoch
         return position.epoch + round(position.images_in_epoch / (self.per_epoch * self.images), 4)
 
     def are_done(self, position: Position) -> bool:
