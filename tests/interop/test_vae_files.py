@@ -100,6 +100,7 @@ def checkpoint(tmp_path):
     content = checkpoint_content(12)
     raw, ema = (AutoencoderKL(build(content["config"]).model) for _ in range(2))
     content |= {"model": raw.state_dict(), "ema": ema.state_dict()}
+    content["stages"] += [{**content["stages"][0], "first_epoch": 2, "image_size": 64}]  # planned, not begun
     save_checkpoint(tmp_path / "checkpoint_epoch_1.pt", content)
     return tmp_path / "checkpoint_epoch_1.pt", raw, ema
 

@@ -99,8 +99,10 @@ def test_epochs_that_are_validated_and_saved(tiny, tmp_path):
     assert names == {f"checkpoint_epoch_{epoch}.pt" for epoch in (3, 5)}
 
 
-def test_last_epoch_of_every_stage_is_validated(tiny, tmp_path):
+def test_last_epoch_of_every_stage_is_validated(tiny, tmp_path, capsys):
     given = {**tiny, "init": "default", "progressive": "32:1:4,16:2:4", "val_freq": 10}
     assert train(given) == 0
     found = [(record["epoch"], record["image_size"]) for record in records(tmp_path / "run", "validation")]
     assert found == [(0, 32), (1, 32), (1, 16), (3, 16)]
+    starts = [line for line in capsys.readouterr().out.splitlines() if line.startswith("model ")]
+    assert [line.rpartition("; ")[2] for line in starts] == ["default start", "goes on at step 3"]

@@ -205,7 +205,7 @@ def _from_checkpoint(content: dict[str, Any], where: str, weights: str) -> VaeFi
         dtype=torch.float32,
         scaling_factor=scaling,
         shift_factor=shift,
-        sample_size=content["stages"][-1]["image_size"],
+        sample_size=config["image_size"],  # of the stage that trains; later ones are only planned
         force_upcast=None,
         step=content["position"]["step"],
         latents_mean=mean,

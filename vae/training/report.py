@@ -62,7 +62,9 @@ def print_stage(run: PreparedRun, schedule: StageSchedule, plan: StagePlan) -> N
     steps = schedule.steps
     size = run.state.stage.image_size
     start = f"{config.model.init} start"
-    if run.provenance.resumed_from:
+    if state.position.step > state.begun_at.step:  # a later stage of this command
+        start = f"goes on at step {state.position.step}"
+    elif run.provenance.resumed_from:
         start = f"from {run.provenance.resumed_from}, step {state.position.step}"
     elif config.model.init_from:
         start = f"from {config.model.init_from}"
