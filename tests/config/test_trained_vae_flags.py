@@ -42,8 +42,6 @@ def test_file_name_that_starts_with_a_minus_can_be_given():
         ("--fold_scaling sd", "--fold_scaling needs --data_path"),
         ("--fold_scaling sd --data_path d --scaling_factor 1", "omit --scaling_factor"),
         ("--per_channel", "--per_channel needs --fold_scaling"),
-        ("--push_to me/vae", "--push_to me/vae needs --license: give that of the VAE"),
-        ("--push_to me/vae --license mit --into f", "--push_to has no model card for a file of --into"),
         ("--output=", "--output has no value"),
         ("--vae=", "--vae has no value"),
         ("--image_size 4", "--image_size 4 is too small: give for example 256"),

@@ -8,6 +8,7 @@ from diffusers import AutoencoderKL, AutoencoderKLFlux2
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
+from tests.harness.small_vae import write_vae
 from tests.harness.vae_families import FAMILIES, SMALL, diffusers_model, image, research_model, save_research
 from vae.config.model_options import ModelConfig
 from vae.config.resolve import tiny_shape
@@ -99,6 +100,26 @@ def test_half_precision_export_is_a_cast(dtype, kind, tmp_path):
         write(source, output=tmp_path / output, dtype=dtype)
         assert_bitwise(load_file(tmp_path / output), expected)
         assert load_vae(tmp_path / output).file.dtype == kind
+
+
+def test_readme_of_a_folder_has_the_figures_of_its_run(tmp_path):
+    write_vae(tmp_path / "run" / "vae")
+    records = [
+        {"kind": "validation", "step": 5, "image_size": 64, "psnr": 20.0, "ssim": 0.5, "images": 2},
+        {"kind": "validation", "step": 9, "image_size": 64, "psnr": 31.25, "ssim": 0.9, "images": 2},
+    ]
+    (tmp_path / "run" / "metrics.jsonl").write_text("\n".join(map(json.dumps, records)) + "\n")
+    write(tmp_path / "run" / "vae", output=tmp_path / "out", license="cc0-1.0")
+    text = (tmp_path / "out" / "README.md").read_text(encoding="utf-8")
+    for part in (
+        "license: cc0-1.0\n",
+        "16 latent channels, scaling_factor 0.5",
+        "PSNR 31.25 dB, SSIM 0.9000:",
+    ):
+        assert part in text
+    assert text.count("AutoencoderKL.from_pretrained") == 1
+    write(tmp_path / "out", output=tmp_path / "again")
+    assert "PSNR" not in (tmp_path / "again" / "README.md").read_text(encoding="utf-8")
 
 
 def test_weight_too_large_for_fp16_is_an_error(tmp_path):

@@ -257,14 +257,8 @@ class ExportConfig:
         "trained network in it; for single images only",
         metavar="PATH",
     )
-    push_to: str | None = option(
-        None,
-        "also upload the result to this repository of the Hugging Face hub, with a model card made from the "
-        "run: its settings, figures and newest samples; a new repository is private",
-        metavar="OWNER/REPO",
-    )
     license: str | None = option(
-        None, "license in the metadata and in the model card, such as apache-2.0 or other", metavar="NAME"
+        None, "license in the metadata and in README.md, such as apache-2.0 or other", metavar="NAME"
     )
     device: str = device_option("to encode the images on")
     kernels: str = kernels_option()
@@ -320,13 +314,6 @@ def _check_export(config: ExportConfig) -> None:
         raise UserError("--fold_scaling needs --data_path: the latents of those images are measured")
     if config.fold_scaling and config.scaling_factor is not None:
         raise UserError("--fold_scaling determines the scaling: omit --scaling_factor")
-    if config.push_to is not None and not config.license:
-        raise UserError(
-            f"--push_to {config.push_to} needs --license: give that of the VAE, such as apache-2.0 or other; "
-            "a VAE that was trained from another one may have to keep its license"
-        )
-    if config.push_to is not None and config.into is not None:
-        raise UserError("--push_to has no model card for a file of --into: omit it, and use hf upload")
     if config.per_channel and not config.fold_scaling:
         raise UserError("--per_channel needs --fold_scaling: add it, or omit --per_channel")
 

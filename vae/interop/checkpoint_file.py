@@ -10,9 +10,9 @@ import pickle
 import re
 import secrets
 import zipfile
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import IO, Any, BinaryIO, Literal, cast
+from typing import IO, Any, BinaryIO, cast
 
 import torch
 
@@ -20,7 +20,6 @@ from vae.config.options import Config, all_options, flatten
 from vae.interop.vae_path import check_checkpoint_path
 from vae.system.errors import UserError
 from vae.system.files import flush_file, flush_folder, replace_file, scratch_folder, sha256_of_file, utf8_path
-from vae.update import UpdateState
 
 RANDOM, WARM, TRAINED = "random weights", "warm start", "trained VAE"  # what a stage begins with
 CHECKPOINT_FORMAT = 8  # increase it when keys are renamed or removed: older files are then refused
@@ -110,54 +109,18 @@ class Identity:
         return replace(self, restarts=self.restarts + 1)
 
 
-@dataclass(frozen=True)
-class Topology:
-    """How a step is divided."""
-
-    processes: int
-    batch_size: int
-    accumulation_steps: int
-    streams: int | None  # of shards
-    shuffle_shards: int | None
-
-
-@dataclass(frozen=True)
-class Samples:
-    """What decides the samples of a run. config.json contains it, too."""
-
-    training: dict[str, Any]  # version and number of images, and for shards the rules of their acceptance
-    validation: dict[str, Any] | None
-    transform: dict[str, Any]  # from an image to a crop
-    seed: dict[str, Any]
-    topology: Topology
-    code: dict[str, Any]  # version and revision
-    continues: dict[str, Any] | None  # run, step and checkpoint
-
-
-@dataclass(frozen=True)
-class CheckpointContent:
-    """All of it. `optimizers` are state dicts, the autoencoder's first."""
-
-    model: dict[str, torch.Tensor]
-    ema: dict[str, torch.Tensor] | None
-    discriminator: dict[str, torch.Tensor] | None
-    optimizers: list[dict[str, Any]]
-    update: UpdateState
-    fp16: bool
-    running_sq_norms: torch.Tensor
-    running_moments: torch.Tensor
-    overflows_fp16: bool
-    activation_scale: float
-    latent_scaling: tuple[float, float] | None
-    latent_channels: dict[str, list[float]] | None  # latents_mean and latents_std
-    run: Identity
-    position: Position
-    history: Validations
-    config: dict[str, Any]
-    stages: list[Stage]
-    provenance: Samples
-    begun_from: Literal["random weights", "warm start", "trained VAE"]
-    torch_version: str
+CHECKPOINT_KEYS = (
+    *("model", "ema", "discriminator"),  # state dicts; None: the run has none
+    "optimizers",  # state dicts, the autoencoder's first
+    *("update", "fp16", "running_sq_norms", "running_moments"),
+    *("overflows_fp16", "activation_scale"),
+    "latent_scaling",  # scaling and shift; None: not measured yet
+    "latent_channels",  # latents_mean and latents_std; None: not known
+    *("run", "position", "history"),  # Identity, Position, Validations
+    *("config", "stages"),
+    "provenance",  # what decides the samples of the run; config.json contains it, too
+    *("begun_from", "torch_version"),
+)
 
 
 class DamagedCheckpointError(UserError):
@@ -286,9 +249,9 @@ def _difference(content: dict[str, Any]) -> str:
     """How the content differs from that of this version; "" if it does not."""
     if content["format"] != CHECKPOINT_FORMAT:
         return f"format {content['format']!r:.40}, not {CHECKPOINT_FORMAT}"
-    for item in fields(CheckpointContent):
-        if item.name not in content:
-            return f"it lacks {item.name}"
+    for name in CHECKPOINT_KEYS:
+        if name not in content:
+            return f"it lacks {name}"
     unknown = sorted(map(str, content["config"].keys() - all_options().keys()))
     return f"it has --{unknown[0]}" if unknown else ""
 

@@ -6,7 +6,6 @@ from pathlib import Path
 from vae.config.trained_vae_flags import ExportConfig
 from vae.data.manifest import is_manifest
 from vae.images.folder import check_images
-from vae.interop.hub import check_repo
 from vae.interop.vae_path import WEIGHTS_NAME, locate_vae
 from vae.system.errors import UserError
 from vae.system.files import check_folder, why_not_writable
@@ -14,8 +13,6 @@ from vae.system.files import check_folder, why_not_writable
 
 def check_command(config: ExportConfig) -> None:
     """Raise UserError if the output is in use, or if a VAE or the folder of images does not exist."""
-    if config.push_to is not None:
-        check_repo(config.push_to)
     _check_output(Path(config.output), config)
     for path in config.vae:
         locate_vae(Path(path), "--vae")

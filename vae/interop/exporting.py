@@ -20,7 +20,6 @@ from vae.images.pixels import to_float
 from vae.interop.averaging import combine
 from vae.interop.command import check_command
 from vae.interop.families import DIFFUSERS_IMAGES, comfyui_problem, latents_config
-from vae.interop.hub import upload
 from vae.interop.latent_statistics import (
     LatentConstants,
     LatentStatistics,
@@ -31,10 +30,10 @@ from vae.interop.latent_statistics import (
     sums_of,
     with_quant_conv,
 )
-from vae.interop.model_card import COMPVIS, card_files, modelspec, run_of
+from vae.interop.model_card import COMPVIS, README_NAME, measured_by_run, modelspec, readme
 from vae.interop.parameter_names import into_wan, to_compvis, to_taesd
 from vae.interop.vae_files import CONFIG_KEY, PARTS, START_KEY, LoadedVae, check_fit, load_vae, read_vae
-from vae.interop.vae_path import WEIGHTS_NAME, locate_vae
+from vae.interop.vae_path import locate_vae
 from vae.interop.weight_file import read_tensors
 from vae.interop.writing import (
     TAESD,
@@ -51,6 +50,7 @@ from vae.ops.kernel_check import choose_kernels
 from vae.progress import track
 from vae.system import console
 from vae.system.errors import DataError, UserError
+from vae.system.files import replace_text
 
 FP16_IMAGES = 32  # images for the fp16 test: decoding takes most of the time
 DEFAULT_IMAGE_SIZE = 256  # px
@@ -144,6 +144,10 @@ def export(config: ExportConfig) -> None:
             "none yet"
         )
     content = _write(output, model, config, loaded, findings)
+    if not config.is_single:
+        is_validated = len(config.vae) == 1 and config.weights == "ema"  # no average, no raw weights
+        measured = measured_by_run(Path(config.vae[0]), loaded.file.step) if is_validated else ""
+        replace_text(output / README_NAME, [readme(output, content, config.license, measured)])
     if model.config.padding != "zeros" and not model.config.decoder:
         console.warning(
             f"--padding {model.config.padding}: other programs pad with zeros, so borders differ there; "
@@ -159,8 +163,6 @@ def export(config: ExportConfig) -> None:
             f"images {images}, which diffusers' VaeImageProcessor makes from PIL images of this mode "
             "(docs/export.md)"
         )
-    if config.push_to is not None:
-        _push(config.push_to, output, model, config, content, loaded.file.step)
 
 
 def _check_tiny(model: AutoencoderKL, config: ExportConfig) -> None:
@@ -178,24 +180,6 @@ def _check_tiny(model: AutoencoderKL, config: ExportConfig) -> None:
 def _taesd_half(config: ExportConfig) -> str | None:
     """The half of an AutoencoderTiny that --output asks for by its name, as in taesd_decoder.safetensors."""
     return next((part for part in PARTS if Path(config.output).stem.endswith(f"_{part}")), None)
-
-
-def _push(
-    repo: str,
-    output: Path,
-    model: AutoencoderKL,
-    config: ExportConfig,
-    content: dict[str, Any],
-    step: int | None,
-) -> None:
-    """Upload what was written, and a model card; an average, or raw weights, are not what a run validated."""
-    assert config.license is not None
-    written = [output] if config.is_single else [output / WEIGHTS_NAME, output / "config.json"]
-    validated = len(config.vae) == 1 and config.weights == "ema"
-    run = run_of(Path(config.vae[0])) if validated else None
-    card = card_files(output.stem, config.license, model, content, run, step)
-    url = upload(repo, {**{path.name: path for path in written}, **card}, output)
-    console.info(f"uploaded: {', '.join([*(path.name for path in written), *card])} to {url}")
 
 
 def _given_scaling(loaded: LoadedVae, config: ExportConfig) -> tuple[float, float] | None:

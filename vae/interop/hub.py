@@ -1,4 +1,4 @@
-"""VAEs on the Hugging Face hub, OWNER/REPO[:PATH] or an address: downloads, and uploads of --push_to.
+"""VAEs on the Hugging Face hub, OWNER/REPO[:PATH] or an address: downloads.
 
 The package huggingface_hub is imported when it is needed. It finds the user's token and its cache by itself,
 and obeys HF_HUB_OFFLINE and HF_ENDPOINT.
@@ -8,7 +8,7 @@ import importlib.util
 import os
 import re
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache, partial
 from pathlib import Path
@@ -43,14 +43,6 @@ def hub_name(path: Path) -> tuple[str, str, str] | None:
     if match is None or match[1].endswith((*_FILES, *_OTHER_FILES)) or os.path.exists(path.parts[0]):
         return None
     return match[1], (match[2] or "").strip("/"), ""
-
-
-def check_repo(repo: str) -> None:
-    """Raise UserError for a --push_to if no repository has such a name, or huggingface_hub is missing."""
-    if not re.fullmatch(_REPO, repo):
-        raise UserError(f"--push_to {repo} is not a repository of the Hugging Face hub: give OWNER/REPO")
-    if importlib.util.find_spec("huggingface_hub") is None:
-        raise UserError(f"--push_to {repo} needs huggingface_hub: run {INSTALL}")
 
 
 @cache  # the checks before the start, and the reading of the weights, see the same files
@@ -88,25 +80,6 @@ def download(repo: str, inside: str, revision: str, names: tuple[str, ...], wher
     raise UserError(f"{where}: the repository has no {places}: add :PATH of a folder or .safetensors file")
 
 
-def upload(repo: str, files: Mapping[str, Path | bytes], output: Path) -> str:
-    """Write the files by their names in the repository, in one commit; returns its address.
-
-    A repository is created if it does not exist, as a private one. A model card that it has is kept. Raises
-    UserError that names `output`, which has everything on this machine.
-    """
-    hub = _package()
-    again = console.command_line("hf", "upload", repo, output)
-    with _one_line(f"--push_to {repo}", f"{output} is complete; then run: {again}"):
-        api = hub.HfApi()
-        url = api.create_repo(repo, private=True, exist_ok=True)
-        if "README.md" in files and api.file_exists(repo, "README.md"):
-            console.info(f"--push_to {repo}: its README.md is kept")
-            files = {name: content for name, content in files.items() if name != "README.md"}
-        operations = [hub.CommitOperationAdd(name, content) for name, content in files.items()]
-        api.create_commit(repo, operations, commit_message="Upload VAE")
-    return str(url)
-
-
 def _package() -> Any:
     import huggingface_hub
     from huggingface_hub.utils import disable_progress_bars, logging
@@ -142,21 +115,20 @@ def _shown(path: Path, repo: str) -> Path:
 
 
 @contextmanager
-def _one_line(where: str, done: str = "") -> Iterator[None]:
-    """Errors of huggingface_hub as a UserError that starts with `where` and ends with what is done."""
+def _one_line(where: str) -> Iterator[None]:
+    """Errors of huggingface_hub as a UserError that starts with `where`."""
     from huggingface_hub import errors
 
     try:
         yield
     except errors.GatedRepoError:
-        begins, reason = f"{where}: ", f"the repository is gated: accept its terms on its page, and {_LOGIN}"
-    # no access, no such file, a name or a license, no connection, a full disk
+        reason = f"the repository is gated: accept its terms on its page, and {_LOGIN}"
+    # no access, no such file or name, no connection, a full disk
     except (errors.HfHubHTTPError, errors.HTTPError, ValueError, OSError) as error:
-        begins = f"{where}: " if done else f"{where}: there is no such file or folder, and "
-        reason = _reason(error)
+        reason = f"there is no such file or folder, and {_reason(error)}"
     else:
         return
-    raise UserError(f"{begins}{reason}{f'; {done}' if done else ''}") from None
+    raise UserError(f"{where}: {reason}") from None
 
 
 def _reason(error: Exception) -> str:

@@ -1,14 +1,13 @@
-"""The model card of an upload: README.md with the facts of the VAE and of the run that it comes from."""
+"""What a written VAE says about itself: README.md in its folder, and the ModelSpec keys of its metadata."""
 
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from vae.interop.families import class_of
-from vae.interop.hub import hub_name
+from vae.interop.families import OWN_CLASS, class_of
 from vae.interop.run_files import METRICS_NAME
 from vae.model.autoencoder import AutoencoderKL
-from vae.system.files import read_json, read_json_lines
+from vae.system.files import read_json_lines
 
 _FIGURES = {"psnr": ("PSNR", "{:.2f} dB"), "ssim": ("SSIM", "{:.4f}"), "lpips": ("LPIPS", "{:.4f}")}
 PREFIX = "modelspec."
@@ -17,94 +16,38 @@ _INHERITED = ("architecture", "author", "license", "usage_hint", "category", "de
 COMPVIS = "https://github.com/CompVis/latent-diffusion"  # whose parameter names single files have
 
 
-def card_files(
-    name: str,
-    license: str,
-    model: AutoencoderKL,
-    content: dict[str, Any],
-    run: Path | None = None,
-    step: int | None = None,
-) -> dict[str, bytes | Path]:
-    """README.md and its pictures for a VAE with `content` as its config.json.
+README_NAME = "README.md"
 
-    `run` is the folder of the run that trained it, as `run_of` finds it; `step` is the step of its
-    checkpoint, None: the last one.
+
+def readme(folder: Path, content: Mapping[str, Any], license: str | None, measured: str) -> str:
+    """The text for a VAE with `content` as its config.json, and with what `measured_by_run` returned."""
+    name = content["_class_name"]
+    shape = f"{content['in_channels']} image channels, {content['latent_channels']} latent channels"
+    constants = [f"{key} {content[key]:.6g}" for key in ("scaling_factor", "shift_factor") if key in content]
+    use = f'from diffusers import {name}\n\nvae = {name}.from_pretrained("{folder.name}")'
+    if name == OWN_CLASS:  # the class of no other program
+        use = f'import vae\n\nmodel = vae.load_vae("{folder.name}")'
+    header = ["---", f"license: {license}", "tags: [vae]", "---", ""] if license else []
+    lines = [*header, f"# {folder.name}", "", f"{', '.join([name, shape, *constants])}."]
+    lines += ["", measured] if measured else []
+    return "\n".join([*lines, "", "```python", use, "```", ""])
+
+
+def measured_by_run(vae: Path, step: int | None) -> str:
+    """One line with the last validation of the run that wrote `vae`, or that at `step`; "" without a run.
+
+    `vae` is a checkpoint, the folder vae/ of the run, or its folder.
     """
-    pictures = {} if run is None else _pictures(run)
-    text = "\n".join(
-        [
-            *_header(license, content, run),
-            f"# {name}\n",
-            *_facts(model, content),
-            *([] if run is None else _figures(run, step)),
-            *(f"![{title}]({title}.png)\n" for title in pictures),
-        ]
-    )
-    return {"README.md": text.encode(), **{f"{title}.png": path for title, path in pictures.items()}}
-
-
-def run_of(vae: Path) -> Path | None:
-    """The folder of the run that wrote `vae`: a checkpoint, its folder vae/, or the folder itself."""
-    for folder in (vae, vae.parent):
-        if (folder / METRICS_NAME).is_file() and (folder / "config.json").is_file():
-            return folder
-    return None
-
-
-def _pictures(run: Path) -> dict[str, Path]:
-    """The newest sample grid and the curves of a run, as far as there are any."""
-    samples = sorted((run / "samples").glob("samples_step_*.png"))
-    found = {"samples": samples[-1]} if samples else {}
-    return found | ({"results": run / "results.png"} if (run / "results.png").is_file() else {})
-
-
-def _header(license: str, content: dict[str, Any], run: Path | None) -> list[str]:
-    lines = ["---", f"license: {license}", "tags: [vae, autoencoder, image-to-image]"]
-    if not content["_class_name"].startswith("VaeTrainer"):
-        lines.append("library_name: diffusers")
-    settings = read_json(run / "config.json") if run is not None else {}
-    if base := hub_name(Path(settings.get("init_from") or "")):
-        lines.append(f"base_model: {base[0]}")
-    return [*lines, "---\n"]
-
-
-def _facts(model: AutoencoderKL, content: dict[str, Any]) -> list[str]:
-    config = model.config
-    facts = {
-        "class": content["_class_name"],
-        "latent channels": config.z_channels,
-        "downsampling": f"{model.encoder_downsampling}x",
-        "channels": " ".join(map(str, config.channels)),
-        "channels of the decoder": " ".join(map(str, config.up_channels)),
-        "parameters": f"{sum(p.numel() for p in model.parameters()) / 1e6:.1f} million",
-    }
-    facts |= {name: content[name] for name in ("scaling_factor", "shift_factor") if name in content}
-    return _table("VAE", facts)
-
-
-def _figures(run: Path, step: int | None) -> list[str]:
-    """Of the validation at this step, or of the last one, with what it is compared with."""
-    last: dict[str, dict[str, Any]] = {}
-    for record in read_json_lines(run / METRICS_NAME):
-        if record.get("kind") == "baseline" or (
-            record.get("kind") == "validation" and step in (None, record.get("step"))
-        ):
-            last[str(record.get("codec", "VAE")).replace("_", " ")] = record
-    columns = [name for name in _FIGURES if any(name in record for record in last.values())]
-    if "VAE" not in last or not columns:
-        return []
-    lines = ["| reconstruction | " + " | ".join(_FIGURES[name][0] for name in columns) + " |"]
-    lines.append("|---" * (len(columns) + 1) + "|")
-    for codec, record in last.items():
-        cells = [_FIGURES[name][1].format(record[name]) if name in record else "" for name in columns]
-        lines.append(f"| {codec} | " + " | ".join(cells) + " |")
-    record = last["VAE"]
-    size, images = record.get("image_size"), record.get("images")
-    return [f"Mean of {images} validation images at {size} px:\n", *lines, ""]
-
-
-def _table(title: str, values: dict[str, Any]) -> list[str]:
-    return [f"| {title} | |", "|---|---|", *(f"| {name} | {value} |" for name, value in values.items()), ""]
+    metrics = next((path for f in (vae, vae.parent) if (path := f / METRICS_NAME).is_file()), None)
+    found: dict[str, Any] = {}
+    for record in () if metrics is None else read_json_lines(metrics):
+        if record.get("kind") == "validation" and step in (None, record.get("step")):
+            found = record
+    figures = [f"{name} {text.format(found[key])}" for key, (name, text) in _FIGURES.items() if key in found]
+    if not figures:
+        return ""
+    images, size = found.get("images"), found.get("image_size")
+    return f"Its run measured {', '.join(figures)}: means of {images} validation images at {size} px."
 
 
 # ---- ModelSpec -------------------------------------------------------------------------------------------

@@ -1,7 +1,4 @@
-"""The end of a run: OUTPUT_DIR/vae, which diffusers.AutoencoderKL.from_pretrained loads.
-
-A folder that this run has not written is kept beside it.
-"""
+"""The end of a run: OUTPUT_DIR/vae, which diffusers.AutoencoderKL.from_pretrained loads."""
 
 from collections.abc import Iterable
 from pathlib import Path
@@ -17,7 +14,6 @@ from vae.interop.vae_path import WEIGHTS_NAME
 from vae.interop.writing import describe, save_diffusers_folder, stored_metadata, stored_weights
 from vae.model.autoencoder import AutoencoderKL
 from vae.step import Networks, network_input, unwrapped
-from vae.system import console
 from vae.system.errors import NonFiniteError, UserError
 from vae.system.files import read_marker
 from vae.training.state import TrainingState
@@ -86,7 +82,7 @@ def write_export(
     metadata = {CHECKPOINT_KEY: checkpoint_digest(checkpoint), RUN_KEY: marker.id if marker else ""}
     if state.identity.start:
         metadata[START_KEY] = state.identity.start
-    _keep_foreign(folder, metadata[RUN_KEY], resume_command)
+    check_export_folder(output_dir, metadata[RUN_KEY], f"export with: {resume_command}")
     size = state.stage.image_size
     in_file = state.latent_constants is not None and bool(state.latent_constants.mean)
     how = {"force_upcast": overflows_fp16, "were_in_config": in_file}
@@ -95,20 +91,10 @@ def write_export(
     save_diffusers_folder(folder, stored_weights(model, "fp32"), description, metadata)
 
 
-def _keep_foreign(folder: Path, run_id: str, resume_command: str) -> None:
-    """Rename the folder if it has files that this run has not written, but would replace."""
+def check_export_folder(output_dir: Path, run_id: str, then: str) -> None:
+    """Raise UserError that ends with `then` if OUTPUT_DIR/vae has a VAE that the run did not write."""
+    folder = output_dir / EXPORT_NAME
     if not any((folder / name).exists() for name in (WEIGHTS_NAME, "config.json")):
         return
-    if stored_metadata(folder / WEIGHTS_NAME).get(RUN_KEY) == run_id:
-        return
-    number = 1
-    while (kept := folder.with_name(f"vae_before_{number}")).exists():
-        number += 1
-    try:
-        folder.rename(kept)
-    except OSError as error:  # Windows: a program has opened one of its files
-        raise UserError(
-            f"{folder} cannot be renamed to {kept.name}: {error.strerror}: close the programs that use "
-            f"it, then export with: {resume_command}"
-        ) from error
-    console.warning(f"{folder} is not of this run, so it is kept in {kept}")
+    if stored_metadata(folder / WEIGHTS_NAME).get(RUN_KEY) != run_id:
+        raise UserError(f"{folder} is not of this run, so it is not replaced: move it away, then {then}")

@@ -1,6 +1,6 @@
 """Where a run comes from, and what decides its samples. A resumed run says what differs.
 
-A checkpoint contains both as plain data: `Identity` and `Samples` of vae/interop/checkpoint_file.py.
+A checkpoint contains both as plain data: `Identity`, and under "provenance" what decides the samples.
 """
 
 import subprocess

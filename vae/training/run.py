@@ -24,7 +24,13 @@ from vae.system.files import claim_folder
 from vae.training.checkpoints import abandon_newer, check_newest, position_name
 from vae.training.command import Command, check_command
 from vae.training.distributed import Distributed
-from vae.training.export import LATENT_IMAGES, is_exported, latent_constants, write_export
+from vae.training.export import (
+    LATENT_IMAGES,
+    check_export_folder,
+    is_exported,
+    latent_constants,
+    write_export,
+)
 from vae.training.liveness import Liveness, LoadingStoppedError, StopSignals, Watchdog
 from vae.training.logbook import Logbook, start_wandb, try_to_write_json
 from vae.training.loop import StageEnd, TrainingLoop
@@ -82,6 +88,7 @@ def claim_run_folder(run: PreparedRun, lock: FolderLock) -> None:
     marker = claim_folder(run.output_dir, RUN_COMMAND, folder_id=state.identity.id)
     state.identity = replace(state.identity, id=marker.id)
     lock.acquire(run.output_dir)
+    check_export_folder(run.output_dir, marker.id, "start again")
 
 
 def _out_of_memory_line(error: Exception, command: Command) -> str:

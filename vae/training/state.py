@@ -153,7 +153,7 @@ def begin_state(
 def checkpoint_content(
     state: TrainingState, config: dict[str, Any], samples: dict[str, Any], begun_from: str
 ) -> dict[str, Any]:
-    """The plain form of CheckpointContent: data and tensors only, so that loading it runs no code."""
+    """The values of CHECKPOINT_KEYS: data and tensors only, so that loading it runs no code."""
     return {
         **snapshot(state),
         "run": asdict(state.identity),
