@@ -10,8 +10,10 @@ from PIL import Image
 from tests.harness.http_store import http_store, hurry
 from tests.harness.shards import pack, write_shards
 from vae.config.trained_vae_flags import WHOLE, EvaluateConfig
+from vae.data.dataset import FolderImages
 from vae.evaluation.compare import _environment, _protocol
 from vae.evaluation.image_set import find_images, square
+from vae.images.folder import list_images
 from vae.shards.dataset_json import read_dataset
 from vae.system.errors import DataError
 
@@ -50,8 +52,11 @@ def test_images_must_be_large_enough_for_every_size(folder):
     assert "8 px" in unusable["tiny.png"]
 
 
-def test_max_images_are_spread_evenly(folder):
-    assert find_images(config(folder, sizes=(32,), max_images=2))[0].names == ["image_00.png"]
+def test_max_images_is_a_sample_by_hash(folder):
+    found, unusable = find_images(config(folder, sizes=(8,), max_images=4))
+    assert len(found.names) + len(unusable) == 4
+    names = list_images(folder)
+    assert {*found.names, *unusable} == {names[n] for n in FolderImages(folder, names).sample(4)}
 
 
 def test_dataset_of_shards_is_measured_like_its_files(folder, tmp_path_factory):

@@ -90,18 +90,22 @@ def test_index_with_any_other_bytes_is_refused(dataset):
             images(dataset).read(0)
 
 
-def test_sizes_and_a_sample_come_from_few_indexes(tmp_path):
-    """Of whole shards that are spread over the dataset; those of a bad index are unknown."""
+def test_a_sample_has_images_of_few_shards_of_all_datasets(tmp_path):
+    paths = [write_shards(tmp_path / name, count=12, shard_bytes=30_000) for name in ("first", "second")]
+    images = ShardImages([read_dataset(path) for path in paths], 1)
+    assert images.num_shards > 8
+    assert images.sample(24).tolist() == images.sample(10**9).tolist() == list(range(24))
+    some = images.sample(6)
+    assert (some < 12).sum() == 3
+    assert (np.diff(some) > 0).all()
+    assert len({images.locate(index)[0] for index in some.tolist()}) <= 4
+
+
+def test_sizes_come_from_indexes(tmp_path):
+    """Those of a bad index are unknown."""
     path = write_shards(tmp_path, count=12, shard_bytes=30_000)
     images, shards = ShardImages([read_dataset(path)], 1), read_dataset(path).shards
     assert len(shards) > 4
-    assert images.spread(12).tolist() == images.spread(10**9).tolist() == list(range(12))
-    some = images.spread(4)
-    assert 4 <= len(some) < 12
-    for number, shard in enumerate(shards):
-        own = [n for n in range(12) if images.locate(n)[0] == number]
-        assert len(set(own) & set(some.tolist())) in (0, shard.samples)
-    assert some[-1] - some[0] > 6
     (path.parent / "images-000001.npy").unlink()
     bad = [n for n in range(12) if images.locate(n)[0] == 1]
     wanted = np.array([11, bad[0], 0])

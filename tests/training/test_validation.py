@@ -12,7 +12,9 @@ from tests.harness.images import centre_crops
 from tests.harness.preparing import write_manifest
 from tests.harness.shards import pack
 from tests.harness.training_runs import ONE_PROCESS, records, train_on_two_processes
+from vae.data.dataset import FolderImages
 from vae.images import pixels
+from vae.images.folder import list_images
 from vae.interop.vae_files import load_vae
 from vae.ops.noise import keyed_normal
 from vae.system.files import sha256_of_file
@@ -142,7 +144,7 @@ def test_validations_record_noise_and_spread_of_the_latents_and_how_decoding_bea
         # of 4 channels the lower median
         assert record["sigma_over_std"] == pytest.approx(float(ratios.sort().values[1]), rel=1e-3)
         assert record["latent_std"] == pytest.approx(float(std.square().mean().sqrt()), rel=1e-3)
-        chosen = [0, 4, 8, 12]
+        chosen = FolderImages(image_folder, list_images(image_folder)).sample(4).tolist()
         noise = torch.stack([keyed_normal(posterior.mean.shape[1:], 0, index) for index in chosen])
         for tau in (0.1, 0.2, 0.4):
             latents = posterior.mean[chosen] + tau * noise * std[:, None, None]

@@ -17,6 +17,7 @@ from tests.harness.training_runs import (
     train_short,
 )
 from vae.config.options import build
+from vae.data.dataset import FolderImages
 from vae.images.pixels import psnr, to_float
 from vae.interop.checkpoint_file import Stage
 from vae.model.autoencoder import AutoencoderKL
@@ -190,10 +191,15 @@ def test_other_images_are_not_compared():
     assert history.regression_warning({"image_size": 64, "images": 4}, 0.1) is not None  # no usable image
 
 
-def test_its_images_are_spread_over_the_validation_set():
-    everything = ValidationSet(images=[], count=10)
-    assert everything.spread(4).chosen == (0, 2, 5, 7)
-    assert everything.spread(99).chosen == tuple(range(10))
+def test_its_images_are_a_sample_by_hash_that_stays():
+    """Not the first names; more images displace few of the others."""
+    names = [f"a/{n}.png" for n in range(60)] + [f"z/{n}.png" for n in range(540)]
+    few = ValidationSet(FolderImages("", names), range(600)).sample(60)
+    assert 40 < sum(index >= 60 for index in few.indices) < 60  # 54 of 60 are expected, deviation 2.2
+    assert set(few.sample(6).indices) < set(few.indices)
+    assert few.sample(99).indices == few.indices
+    more = ValidationSet(FolderImages("", names + [f"b/{n}.png" for n in range(30)]), range(630)).sample(60)
+    assert len(set(few.indices) & set(more.indices)) > 45  # 57 are expected
 
 
 @pytest.mark.slow

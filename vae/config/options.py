@@ -71,7 +71,9 @@ class DataConfig:
     split_seed: int | None = option(
         None, "seed of --val_split", unset="--seed", at_least=0, at_most=2**63 - 1
     )
-    max_val_images: int = option(256, "maximum number of images per validation; 0: all", at_least=0)
+    max_val_images: int = option(
+        256, "maximum number of images per validation, a sample by hash; 0: all", at_least=0
+    )
     image_size: int = option(512, "side of the square training crops, in px")
     crop: str = option(
         "random",

@@ -76,9 +76,7 @@ class EvaluateConfig:
         "mode", "what to decode: the mode of the encoder's posterior or a sample", choices=("mode", "sample")
     )
     seed: int = option(0, "random seed of --posterior sample", metavar="N", at_least=0, at_most=2**31)
-    max_images: int = option(
-        0, "maximum number of images, evenly spread over the sorted names; 0: all", metavar="N", at_least=0
-    )
+    max_images: int = option(0, "maximum number of images, a sample by hash; 0: all", metavar="N", at_least=0)
     perceptual_net: str = option(
         "auto",
         "LPIPS network; auto: vgg if its weights exist or can be downloaded, otherwise LPIPS is reported as "

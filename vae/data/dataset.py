@@ -25,6 +25,7 @@ from vae.images.decoding import decode_image, parse_background
 from vae.images.formats import BadImageError
 from vae.sampling.buckets import Shape, aspects, nearest
 from vae.sampling.order import Key, Order, ShuffledOrder
+from vae.sampling.subset import by_hash
 from vae.shards.shard_images import ShardImages
 from vae.system.console import printable
 
@@ -170,6 +171,12 @@ class FolderImages:
         with suppress(OSError):
             self._counts["disk_bytes"] += os.stat(path).st_size
         return pixels
+
+    def sample(self, count: int) -> np.ndarray:
+        """The numbers of at most `count` images, chosen by the hashes of their names, in order."""
+        if count >= len(self):
+            return np.arange(len(self))
+        return np.sort(by_hash(name.encode("utf-8", "surrogateescape") for name in self.names)[:count])
 
     def order(self, seed: int) -> Order:
         """All images in each epoch."""

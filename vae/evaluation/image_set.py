@@ -108,12 +108,7 @@ def square(pixels: np.ndarray, size: int, crop: str) -> np.ndarray:
 def find_images(config: EvaluateConfig, channels: int = 3) -> tuple[ImageSet, dict[str, str]]:
     """The images that can be measured at every size, and why others cannot. Raises DataError if none can."""
     source = _open(config)
-    count = len(source)
-    most = config.max_images or len(source)
-    few = [i * count // most for i in range(most)] if most < count else range(count)
-    if most < count and isinstance(source, ShardImages):  # of some shards, so that no others are fetched
-        spread = source.spread(most)
-        few = spread[np.arange(most) * len(spread) // most].tolist()
+    few = source.sample(config.max_images or len(source)).tolist()
     chosen = _without_excluded(source, few, config)
     names = [source.name(index) for index in chosen]
     indices = dict(zip(names, chosen, strict=True))

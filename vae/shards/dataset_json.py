@@ -123,6 +123,7 @@ class Shards(Sequence[Shard]):
 
     def __init__(self, table: np.ndarray) -> None:
         self._table = table
+        self.names: np.ndarray = table["name"]  # as bytes
         self.samples: np.ndarray = np.ascontiguousarray(table["samples"])
         self.bytes: np.ndarray = np.ascontiguousarray(table["bytes"])
 

@@ -18,6 +18,7 @@ import numpy as np
 from vae.images.decoding import decode_bytes
 from vae.images.formats import BadImageError
 from vae.sampling.order import Order, StreamOrder, count_streams, default_streams
+from vae.sampling.subset import by_hash
 from vae.shards.dataset_json import (
     Row,
     Shard,
@@ -275,12 +276,23 @@ class ShardImages:
                 sizes[places] = np.stack([rows["width"], rows["height"]], axis=1)
         return sizes
 
-    def spread(self, least: int) -> np.ndarray:
-        """The images of some shards, spread over the dataset, at least so many; or all images."""
-        samples = self._samples
-        count = min(len(samples), -(-least * len(samples) // len(self)))
-        numbers = np.arange(count) * len(samples) // count
-        return np.concatenate([np.arange(self._ends[n] - samples[n], self._ends[n]) for n in numbers])
+    def sample(self, count: int) -> np.ndarray:
+        """The numbers of at most `count` images of all datasets, in order.
+
+        Of each dataset its share, from as few shards as have so many, which the hashes of their names choose.
+        """
+        if count >= len(self):
+            return np.arange(len(self))
+        ends = self._ends[self._first_shards[1:] - 1]  # of the images of each dataset
+        shares = np.diff(count * ends // len(self), prepend=0)
+        chosen = []
+        for dataset, first, share in zip(self.datasets, self._first_shards[:-1], shares, strict=True):
+            numbers = first + by_hash(dataset.shards.names)
+            enough = np.searchsorted(np.cumsum(self._samples[numbers]), share) + 1
+            of_shards = [np.arange(self.firsts[n], self._ends[n]) for n in np.sort(numbers[:enough])]
+            images = np.concatenate(of_shards)
+            chosen.append(images[np.arange(share) * len(images) // max(1, share)])
+        return np.concatenate(chosen)
 
     def read(self, index: int) -> bytes:
         """The bytes of an image file. BadImageError if they cannot be read or differ from those written."""

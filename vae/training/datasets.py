@@ -176,24 +176,23 @@ def find_images(
         train, validation = _image_files(config, val_split_given)
     if data.val_path:
         validation = _validation_images(config, train, cache)
-    count = len(validation) if validation is not None else 0
-    count = min(count, data.max_val_images or count)
     training_set = TrainingSet.of(train, config.run.seed, config.data)
-    if validation is None or not count:
+    if validation is None or not len(validation):
         return training_set, None
-    labels = _labels(data, validation, count)
+    indices = validation.sample(data.max_val_images or len(validation)).tolist()
+    labels = _labels(data, validation, indices)
     channels = config.model.image_channels
-    return training_set, ValidationSet(validation, count, data, channels, num_workers, label=labels)
+    return training_set, ValidationSet(validation, indices, data, channels, num_workers, label=labels)
 
 
-def _labels(data: DataConfig, images: Images, count: int) -> Callable[[int], str | None]:
-    """The labels of the first validation images, read when needed: of shards, or of the manifest."""
+def _labels(data: DataConfig, images: Images, indices: Sequence[int]) -> Callable[[int], str | None]:
+    """The labels of the validation images, read when needed: of shards, or of the manifest."""
     if isinstance(images, ShardImages):
         return partial(_shard_label, images)
     manifest = manifest_of(data.data_path)
     if data.val_path or manifest is None:
         return lambda _index: None
-    wanted = {images.name(index): index for index in range(count)}
+    wanted = {images.name(index): index for index in indices}
 
     @lru_cache
     def read() -> dict[int, str]:
@@ -354,8 +353,7 @@ def without_excluded(
     if validation_set is not None:
         validation = _excluded(validation_set, keys, None if data.val_path else manifest, dist)
         matched += len(validation.indices)
-        own = validation.indices
-        validation = replace(validation, indices=own[own < validation_set.count])
+        validation = replace(validation, indices=np.intersect1d(validation.indices, validation_set.indices))
         _check_rest(validation_set.count, validation, data, "validation")
         validation_set = replace(validation_set, excluded=validation)
         count = len(validation.indices)

@@ -34,32 +34,36 @@ Metrics = dict[str, float]
 
 @dataclass(frozen=True)
 class ValidationSet:
-    """The validation images of a run: the first `count` of a set, or those at `chosen` places of it."""
+    """The validation images of a run: those at `indices` of a set."""
 
     images: Images
-    count: int
+    indices: Sequence[int]
     data: DataConfig = field(default_factory=DataConfig)
     channels: int = 3  # of an image
     num_workers: int = 0
     reported: set[str] = field(default_factory=set)  # unusable files that were reported
-    chosen: tuple[int, ...] = ()  # if not empty, `count` indices
     label: Callable[[int], str | None] = lambda _index: None  # of an image, for slices
     excluded: Excluded = Excluded()  # noqa: RUF009 - never modified
 
-    def spread(self, most: int) -> "ValidationSet":
-        """At most `most` of the images, at equal distances."""
-        count = min(most, self.count)
-        return replace(self, count=count, chosen=tuple(n * self.count // count for n in range(count)))
+    @property
+    def count(self) -> int:
+        """The number of the images."""
+        return len(self.indices)
+
+    def sample(self, most: int) -> "ValidationSet":
+        """At most `most` of the images."""
+        return replace(self, indices=self.images.sample(min(most, self.count)).tolist())
 
     def record(self) -> Any:
         """What `split.json` says about the images."""
         record = self.images.record()
-        used = record[: self.count] if isinstance(record, list) else {**record, "used": self.count}
-        return self.excluded.without(used)
+        if isinstance(record, dict):
+            return self.excluded.without({**record, "used": self.count})
+        return self.excluded.without([record[index] for index in self.indices])
 
     def share(self, dist: Distributed) -> Sequence[int]:
         """The indices of this process's images."""
-        indices = [index for index in self.chosen or range(self.count) if index not in self.excluded]
+        indices = [index for index in self.indices if index not in self.excluded]
         return indices[dist.rank :: dist.world_size]
 
     def batches(

@@ -170,7 +170,7 @@ class Validator:
     def _few_batches(self, count: int) -> Iterator[Batch]:
         key = count, self._size()
         if key not in self._few:
-            self._few[key] = list(self._loaded(self.images.spread(count)))
+            self._few[key] = list(self._loaded(self.images.sample(count)))
         return map(self._on_device, self._few[key])
 
     def _loaded(self, images: ValidationSet) -> Iterator[Batch]:
@@ -280,7 +280,7 @@ class SampleGrids:
         if self.sample_images:
             yield self.sample_images[size]
         elif validation_set is not None:
-            shown = replace(validation_set, count=min(validation_set.count, GRID_IMAGES))
+            shown = validation_set.sample(GRID_IMAGES)
             alone = replace(self.dist, world_size=1)  # the images are not divided among processes
             yield from (b.images for b in shown.batches(size, GRID_IMAGES, alone, self.alive.check))
 
