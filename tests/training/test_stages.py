@@ -123,18 +123,18 @@ def due(stage: Stage, num_images: int, val_images: int, val_freq: int | None = N
 
 
 def test_validations_take_about_a_tenth_of_the_time():
-    """A step of 16 images is 48 forward passes: a validation of 160 is due after 34 of them at least."""
+    """A step of 16 images costs 32 forward passes: a validation of 160 is due after 50 of them at least."""
     epochs = Stage(0, 10, 32, 16)
     assert due(epochs, 16 * 17, 30) == [17 * epoch for epoch in range(1, 11)]  # as with --val_freq 1
-    assert due(epochs, 16 * 17, 160) == [34, 68, 102, 136, 170]
-    assert due(epochs, 16 * 17, 160, val_freq=3) == [51, 102, 153, 170]
+    assert due(epochs, 16 * 17, 160) == [51, 102, 153, 170]
+    assert due(epochs, 16 * 17, 160, val_freq=2) == [34, 68, 102, 136, 170]
     assert due(epochs, 16 * 17, 16_000) == [170]  # only the end
     steps = Stage(0, None, 32, 16, num_steps=100)
-    assert due(steps, 16 * 17, 160) == [34, 68, 100]
+    assert due(steps, 16 * 17, 160) == [51, 100]
     assert due(steps, 16 * 17, 160, val_freq=1) == [17, 34, 51, 68, 85, 100]
-    assert due(steps, 16, 30) == [*range(7, 100, 7), 100]  # epochs of one step
+    assert due(steps, 16, 30) == [*range(10, 101, 10)]  # epochs of one step
     assert due(steps, 16_000, 30) == [*range(10, 101, 10)]  # an epoch has 1000 steps
-    assert due(steps, 16_000, 160) == [34, 68, 100]
+    assert due(steps, 16_000, 160) == [50, 100]
     assert due(steps, 16_000, 160, val_freq=1) == [100]
 
 
