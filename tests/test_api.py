@@ -1,6 +1,8 @@
 """The Python API: conversion of every kind of image, encoding, decoding, and options checked as flags."""
 
+import warnings
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -102,6 +104,21 @@ def test_encode_and_decode(model, pixels):
 def test_wrong_arguments_are_one_line(model, call, message):
     with pytest.raises(ValueError, match=message):
         call(model)
+
+
+def test_latents_that_are_scaled_and_pixels_from_0_to_1_are_said(model, pixels):
+    floats = torch.rand(1, 3, 32, 32)
+    with pytest.warns(UserWarning, match=r"images \* 2 - 1"):
+        vae.load_images(floats)
+    loaded = replace(model, file=replace(model.file, scaling_factor=0.13025))
+    latents = torch.randn(1, loaded.autoencoder.config.z_channels, 4, 4)
+    with pytest.warns(UserWarning, match=r"latents / vae.scaling_factor"):
+        vae.decode(loaded, latents)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        vae.load_images(floats * 2 - 1)
+        vae.load_images(pixels)
+        vae.decode(loaded, latents / 0.13025)
 
 
 def test_seed_selects_a_reproducible_sample(model, pixels):

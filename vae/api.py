@@ -7,6 +7,7 @@ Functions that train, evaluate or export import their packages when they are cal
 """
 
 import os
+import warnings
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -39,6 +40,8 @@ if TYPE_CHECKING:
     from vae.evaluation.results import Results
 
 PathLike = str | os.PathLike[str]
+# Standard deviations: of scaled latents about 1, of a VAE's own 1 / scaling: 2.8 (FLUX.1) to 7.7 (SDXL).
+MAX_TOLD_SCALING, MAX_SCALED_STD = 0.4, 1.3
 MAX_VALUE = 4.0  # of float images: a reconstruction may exceed [-1, 1], values of 0 to 255 are a mistake
 ImageLike = PathLike | Image.Image | np.ndarray | torch.Tensor
 
@@ -151,6 +154,7 @@ def decode(
     if size is not None and [-(-side // f) for side in size] != list(latents.shape[2:]):
         height, width = (f"{(n - 1) * f + 1} to {n * f}" for n in latents.shape[2:])
         raise DataError(f"size={tuple(size)} does not match the latents: give (H, W), H {height}, W {width}")
+    _warn_of_scaled_latents(vae, latents)
     latents = latents.to(_device(vae))
     scale = vae.autoencoder.config.up_scale
     size = None if size is None else [side * scale for side in size]
@@ -214,6 +218,19 @@ def export(vae: PathLike | Sequence[PathLike], output: PathLike, **options: Any)
     return Path(config.output)
 
 
+def _warn_of_scaled_latents(vae: LoadedVae, latents: torch.Tensor) -> None:
+    """Warn of latents that are as wide as those of diffusion models, if those of the VAE are wider."""
+    scaling = vae.scaling_factor
+    if scaling is None or scaling > MAX_TOLD_SCALING or latents.numel() < 2:
+        return
+    if 0 < (std := latents.float().std().item()) < MAX_SCALED_STD:
+        warnings.warn(
+            f"the latents have a standard deviation of {std:.2g}, those of this VAE about {1 / scaling:.2g}: "
+            "scaled ones are decoded as latents / vae.scaling_factor + vae.shift_factor",
+            stacklevel=3,
+        )
+
+
 def _device(vae: LoadedVae) -> torch.device:
     return next(vae.autoencoder.parameters()).device
 
@@ -249,6 +266,11 @@ def _to_batch(image: ImageLike, background: str, channels: int) -> torch.Tensor:
     largest = batch.abs().max().item() if batch.numel() else 0.0
     if not largest <= MAX_VALUE:  # or NaN
         raise DataError(f"images have float values up to {largest:g}: give floats in [-1, 1], or uint8")
+    if largest <= 1 and batch.min() >= 0 and batch.min() < 0.5 < largest:
+        warnings.warn(
+            "the float images have no value below 0: give those with values from 0 to 1 as images * 2 - 1",
+            stacklevel=4,
+        )
     return batch.float()
 
 

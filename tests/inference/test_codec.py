@@ -11,7 +11,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from tests.harness.small_vae import SMALL
 from vae.config.model_options import ModelConfig
 from vae.config.resolve import tiny_shape
-from vae.inference import codec
+from vae.inference import codec, infer
 from vae.inference.codec import (
     Moments,
     SampledNorm,
@@ -53,7 +53,9 @@ def image(height: int, width: int, dtype: torch.dtype = torch.float64) -> torch.
     return (2 * smooth - 1 + 0.1 * torch.randn(smooth.shape, dtype=torch.float64)).to(dtype)
 
 
-@pytest.mark.parametrize("config", [NARROW, replace(QUANT, padding="reflect"), WAN, TINY])
+@pytest.mark.parametrize(
+    "config", [NARROW, replace(QUANT, padding="reflect"), replace(NARROW, decoder_scale=2), WAN, TINY]
+)
 def test_a_tile_with_the_statistics_of_the_image_is_the_network(config, monkeypatch):
     monkeypatch.setattr(codec, "SAMPLE_BORDER", 10**9)  # the whole sample is measured
     model = network(config)
@@ -218,6 +220,21 @@ def test_only_an_image_that_may_not_fit_is_computed_in_tiles(
     assert len(warnings) == 1
     assert "large.png does not fit into memory on cpu" in warnings[0]
     assert {path.stem for path in (tmp_path / "out").glob("*.png")} == {"large", "small"}
+
+
+def test_an_image_that_would_take_minutes_is_computed_in_tiles(
+    command, photos, tmp_path, capsys, monkeypatch
+):
+    monkeypatch.setattr(codec, "free_memory", lambda: 500 * MB)
+    monkeypatch.setattr(codec, "TIMED_TOKENS", 64)  # the small image has fewer
+    monkeypatch.setattr(infer, "MAX_ATTENTION_SECONDS", 0.0)
+    assert command("reconstruct", "--input", photos, "--tile_size", 128) == 0
+    (warning,) = [line for line in capsys.readouterr().out.splitlines() if "approximate" in line]
+    assert "large.png takes about 0 minutes" in warning
+    assert command("reconstruct", "--input", photos, "--tiles", "off", "--overwrite") == 0
+    printed = capsys.readouterr().out
+    assert "approximate" not in printed
+    assert "0.1 megapixels takes about 0 minutes" in printed
 
 
 @pytest.mark.parametrize(

@@ -369,7 +369,7 @@ class InferConfig:
     tiles: str = option(
         "auto",
         "for large images; blended: overlapping tiles one by one, approximate, memory of one tile; off: "
-        "whole images; auto: blended if the whole image does not fit into memory",
+        "whole images; auto: blended if the whole image does not fit into memory, or takes minutes longer",
         choices=("auto", "blended", "off"),
     )
     tile_size: int = option(

@@ -14,6 +14,7 @@ they have those of samples from the whole image.
 
 import copy
 import itertools
+import time
 from collections.abc import Callable, Sequence
 
 import torch
@@ -23,7 +24,7 @@ from torch import nn
 from vae.model.autoencoder import AutoencoderKL, Posterior
 from vae.model.layers import Attention, GroupNorm, NormSiLU
 from vae.model.tiny import TinyDecoder, TinyEncoder
-from vae.ops.attention import attention_blocks
+from vae.ops.attention import attention, attention_blocks
 from vae.system.host import GIB, free_memory
 
 MIN_SIDE = 8  # px: a smaller image is smaller than one latent pixel of this model family
@@ -106,6 +107,26 @@ def check_main_memory(
     free = free_memory()
     if needed > share * free:
         raise MemoryError(f"{operation} needs at least {needed / GIB:.1f} GiB, and {free / GIB:.1f} are free")
+
+
+TIMED_TOKENS = 2048  # whose attention takes long enough to be timed, and a part of a second
+
+
+@torch.no_grad()
+def attention_seconds(model: AutoencoderKL, operation: str, pixels: int, dtype: torch.dtype) -> float:
+    """About the time of attention over that many pixels on a CPU, from that over a few; 0 on a GPU.
+
+    It grows with the square of the pixels, all other time with the pixels.
+    """
+    layers = [one for one in getattr(model, f"{operation}r").modules() if isinstance(one, Attention)]
+    tokens = pixels // model.encoder_downsampling**2
+    if next(model.parameters()).device.type != "cpu" or not layers or tokens < 4 * TIMED_TOKENS:
+        return 0.0
+    timed = torch.ones(1, TIMED_TOKENS, len(layers[0].to_q.weight), dtype=dtype)
+    attention(timed[:, :64], timed[:, :64], timed[:, :64])  # loads what the first call loads
+    began = time.perf_counter()
+    attention(timed, timed, timed)
+    return len(layers) * (time.perf_counter() - began) * (tokens / TIMED_TOKENS) ** 2
 
 
 def _ignore_progress(done: int, total: int) -> None:

@@ -15,7 +15,14 @@ from vae.images.channels import hide_colors, to_pil
 from vae.images.decoding import decode_image
 from vae.images.formats import BadImageError, check_longest_side
 from vae.images.pixels import to_float, to_uint8
-from vae.inference.codec import LEAST_SHARE, MIN_SIDE, check_main_memory, decode_latents, encode_images
+from vae.inference.codec import (
+    LEAST_SHARE,
+    MIN_SIDE,
+    attention_seconds,
+    check_main_memory,
+    decode_latents,
+    encode_images,
+)
 from vae.inference.latent_file import (
     BadLatentsError,
     Latents,
@@ -38,6 +45,11 @@ from vae.system.errors import EXIT_DATA
 from vae.system.files import atomic_path, claim_folder
 
 MEASURED_IMAGES = 64  # from which a scaling is measured
+MAX_ATTENTION_SECONDS = 120.0  # of one network over a whole image: --tiles auto computes slower ones in tiles
+
+
+class TooSlowError(Exception):
+    """A whole image would take very long."""
 
 
 @dataclass
@@ -76,7 +88,7 @@ class Session:
         alone = self.config.mode == "encode"
         pixels = images[:, 0].numel() // (1 if alone else self.model.config.up_scale**2)
         for operation in ("encode",) if alone else ("encode", "decode"):
-            self._check_memory(operation, pixels)
+            self._check_cost(operation, pixels)
         how: dict[str, Any] = {"dtype": self.dtype, "tile": self.tile, "at_full_size": alone}
         with _tile_progress("encode") as on_step:
             posterior = encode_images(self.model, images, on_step=on_step, **how)
@@ -88,7 +100,7 @@ class Session:
     def decode(self, latents: torch.Tensor, size: tuple[int, int]) -> np.ndarray:
         """uint8 (H, W, C) pixels of latents (1, Z, h, w). BadImageError if --format cannot store them."""
         check_longest_side(max(size), self.config.format)
-        self._check_memory("decode", latents[:, 0].numel() * self.model.encoder_downsampling**2)
+        self._check_cost("decode", latents[:, 0].numel() * self.model.encoder_downsampling**2)
         how: dict[str, Any] = {"dtype": self.dtype, "tile": self.tile}
         with _tile_progress("decode") as on_step:
             images = decode_latents(self.model, latents, size, on_step=on_step, **how)
@@ -97,10 +109,23 @@ class Session:
         self._check_finite(images)
         return hide_colors(to_uint8(images[0]).permute(1, 2, 0).cpu().numpy())
 
-    def _check_memory(self, operation: str, pixels: int) -> None:
-        """Raise MemoryError if the main memory is too small, and also if it may be and tiles are allowed."""
+    def _check_cost(self, operation: str, pixels: int) -> None:
+        """Raise MemoryError if the main memory is too small, and also if it may be and tiles are allowed.
+
+        TooSlowError if tiles are allowed and much faster; if they are not, the time is printed.
+        """
         share = 1.0 if self.config.tiles == "off" else LEAST_SHARE
         check_main_memory(self.model, operation, pixels, self.dtype, self.tile, share)
+        if self.tile is not None:
+            return
+        seconds = attention_seconds(self.model, operation, pixels, self.dtype)
+        if seconds > MAX_ATTENTION_SECONDS:
+            text = f"takes about {seconds / 60:.0f} minutes to {operation} as a whole"
+            if self.config.tiles == "auto":
+                raise TooSlowError(text)
+            console.info(
+                f"an image of {pixels / 1e6:.1f} megapixels {text}; --tiles auto computes it in tiles"
+            )
 
     def _leaves_fp16(self, values: torch.Tensor) -> bool:
         """Whether the network overflows fp16, which --dtype auto took: it computes in fp32 from here on."""
@@ -237,6 +262,8 @@ def _attempt(session: Session, task: Task, work: Callable[[Session, Task], None]
             raise
         needed = f" ({error})" if isinstance(error, MemoryError) and str(error) else ""
         problem = f"does not fit into memory on {session.device.type}{needed}"
+    except TooSlowError as error:
+        problem = f"{error} on {session.device.type}"
     else:
         return None
     if session.config.tiles == "auto" and session.tile is None:

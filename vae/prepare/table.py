@@ -89,7 +89,7 @@ class Table:
         digest = hashlib.sha256(json.dumps(settings, sort_keys=True).encode())
         for query in queries:
             for row in self.stream(query):
-                digest.update(repr(row).encode())
+                digest.update(json.dumps(row).encode() + b"\n")
         return digest.hexdigest()
 
     def columns(self, query: str, *values: Any) -> dict[str, np.ndarray]:
