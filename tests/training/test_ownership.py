@@ -16,6 +16,7 @@ from vae.interop.writing import stored_metadata
 from vae.system.errors import UserError
 from vae.system.files import claim_folder, read_marker, sha256_of_file
 from vae.training import export
+from vae.training import run as run_module
 from vae.training.run import train
 
 FOREIGN = "contains files that this command did not write"
@@ -74,6 +75,20 @@ def test_a_run_has_the_id_of_its_folder_and_a_parent_in_another_one(tiny, tmp_pa
     assert found["run"] == expected
     assert (tmp_path / "other" / found["history"]["best_checkpoint"]).is_file()  # not of the first folder
     assert train({**tiny, **changes, "resume_from": "latest", "num_epochs": 3, "max_steps": 7}) == 0
+
+
+def test_a_run_that_another_command_begins_meanwhile_is_not_trained_over(tiny, tmp_path, monkeypatch):
+    prepare_run = run_module.prepare_run
+
+    def slowly(command, dist):
+        monkeypatch.setattr(run_module, "prepare_run", prepare_run)
+        assert train({**tiny, "max_steps": 1}) == 0
+        return prepare_run(command, dist)
+
+    monkeypatch.setattr(run_module, "prepare_run", slowly)
+    with pytest.raises(UserError, match="meanwhile"):
+        train({**tiny, "seed": 1})
+    assert last_checkpoint(tmp_path / "run")["config"]["seed"] == 0
 
 
 def test_a_checkpoint_of_another_run_is_not_resumed_in_the_folder(tiny, tmp_path):

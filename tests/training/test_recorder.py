@@ -1,15 +1,18 @@
 """Numbers of steps become records: sums over processes, the slowest rank, and a profile."""
 
 import json
+import math
 import time
 from pathlib import Path
 
 import pytest
+import torch
 
-from tests.harness.training_runs import records, train_on_two_processes, train_short
+from tests.harness.training_runs import ONE_PROCESS, records, train_on_two_processes, train_short
 from vae.system.host import MIB
 from vae.training.recorder import COUNTS, RunningMetrics, comparison, data_record
 from vae.training.run import train
+from vae.training.stability import Stability
 
 
 def counts(**values: float) -> dict[str, float]:
@@ -42,6 +45,16 @@ def test_the_slowest_rank_waits_least_for_the_others():
         "slowest_to_median": pytest.approx(1.9),
         "network_share": pytest.approx(0.05),  # not the 0.4 s that the two wait for the third one
     }
+
+
+def test_steps_without_a_usable_image_have_no_loss():
+    """Not 0, by which later records would be judged."""
+    metrics = RunningMetrics()
+    metrics.add({"mse": torch.zeros(())}, 0, [])
+    means = metrics.all_reduced_means(ONE_PROCESS)
+    assert math.isnan(means["mse"])
+    assert not Stability().add_record(10, means["mse"], means["mse"])
+    assert metrics.speed()["images_per_second"] == 0
 
 
 @pytest.mark.slow

@@ -115,10 +115,10 @@ class RunningMetrics:
         self.counted_until = time.perf_counter()  # no step follows the last wait of an epoch
 
     def all_reduced_means(self, dist: Distributed) -> dict[str, float]:
-        """The mean of each sum over the images of all processes. This synchronizes the device."""
+        """The mean of each sum over the images of all processes, NaN without one. Synchronizes the device."""
         names = sorted(self.sums)
         stacked = dist.all_reduce(torch.stack([self.sums[name] for name in names]))
-        return dict(zip(names, (stacked / max(1.0, self.images)).tolist(), strict=True))
+        return dict(zip(names, (stacked / self.images).tolist(), strict=True))
 
     def seconds(self) -> float:
         """The seconds of training since the last record."""
@@ -257,9 +257,10 @@ class Recorder:
         )
         self._bar.set_postfix_str(shown)
         if self._bar.disable:  # no terminal: a log file gets lines instead of a progress bar
-            seconds = self._steps_left() * self.schedule.steps.images / record["images_per_second"]
-            left = tqdm.format_interval(round(seconds))
-            console.info(f"step {self.state.position.step}: {shown}, {left} left")
+            if rate := record["images_per_second"]:  # else none was usable
+                seconds = self._steps_left() * self.schedule.steps.images / rate
+                shown += f", {tqdm.format_interval(round(seconds))} left"
+            console.info(f"step {self.state.position.step}: {shown}")
 
 
 # ---- Profiling -----------------------------------------------------------------------------------------

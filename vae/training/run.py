@@ -83,12 +83,21 @@ def prepared_run(command: Command) -> Iterator[tuple[PreparedRun, Liveness, Fold
 
 
 def claim_run_folder(run: PreparedRun, lock: FolderLock) -> None:
-    """Mark and lock the folder. The run has the id of its marker."""
-    state = run.state
-    marker = claim_folder(run.output_dir, RUN_COMMAND, folder_id=state.identity.id)
+    """Mark and lock the folder. The run has the id of its marker.
+
+    UserError if another command has begun a run there since the set-up, which found and locked none.
+    """
+    state, folder = run.state, run.output_dir
+    was_locked = lock.is_held
+    marker = claim_folder(folder, RUN_COMMAND, folder_id=state.identity.id)
     state.identity = replace(state.identity, id=marker.id)
-    lock.acquire(run.output_dir)
-    check_export_folder(run.output_dir, marker.id, "start again")
+    lock.acquire(folder)
+    if not was_locked and contains_run(folder):
+        raise UserError(
+            f"--output_dir {folder}: another command has begun a run in it meanwhile: use another folder, or "
+            f"resume: {run.command.resume_command}"
+        )
+    check_export_folder(folder, marker.id, "start again")
 
 
 def _out_of_memory_line(error: Exception, command: Command) -> str:

@@ -57,6 +57,11 @@ class FolderLock:
             self._lock.release()
             self._lock = None
 
+    @property
+    def is_held(self) -> bool:
+        """Whether this object has a lock."""
+        return self._lock is not None
+
     def acquire(self, folder: Path) -> None:
         """Lock the `folder` of a run, unless this object has; UserError if another process holds the lock.
 
