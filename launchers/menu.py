@@ -5,6 +5,7 @@ Needs only the standard library. Contains no settings: recipes are in vae/config
 
 import os
 import subprocess
+from pathlib import Path
 
 from vae.checks.machine import query_nvidia_smi
 from vae.config.declare import PUBLISHED_SCALING, coerce, scaling_flags
@@ -53,14 +54,21 @@ def ask_job(python: str) -> list[str] | None:
     if answer == "d":
         console.info(f"Nothing to train. To measure VAEs: {python} {MEASURE}")
         return None
+    question = "Folder of the photographs"
     if answer in JOBS:
-        return [*arguments_of(answer), "--data_path", ask_path("Folder of the photographs", PHOTOGRAPHS)]
+        return [*arguments_of(answer), "--data_path", ask_path(question, PHOTOGRAPHS)]
     name = MENU[answer] if answer else suggested
     if name == "demo":
         return ["--demo"]
+    images = [] if contains_files(PHOTOGRAPHS) else ["--data_path", ask_path(question)]
     if name == "custom":
-        return ["--profile", "standard", *ask_option("image_size"), *ask_option("batch_size")]
-    return ["--profile", name]
+        return ["--profile", "standard", *images, *ask_option("image_size"), *ask_option("batch_size")]
+    return ["--profile", name, *images]
+
+
+def contains_files(folder: str) -> bool:
+    """Whether a folder or one of its subfolders contains a file."""
+    return any(path.is_file() for path in Path(folder).rglob("*"))
 
 
 def arguments_of(job: str) -> list[str]:
@@ -89,7 +97,8 @@ def ask_path(question: str, default: str = "") -> str:
         path = os.path.expanduser(answer) or default
         if path and os.path.exists(path):
             return path
-        console.info(f'"{path}" does not exist.')  # repr would double each backslash
+        # repr would double each backslash
+        console.info(f'"{path}" does not exist.' if path else "Type its path, or press Ctrl-C to stop.")
 
 
 def suggestion() -> tuple[str, str]:

@@ -14,7 +14,7 @@ from types import FrameType
 from typing import Any
 
 from launchers.command import Stopped, exit_code_of, run_command, stop_on_signals
-from launchers.menu import ask_job
+from launchers.menu import ask_job, contains_files
 from launchers.stamp import ROOT, why_incomplete
 from vae.config.flags import parse_flags
 from vae.config.options import Config
@@ -52,11 +52,6 @@ The exit code is the trainer's. Set VAE_PYTHON to use another Python instead of 
 def gives(arguments: list[str], *flags: str) -> bool:
     """Whether the arguments contain one of the flags, as `--flag value` or `--flag=value`."""
     return any(argument.split("=", 1)[0] in flags for argument in arguments)
-
-
-def contains_files(folder: str) -> bool:
-    """Whether a folder or one of its subfolders contains a file."""
-    return any(path.is_file() for path in Path(folder).rglob("*"))
 
 
 def is_unused(folder: str) -> bool:

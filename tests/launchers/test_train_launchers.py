@@ -204,7 +204,7 @@ def ask(monkeypatch, typed: str, *cards: Card) -> list[str] | None:
 @pytest.mark.parametrize(
     ("typed", "expected"),
     [
-        ("1", ["--profile", "ultra"]),
+        ("1\n\nvae", ["--profile", "ultra", "--data_path", "vae"]),
         (
             "A\n.\\missing.safetensors\n'launchers'\n \"vae\" ",
             ["--profile", "decoder", "--init_from", "launchers", "--data_path", "vae"],
@@ -220,7 +220,10 @@ def ask(monkeypatch, typed: str, *cards: Card) -> list[str] | None:
         ("b\n\nvae", ["--profile", "new", "--data_path", "vae"]),
         ("c\n~", ["--profile", "diffusable", "--data_path", os.path.expanduser("~")]),
         ("d", None),
-        ("5\n500\n3\nbig\n640\n0\n3", ["--profile", "standard", "--image_size", "640", "--batch_size", "3"]),
+        (
+            "5\nvae\n500\n3\nbig\n640\n0\n3",
+            ["--profile", "standard", "--data_path", "vae", "--image_size", "640", "--batch_size", "3"],
+        ),
         ("", ["--demo"]),
     ],
 )
@@ -230,6 +233,7 @@ def test_menu(monkeypatch, capsys, typed, expected):
     assert "1  ultra" in screen  # printed by the trainer
     assert "10  demo" in screen
     assert "Enter: demo, because no NVIDIA card was found" in screen
+    assert '"" does not' not in screen
     if typed.startswith("A"):
         assert '".\\missing.safetensors" does not exist.' in screen
     if typed.startswith("5"):
@@ -239,15 +243,15 @@ def test_menu(monkeypatch, capsys, typed, expected):
 
 def test_enter_selects_the_profile_for_the_smallest_card(monkeypatch, capsys):
     cards = Card("NVIDIA L4", memory_mib=23034), Card("Tesla T4", memory_mib=15360)
-    assert ask(monkeypatch, "", *cards) == ["--profile", "card-16gb"]
+    assert ask(monkeypatch, "\nvae", *cards) == ["--profile", "card-16gb", "--data_path", "vae"]
     assert "Enter: card-16gb, because the card is Tesla T4" in capsys.readouterr().out
 
 
 def test_menu_in_a_terminal(project):
-    code, screen = project.type_into("train_rtx5090.sh", "99\nx\n4\n")
+    code, screen = project.type_into("train_rtx5090.sh", "99\nx\n4\nvae\n")
     assert code == 0
     assert "'99' is not one of" in screen
-    assert project.calls() == [["train_vae.py", *RUN, "--profile", "fast"]]
+    assert project.calls() == [["train_vae.py", *RUN, "--profile", "fast", "--data_path", "vae"]]
 
 
 def test_letters_of_the_menu_are_those_of_the_documentation():

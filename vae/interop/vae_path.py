@@ -7,6 +7,8 @@ from pathlib import Path
 from typing import Literal
 
 from vae.interop.hub import download, hub_name
+from vae.interop.run_files import METRICS_NAME
+from vae.system.console import command_line
 from vae.system.errors import UserError
 from vae.system.files import read_json
 
@@ -60,6 +62,10 @@ def locate_vae(path: Path, flag: str) -> VaePath:
     if not os.path.exists(path):
         if re.match(r"https?:", str(path)):
             raise UserError(f"{where}: only huggingface.co is read: download the file, and give it")
+        run = path.parent
+        if (run / METRICS_NAME).exists():
+            words = command_line("python", "train_vae.py", "--output_dir", run, "--resume_from", "latest")
+            raise UserError(f"{where}: the run in {run} has not written it yet: resume it first: {words}")
         raise UserError(f"{where}: there is no such file or folder")
     if not path.is_file():
         raise UserError(f"{where} is neither a file nor a folder: give one of these")
