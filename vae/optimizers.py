@@ -27,6 +27,7 @@ SMALLEST_NORM = 1e-7
 # 2025, Muon is Scalable for LLM Training, https://arxiv.org/abs/2502.16982, equation 4).
 UPDATE_RMS = 0.2
 ADAMW_EPS = 1e-8
+DISC_BETA1 = 0.5  # of the discriminator, whose task changes with every step: pix2pix, VQGAN
 # The last norm and convolution of encoder and decoder. Their inputs have a large mean at the warm start, so
 # equal changes of their weights, such as Adam's first ones, add up to a constant color: benchmarks/LOG.md.
 ENDS = {"conv_norm_out", "conv_out"}
@@ -42,7 +43,9 @@ def build_optimizers(
     weight_decay = optim.weight_decay
     rate = optim.learning_rate or 0.0  # training sets the rate of each step
 
-    def adamw_of(groups: list[list[nn.Parameter]], learning_rate: float) -> torch.optim.Optimizer:
+    def adamw_of(
+        groups: list[list[nn.Parameter]], learning_rate: float, betas: tuple[float, float]
+    ) -> torch.optim.Optimizer:
         params = [{"params": group} for group in groups]
         return torch.optim.AdamW(params, learning_rate, betas, weight_decay=weight_decay, fused=True)
 
@@ -50,9 +53,10 @@ def build_optimizers(
     if hidden:
         optimizers: list[torch.optim.Optimizer] = [Muon(others, ends, hidden[0], rate, betas, weight_decay)]
     else:
-        optimizers = [adamw_of([others, ends], rate)]
+        optimizers = [adamw_of([others, ends], rate, betas)]
     if discriminator is not None:
-        optimizers.append(adamw_of([list(discriminator.parameters())], loss.disc_learning_rate))
+        parameters = [list(discriminator.parameters())]
+        optimizers.append(adamw_of(parameters, loss.disc_learning_rate, (DISC_BETA1, optim.beta2)))
     return optimizers
 
 

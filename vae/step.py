@@ -17,7 +17,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from vae.images.composites import as_rgb, per_image, premultiply, unpremultiply
 from vae.images.pixels import to_float
-from vae.losses.adversarial import generator_loss, hinge_discriminator_loss, squared_norm
+from vae.losses.adversarial import discriminator_loss, generator_loss, squared_norm, squared_norm_at_gap_1
 from vae.losses.reconstruction import reconstruction_loss
 from vae.losses.terms import LossTerms
 from vae.losses.variance import moments, statistics_of
@@ -64,7 +64,8 @@ class StepInputs:
 class StepResult:
     """What a step measures in this process, on the device.
 
-    `gradient_sq_norms`: of the gradients at the reconstruction, without the adversarial term and of it alone.
+    `gradient_sq_norms`: of the gradients at the reconstruction: without the adversarial term, and of it
+    alone at a gap of 1.
     """
 
     losses: dict[str, torch.Tensor] = field(default_factory=dict)  # () each: sums over the images, by term
@@ -227,7 +228,7 @@ def reconstruction_gradient(
     """Gradient of the losses at the reconstruction; their graph is freed before the backward of the decoder.
 
     `recon` (b, C, H, W) is detached. Returns the gradient, the values (b,), and with the adversarial term the
-    squared norms (2,) of the gradient without it and of its own.
+    squared norms (2,) of the gradient without it and of its own at a gap of 1.
     """
     recon.requires_grad_()
     total, values = image_terms(networks.terms, recon, images)
@@ -235,19 +236,22 @@ def reconstruction_gradient(
     (grad,) = torch.autograd.grad((total * scale).sum(), recon)
     if inputs.adversarial_factor is None:
         return grad, values, None
-    adversarial_grad, values["adversarial"] = adversarial_gradient(networks, recon, inputs)
-    sq_norms = torch.stack([squared_norm(grad), squared_norm(adversarial_grad)])
+    adversarial_grad, adversarial = adversarial_gradient(networks, recon, images, inputs)
+    values["adversarial"] = adversarial
+    sq_norms = torch.stack([squared_norm(grad), squared_norm_at_gap_1(adversarial_grad, adversarial)])
     return grad + (inputs.adversarial_factor * adversarial_grad).to(grad.dtype), values, sq_norms
 
 
 def adversarial_gradient(
-    networks: Networks, recon: torch.Tensor, inputs: StepInputs
+    networks: Networks, recon: torch.Tensor, images: torch.Tensor, inputs: StepInputs
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Gradient of the unweighted adversarial term at the reconstruction, and the term, (b,)."""
     assert networks.discriminator is not None
-    rgb = as_rgb(recon).to(recon.dtype)
-    logits = unwrapped(networks.discriminator)(rgb)  # without gradients of its parameters
-    adversarial = per_image(generator_loss(logits), len(recon))
+    discriminator = unwrapped(networks.discriminator)
+    with torch.no_grad():
+        real = discriminator(network_input(as_rgb(images), networks))
+    fake = discriminator(as_rgb(recon).to(recon.dtype))  # without gradients of its parameters
+    adversarial = per_image(generator_loss(real, fake), len(recon))
     scale = inputs.image_share * inputs.loss_scale
     (gradient,) = torch.autograd.grad((adversarial * scale).sum(), recon)
     return gradient, adversarial.detach()
@@ -270,7 +274,7 @@ def image_terms(
 def discriminator_gradients(
     networks: Networks, inputs: StepInputs, recons: list[torch.Tensor], sizes: list[int], result: StepResult
 ) -> None:
-    """Gradients of the discriminator: hinge loss of real images and detached reconstructions.
+    """Gradients of the discriminator: its loss of pairs of an image and its detached reconstruction.
 
     The values are added to `result`.
     """
@@ -281,9 +285,9 @@ def discriminator_gradients(
             images = network_input(as_rgb(to_float(part.images)), networks)
             recon = as_rgb(recon).to(recon.dtype)
             real, fake = networks.discriminator(torch.cat([images, recon])).chunk(2)
-            hinge = per_image(hinge_discriminator_loss(real, fake), count)  # (b,)
-            terms = {"discriminator": hinge, "logits_real": real, "logits_fake": fake}
-            ((hinge * inputs.image_share).sum() * inputs.loss_scale).backward()
+            loss = per_image(discriminator_loss(real, fake), count)  # (b,)
+            terms = {"discriminator": loss, "logits_real": real, "logits_fake": fake}
+            ((loss * inputs.image_share).sum() * inputs.loss_scale).backward()
         means = {
             name: value.detach().float().reshape(len(value), -1).mean(1) for name, value in terms.items()
         }

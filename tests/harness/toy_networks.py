@@ -127,7 +127,8 @@ def plain_losses(
         lpips = lpips + ((unit_a - unit_b) ** 2 * weight).sum(1).mean()
 
     kl = (0.5 * (mean**2 + logvar.exp() - 1 - logvar)).sum(dim=(1, 2, 3)).mean() / images[0, 0].numel()
-    adversarial = -networks.discriminator(recon).mean()
+    gap = networks.discriminator(images).detach() - networks.discriminator(recon)
+    adversarial = gap.square().mean() / 2
     total = (
         loss.reconstruction_weight * pixel
         + loss.perceptual_weight * lpips
@@ -146,6 +147,5 @@ def plain_losses(
         decoded = model.decoder(halves[0])
         values = [term.weight * term.function(decoded, halves[1]).mean() for term in networks.terms.image]
         total = total + loss.equivariance_weight * sum(values)
-    real, fake = networks.discriminator(images), networks.discriminator(recon.detach())
-    hinge = ((1 - real).clamp(min=0).mean() + (1 + fake).clamp(min=0).mean()) / 2
-    return total, hinge
+    gap = networks.discriminator(images) - networks.discriminator(recon.detach())
+    return total, (gap - 1).square().mean() / 2

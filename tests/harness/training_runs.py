@@ -28,8 +28,7 @@ from vae.training.setup import PreparedRun, begin_stability
 ONE_PROCESS = Distributed(0, 1, torch.device("cpu"))
 SHORT = {"init": "default", "val_split": 0.0, "num_epochs": 1, "log_freq": 1}  # 4 steps of 4 images
 # The gradients of these parameters are only rounding, and Adam makes steps of full size from it: the bias of
-# the keys cancels in the softmax; the gradients from real and from reconstructed images cancel in the last
-# bias of the discriminator, as long as all logits are within the margin of the hinge loss.
+# the keys cancels in the softmax, and the last bias of the discriminator in the difference of two logits.
 ROUNDING_ONLY = {"model": "to_k.bias", "ema": "to_k.bias", "discriminator": "conv_out.bias"}
 # They differ between equal runs; the last two are ids of runs.
 MACHINE_VALUES = ("images_per_second", "data_wait_share", "memory_peak_gib", "id", "parent")

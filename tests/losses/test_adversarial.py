@@ -7,31 +7,51 @@ import torch
 
 from vae.losses.adversarial import (
     adaptive_weight,
+    discriminator_loss,
     generator_loss,
-    hinge_discriminator_loss,
     ramp,
     squared_norm,
+    squared_norm_at_gap_1,
     update_running,
 )
 
 
-def test_hinge_by_hand():
+def test_losses_by_hand():
     real = torch.tensor([[2.0, 0.5], [1.0, -1.0]])
-    fake = torch.tensor([[-2.0, 0.0], [1.0, -0.5]])
-    # image 0: real (0 + 0.5)/2, fake (0 + 1)/2; image 1: real (0 + 2)/2, fake (2 + 0.5)/2; half of each sum
-    assert hinge_discriminator_loss(real, fake).tolist() == [0.375, 1.125]
-    assert generator_loss(fake).tolist() == [1.0, -0.25]
+    fake = torch.tensor([[1.0, 0.5], [1.0, 1.0]])
+    # gaps: image 0: 1 and 0, image 1: 0 and -2
+    assert discriminator_loss(real, fake).tolist() == [0.25, 2.5]
+    assert generator_loss(real, fake).tolist() == [0.25, 1.0]
+
+
+def test_what_a_pair_has_in_common_cancels():
+    real, fake, common = torch.randn(3, 2, 1, 4, 4, generator=torch.Generator().manual_seed(0))
+    for loss in (discriminator_loss, generator_loss):
+        assert torch.allclose(loss(real + 9 * common, fake + 9 * common), loss(real, fake), atol=1e-5)
 
 
 @pytest.mark.parametrize("shape", [(3,), (3, 5), (3, 1, 4, 6)])
 def test_one_value_per_image_for_any_shape(shape):
     generator = torch.Generator().manual_seed(0)
     real, fake = (torch.randn(shape, generator=generator) for _ in range(2))
-    whole = hinge_discriminator_loss(real, fake)
-    singles = torch.cat([hinge_discriminator_loss(real[i : i + 1], fake[i : i + 1]) for i in range(3)])
+    whole = discriminator_loss(real, fake)
+    singles = torch.cat([discriminator_loss(real[i : i + 1], fake[i : i + 1]) for i in range(3)])
     assert whole.shape == (3,)
     assert torch.allclose(whole, singles)
-    assert generator_loss(fake.bfloat16()).dtype == torch.float32
+    assert generator_loss(real.bfloat16(), fake.bfloat16()).dtype == torch.float32
+
+
+def test_norm_at_gap_1_does_not_depend_on_the_gap():
+    """The term vanishes with the gap; the adaptive weight must not bring it back."""
+    recon = torch.randn(2, 3, 8, 8, generator=torch.Generator().manual_seed(0)).requires_grad_()
+    found = []
+    for gap in (0.0, 1e-4, 1.0, 100.0):
+        fake = recon.flatten(1).mean(1)
+        losses = generator_loss((fake + gap).detach(), fake)
+        (gradient,) = torch.autograd.grad(losses.sum(), recon)
+        found.append(float(squared_norm_at_gap_1(gradient, losses.detach())))
+    # the gradient of a mean of 192 values: 192 values of 1 / 192, in each of two images
+    assert found == [0.0, *[pytest.approx(2 / 192, rel=1e-2)] * 3]
 
 
 def test_adaptive_weight_by_hand():
@@ -82,7 +102,7 @@ def test_nothing_copies_a_value_to_the_host():
     norms = torch.zeros(2, device="meta")
     weight = adaptive_weight(*update_running(norms, norms), 100.0)
     logits = torch.zeros(2, 1, 4, 4, device="meta")
-    total = hinge_discriminator_loss(logits, logits) + weight * generator_loss(logits)
+    total = discriminator_loss(logits, logits) + weight * generator_loss(logits, logits)
     assert total.shape == (2,)
-    assert squared_norm(logits).is_meta
+    assert squared_norm_at_gap_1(logits, total).is_meta
     assert ramp(torch.zeros((), device="meta"), 10, 4).is_meta

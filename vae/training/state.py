@@ -29,7 +29,9 @@ class TrainingState:
     discriminator: Discriminator | None
     optimizers: list[torch.optim.Optimizer]  # the autoencoder's, then the discriminator's
     update: UpdateState
-    running_sq_norms: torch.Tensor  # (2,) squared norms of the reconstruction and adversarial gradients
+    running_sq_norms: (
+        torch.Tensor
+    )  # (2,) squared norms of the reconstruction and adversarial gradients (step.py)
     running_moments: torch.Tensor  # (3, Z) of the latents: vae/losses/variance.py
     stages: list[Stage]
     stage: Stage  # the one that trains; after its last step, until the next one begins
