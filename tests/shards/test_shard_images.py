@@ -122,6 +122,12 @@ def test_indexes_of_open_windows_are_read_once(tmp_path, monkeypatch):
         for number in range(12):
             sharded.read(number)
     assert len(calls) == len(sharded.datasets[0].shards) > 3
+    monkeypatch.setattr(shard_images, "INDEX_BYTES", 0)
+    monkeypatch.setattr(shard_images, "MIN_INDEXES", 2)
+    sharded, calls[:] = images(dataset), []
+    for shard in (0, 1, 0, 2, 0):  # the first one is used again and stays
+        sharded.read(int(sharded.firsts[shard]))
+    assert len(calls) == 3
 
 
 def test_metadata_is_the_json_file_of_the_image(dataset):

@@ -1,5 +1,10 @@
 """The EMA weights: formula, no autograd graph, and the export without an EMA."""
 
+import gc
+import sys
+from pathlib import Path
+
+import pytest
 import torch
 from safetensors.torch import load_file
 
@@ -43,3 +48,13 @@ def test_without_ema_the_export_has_the_current_weights(tiny, tmp_path):
     assert content["ema"] is None
     exported = load_file(tmp_path / "run" / "vae" / "diffusion_pytorch_model.safetensors")
     assert all(torch.equal(value, exported[name]) for name, value in content["model"].items())
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_a_resumed_run_keeps_no_checkpoint_mapped(tiny, tmp_path):
+    """Windows neither removes nor replaces a mapped file."""
+    train_short(tiny, tmp_path / "run")
+    run = prepare_run(Command({**tiny, **SHORT, "resume_from": "latest"}), ONE_PROCESS)
+    gc.collect()
+    assert run.state.position.step == 4
+    assert str(tmp_path / "run" / "checkpoint_") not in Path("/proc/self/maps").read_text()

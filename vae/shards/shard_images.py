@@ -324,13 +324,15 @@ class ShardImages:
         return Row(*self._index(number)[row].item()[: len(Row._fields)])
 
     def _index(self, number: int) -> np.ndarray:
-        """The index of a shard. Threads may read one twice, but never a part of one."""
-        rows = self._rows.get(number)
-        if rows is None:
-            rows = self._rows[number] = self.rows(number)
-            if len(self._rows) > max(MIN_INDEXES, INDEX_BYTES // rows.nbytes):
-                with suppress(KeyError):  # another thread has emptied it
-                    self._rows.popitem(last=False)
+        """The index of a shard; of the others, those used last stay.
+
+        Threads may read one twice, but never a part of one.
+        """
+        rows = self._rows.pop(number, None)
+        rows = self._rows[number] = self.rows(number) if rows is None else rows
+        if len(self._rows) > max(MIN_INDEXES, INDEX_BYTES // rows.nbytes):
+            with suppress(KeyError):  # another thread has emptied it
+                self._rows.popitem(last=False)
         return rows
 
     def expect(self, order: Order, epoch: int, position: int, world_size: int) -> None:

@@ -202,12 +202,13 @@ def restore(state: TrainingState, content: dict[str, Any]) -> None:
         optimizer.load_state_dict(saved)
         _match_layout(optimizer)
     device = state.running_sq_norms.device
+    # Copies: a tensor of the content keeps the file mapped, and Windows replaces and removes no mapped file.
     for name, value in content["update"].items():
         if name in ("nonfinite_streak", "nonfinite_total") or (state.fp16 and content["fp16"]):
-            setattr(state.update, name, value.to(device))  # a loss scale exists in fp16 only
+            setattr(state.update, name, value.to(device, copy=True))  # a loss scale exists in fp16 only
     state.overflows_fp16 |= content["overflows_fp16"]
-    state.running_sq_norms = content["running_sq_norms"].to(device)
-    state.running_moments = content["running_moments"].to(device)
+    state.running_sq_norms = content["running_sq_norms"].to(device, copy=True)
+    state.running_moments = content["running_moments"].to(device, copy=True)
     channels = content["latent_channels"] or {}  # none: its file had none
     of_channels = (tuple(channels.get(name, ())) for name in ("latents_mean", "latents_std"))
     scaling = content["latent_scaling"]
