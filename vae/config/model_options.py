@@ -62,7 +62,7 @@ class ModelConfig:
     decoder_scale: int | None = option(
         None,
         "side of a decoded image divided by that of the encoder's input; 2: the encoder reads crops of "
-        "--image_size at half their size (docs/training.md)",
+        "--image_size at half their size (docs/larger_decoder.md)",
         unset="1, or that of --init_from",
         at_least=1,
         at_most=2,
@@ -77,7 +77,7 @@ class ModelConfig:
     image_channels: int = option(
         3,
         "channels of an image; 3: RGB over --background; 4: RGB and alpha; 1: grey; an RGB VAE of "
-        "--init_from is changed to it (docs/training.md)",
+        "--init_from is changed to it (docs/alpha.md)",
         choices=(1, 3, 4),
     )
     norm_groups: int = option(
