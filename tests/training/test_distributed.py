@@ -211,7 +211,7 @@ def test_the_process_group_outlives_what_uses_it():
 @pytest.mark.slow
 @pytest.mark.parametrize("processes", [2, 4])
 def test_20_steps_of_several_processes_are_those_of_one(tiny, tmp_path, processes):
-    given = {**tiny, **RECIPE, **ADVERSARIAL, "num_epochs": 10, "checkpoint_steps": None}
+    given = {**tiny, **RECIPE, **ADVERSARIAL, "num_epochs": 10, "checkpoint_steps": 0}
     several = {**given, "accumulation_steps": 2, "micro_batch_size": "1", "output_dir": str(tmp_path / "all")}
     several["batch_size"] = 8 // (2 * processes)
     one = {**given, "batch_size": 8, "output_dir": str(tmp_path / "one")}
