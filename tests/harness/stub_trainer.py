@@ -28,9 +28,7 @@ if code:
     print("train_vae.py: " + line, file=sys.stderr)
     sys.exit(code)
 saved = os.path.join(run, "checkpoint_step_1.pt")
-done = int(open(saved).read()) if os.path.exists(saved) else 0
-with open(os.path.join(run, "starts.txt"), "a") as file:
-    file.write(f"{done}\\n")
+done = 0
 def save(*_):
     open(saved, "w").write(str(done))
     sys.exit(75)
@@ -81,8 +79,3 @@ def start_search(stub: Path, *words: str) -> subprocess.Popen[str]:
 def rows_of(folder: Path) -> list[dict]:
     """The lines of trials.jsonl."""
     return [json.loads(line) for line in (folder / "trials.jsonl").read_text().splitlines()]
-
-
-def starts_of(folder: Path, row: dict) -> list[int]:
-    """From which steps the run of a trial was started."""
-    return [int(line) for line in (folder / "trials" / row["folder"] / "starts.txt").read_text().splitlines()]

@@ -125,7 +125,7 @@ def test_a_space_that_changes_what_the_loss_measures_needs_another_objective(tun
 def test_options_of_a_trial_are_those_of_its_run(tune):
     folder = tune({"channels": [[128, 256, 512, 512], [64, 64]], **RATE}, "--trials", "4", "--pruner", "none")
     for row in rows_of(folder):
-        options = json.loads((folder / "trials" / row["folder"] / "options.json").read_text())
+        options = json.loads((folder / "trials" / f"{row['trial']:04d}" / "options.json").read_text())
         assert [int(width) for width in options["channels"]] == row["params"]["channels"]
         assert options["split_seed"] == ["0"]
 

@@ -22,7 +22,7 @@ def test_trials_are_real_runs_with_the_same_validation_images(image_folder, tmp_
     assert [row["state"] for row in rows] == ["complete", "complete"]
     splits = set()
     for row in rows:
-        run = folder / "trials" / row["folder"]
+        run = folder / "trials" / f"{row['trial']:04d}"
         assert row["values"] == [records(run, "validation")[-1]["loss"]]
         assert (run / "vae" / "config.json").exists()
         splits.add(json.dumps(json.loads((run / "split.json").read_text())["validation"]))

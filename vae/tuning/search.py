@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import optuna
-from filelock import FileLock
+from filelock import FileLock, Timeout
 from optuna.distributions import distribution_to_json
 from optuna.importance import PedAnovaImportanceEvaluator
 from optuna.storages import JournalStorage
@@ -31,7 +31,7 @@ from vae.training.command import check_command as check_training
 from vae.training.command import with_local_datasets
 from vae.training.datasets import find_images
 from vae.tuning.space import Space, as_choice, check_comparable, options_of, read_space, suggest
-from vae.tuning.training_process import TrialError, Validation, is_locked, train
+from vae.tuning.training_process import TrialError, Validation, train
 
 COMMAND = "tune"  # in the marker of the folder
 JOURNAL_NAME = "journal.log"
@@ -42,7 +42,6 @@ REDUCTION = 3  # of the pruners: a third of the trials goes on
 _OF_COMMAND = ("output_dir", "resume_from", "new_stage", "find_lr", "find_lr_steps")
 # Attributes of a trial.
 DEFAULTS = "defaults"  # whether it has the options of --config
-FOLDER = "folder"  # of its run: an interrupted trial goes on in it, with a new number
 REASON = "reason"  # why it was pruned or has failed
 
 
@@ -123,7 +122,9 @@ class Search:
         (self.folder / "trials").mkdir(exist_ok=True)
         with FileLock(self.folder / ".start.lock"):
             self.study = _open_study(self.folder, _identity(config, base))
-            self._continue_killed()
+            for trial in self.study.get_trials(deepcopy=False, states=(TrialState.RUNNING,)):
+                if self._is_killed(trial):
+                    self.study.tell(trial.number, state=TrialState.FAIL)
             states = (TrialState.COMPLETE, TrialState.RUNNING, TrialState.WAITING)
             trials = self.study.get_trials(deepcopy=False, states=states)
             if not any(DEFAULTS in trial.user_attrs for trial in trials):
@@ -131,27 +132,24 @@ class Search:
                 defaults = {name: as_choice(values[name]) for name in base.space if values[name] is not None}
                 self.study.enqueue_trial(defaults, user_attrs={DEFAULTS: True})
 
-    def _continue_killed(self) -> None:
-        """Enqueue the trials of killed processes again: nobody holds their locks."""
-        for trial in self.study.get_trials(deepcopy=False, states=(TrialState.RUNNING,)):
-            lock = self._lock_path(trial)
-            if lock.exists() and not is_locked(lock):
-                self.study.tell(trial.number, state=TrialState.FAIL)
-                self._enqueue_again(trial)
-
-    def _enqueue_again(self, trial: FrozenTrial | Trial) -> None:
-        """Its run goes on from its last checkpoint."""
-        if FOLDER in trial.user_attrs:
-            self.study.enqueue_trial(trial.params, user_attrs=trial.user_attrs)
-
     def _lock_path(self, trial: FrozenTrial | Trial) -> Path:
         return self.folder / "trials" / f".{trial.number:04d}.lock"
 
+    def _is_killed(self, trial: FrozenTrial) -> bool:
+        """Whether the process of a running trial has ended: nobody holds the lock."""
+        lock = self._lock_path(trial)
+        if not lock.exists():  # the trial begins
+            return False
+        try:
+            with FileLock(lock, timeout=0):
+                return True
+        except Timeout:
+            return False
+
     def is_complete(self) -> bool:
-        """Whether --trials trials have begun; those that were interrupted do not count."""
+        """Whether --trials trials have begun."""
         trials = self.study.get_trials(deepcopy=False)
-        counted = (TrialState.COMPLETE, TrialState.PRUNED, TrialState.RUNNING)
-        return sum(t.state in counted or REASON in t.user_attrs for t in trials) >= self.config.trials
+        return sum(trial.state != TrialState.WAITING for trial in trials) >= self.config.trials
 
     def train(self, trial: Trial) -> tuple[float, ...]:
         """The objective of the study: train one trial; returns the values of its last validation."""
@@ -166,9 +164,7 @@ class Search:
                 for name, part in self.base.space.items()
                 if not (is_default and values[name] is None)
             }
-            if FOLDER not in trial.user_attrs:
-                trial.set_user_attr(FOLDER, f"{trial.number:04d}")
-            run = self.folder / "trials" / trial.user_attrs[FOLDER]
+            run = self.folder / "trials" / f"{trial.number:04d}"
             options = {**self.base.options, **options_of(params)}
             try:
                 last = train(run, options, lambda record: self._should_stop(trial, record))
@@ -181,9 +177,6 @@ class Search:
                 trial.set_user_attr(REASON, str(error))
                 if is_default:
                     raise UserError(f"the defaults cannot be trained: {error}: see {run}.log") from None
-                raise
-            except KeyboardInterrupt:
-                self._enqueue_again(trial)
                 raise
 
     def _value(self, objective: str, record: Validation) -> float | None:
@@ -251,34 +244,50 @@ def weighted_loss(record: Validation, loss: LossConfig) -> float | None:
 
 
 def _open_study(folder: Path, identity: dict[str, Any]) -> Study:
-    """The study in the folder, or a new one; UserError if it is that of another command."""
+    """The study in the folder, or a new one; UserError if it is damaged or that of another command."""
     path = folder / JOURNAL_NAME
     lock = JournalFileOpenLock(str(path))  # works on Windows, too
-    lock.acquire()
+    line = _damaged_line(path, lock)
     try:
-        # a record that a full disk cut would damage the next one
-        with open(path, "a+b", buffering=0) as journal:
-            journal.seek(0)
-            journal.truncate(journal.read().rfind(b"\n") + 1)
-    finally:
-        lock.release()
-    study = optuna.create_study(
-        storage=JournalStorage(JournalFileBackend(str(path), lock)),
-        study_name="vae",
-        directions=[DIRECTIONS[name] for name in identity["--objective"]],  # type: ignore[misc]
-        load_if_exists=True,
-    )
+        if line is not None:
+            raise ValueError(f"line {line} is damaged; if it is the last one, delete it")
+        study = optuna.create_study(
+            storage=JournalStorage(JournalFileBackend(str(path), lock)),
+            study_name="vae",
+            directions=[DIRECTIONS[name] for name in identity["--objective"]],  # type: ignore[misc]
+            load_if_exists=True,
+        )
+    except (ValueError, LookupError, TypeError, AttributeError) as error:
+        raise UserError(
+            f"--output_dir {folder}: Optuna cannot read {path} ({str(error) or type(error).__name__:.80}): "
+            "restore a copy of that file, or use another folder"
+        ) from error
     known = study.user_attrs.get("identity", identity)
-    for name in {**known, **identity}:
-        before = known.get(name)
-        now = identity.get(name)
-        if before != now:
-            raise UserError(
-                f"--output_dir {folder} contains another search: {name} was {before}, and is now {now}: "
-                "repeat the command of that search, or use another folder"
-            )
+    if changed := [name for name in {**known, **identity} if known.get(name) != identity.get(name)]:
+        raise UserError(
+            f"--output_dir {folder} contains another search, with other values of {changed[0]}: "
+            "repeat the command of that search, or use another folder"
+        )
     study.set_user_attr("identity", identity)
     return study
+
+
+def _damaged_line(path: Path, lock: JournalFileOpenLock) -> int | None:
+    """The first line of a journal that is not JSON, or that a full disk has cut, counted from 1."""
+    path.touch()
+    lock.acquire()  # another process may be writing
+    try:
+        lines = path.read_bytes().splitlines(keepends=True)
+    finally:
+        lock.release()
+    for number, line in enumerate(lines, 1):
+        try:
+            json.loads(line)
+        except ValueError:
+            return number
+        if not line.endswith(b"\n"):
+            return number
+    return None
 
 
 def _identity(config: TuneConfig, base: Base) -> dict[str, Any]:
@@ -303,9 +312,7 @@ def _sampler(config: TuneConfig, number: int) -> optuna.samplers.BaseSampler:
 
 def _row(trial: FrozenTrial) -> str:
     """A line of trials.jsonl."""
-    was_interrupted = trial.state == TrialState.FAIL and REASON not in trial.user_attrs
-    state = "interrupted" if was_interrupted else trial.state.name.lower()
-    row = {"trial": trial.number, "state": state, "values": trial.values}
+    row = {"trial": trial.number, "state": trial.state.name.lower(), "values": trial.values}
     return json.dumps({**row, "params": options_of(trial.params), **trial.user_attrs}) + "\n"
 
 

@@ -1,4 +1,4 @@
-"""One run of train_vae.py: started or continued in its folder, watched, stopped, and how it has ended."""
+"""One run of train_vae.py: started in its folder, watched, stopped, and how it has ended."""
 
 import subprocess
 import sys
@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from filelock import FileLock, Timeout
 from optuna import TrialPruned
 
 from vae.config.flags import command_words
@@ -16,7 +15,6 @@ from vae.system import child_process, console
 from vae.system.errors import EXIT_CONFIG, EXIT_NON_FINITE
 from vae.system.files import read_json_lines
 from vae.system.script import ROOT
-from vae.training.run_folder import LOCK_NAME, checkpoint_paths
 
 POLL_SECONDS = 0.5
 
@@ -28,19 +26,15 @@ class TrialError(Exception):
 
 
 def train(run: Path, options: dict[str, Any], watch: Callable[[Validation], bool]) -> Validation:
-    """Train in the folder `run`, from its last checkpoint on if there is one; returns the last validation.
+    """Train in the folder `run`; returns the last validation.
 
     `watch` gets every validation after step 0, and may stop the run by returning True. Raises TrialPruned if
     the run is stopped so, diverges, needs too much memory or refuses its options, and TrialError for other
     failures. What it prints is in `run`.log.
     """
-    while is_locked(run / LOCK_NAME):  # by the run of a search that was killed: it saves and ends
-        time.sleep(POLL_SECONDS)
     log = run.with_suffix(".log")
     given = {name: value for name, value in options.items() if value is not None}
-    if checkpoint_paths(run):
-        given.pop("init_from", None)  # they have its weights
-    given |= {"output_dir": str(run), "resume_from": "latest"}
+    given["output_dir"] = str(run)
     command = [sys.executable, str(ROOT / "train_vae.py"), *command_words(given)]
     with open(log, "ab", buffering=0) as output:
         process = child_process.start(command, stdin=subprocess.DEVNULL, stdout=output, stderr=output)
@@ -56,8 +50,7 @@ def train(run: Path, options: dict[str, Any], watch: Callable[[Validation], bool
     if was_stopped:
         raise TrialPruned("stopped early")
     reason = f"{_last_line(log)} (exit code {process.returncode})"
-    is_refused = process.returncode == EXIT_CONFIG and not checkpoint_paths(run)
-    if is_refused or process.returncode == EXIT_NON_FINITE or "out of memory" in reason.lower():
+    if process.returncode in (EXIT_CONFIG, EXIT_NON_FINITE) or "out of memory" in reason.lower():
         raise TrialPruned(reason)
     raise TrialError(reason)
 
@@ -93,14 +86,3 @@ def _last_line(log: Path) -> str:
     lines = log.read_text(encoding="utf-8", errors="replace").split("\n")
     last = next((line.strip() for line in reversed(lines) if line.strip()), "it printed nothing")
     return console.printable(last.removeprefix("train_vae.py: "))
-
-
-def is_locked(path: Path) -> bool:
-    """Whether another process holds the lock of this file; a missing file has none."""
-    if not path.exists():
-        return False
-    try:
-        with FileLock(path, timeout=0):
-            return False
-    except Timeout:
-        return True
