@@ -280,6 +280,10 @@ def _from_tensors(
         if config[PADDING_KEY] not in ("zeros", "reflect"):
             raise UserError(f"{where}: {PADDING_KEY} {config[PADDING_KEY]} is neither zeros nor reflect")
         shape["padding"] = config[PADDING_KEY]
+    try:
+        build(shape)
+    except UserError as error:  # it names a flag, but the value is the file's
+        raise UserError(f"{where} is of another architecture: {error}") from None
     scaling, shift = (_number(config, name, where) for name in ("scaling_factor", "shift_factor"))
     if located.config and config.get("_class_name") == "AutoencoderKL" and "scaling_factor" not in config:
         scaling, shift = PUBLISHED_SCALING["sd"]  # diffusers' default: folders of SD 1.x do not contain it
