@@ -137,6 +137,13 @@ def test_peak_is_inverse_to_the_width_and_follows_the_length_of_the_stage():
     assert peak_learning_rate(64, RANDOM, 10) == MAX_RANDOM_PEAK
 
 
+def test_a_narrow_vae_of_others_gets_the_rate_of_a_wide_one():
+    for first_epoch, begun_from, peak in ((0, TRAINED, 5e-5), (25, WARM, 4e-4), (25, TRAINED, 5e-5)):
+        steps = StageSteps(Stage(first_epoch, 100, 32, 4), per_epoch=4, local_images=4, images=4)
+        schedule = StageSchedule(steps, begun_from, 64, OptimConfig(), LossConfig())
+        assert schedule.peak == pytest.approx(peak)
+
+
 def test_each_divergence_of_the_stage_halves_both_rates():
     steps = StageSteps(Stage(0, 2, 32, 4), 3, 4, 4)
     parts = (steps, WARM, 64, OptimConfig(warmup_epochs=0), LossConfig())
@@ -169,7 +176,7 @@ def test_stages_begin_with_the_rate_of_their_length_and_start(tiny, tmp_path):
     assert rates[2 * steps] == pytest.approx(peak_learning_rate(16, TRAINED, steps))
     source = tmp_path / "a" / "checkpoint_epoch_3.pt"
     rates = first_rates(tiny, tmp_path / "b", num_epochs=2, init_from=str(source), max_steps=2)
-    assert rates[0] == pytest.approx(peak_learning_rate(16, TRAINED, 2 * steps))
+    assert rates[0] == pytest.approx(peak_learning_rate(512, TRAINED, 2 * steps))
     # the checkpoint knows that the stage began with a trained VAE
     assert train({"resume_from": str(tmp_path / "b" / "checkpoint_step_2.pt"), "device": "cpu"}) == 0
     whole = first_rates(tiny, tmp_path / "c", num_epochs=2, init_from=str(source))

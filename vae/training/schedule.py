@@ -128,8 +128,13 @@ class StageSchedule:
 
     @property
     def ruled_peak(self) -> float:
-        """The peak learning rate of the autoencoder by the rule."""
-        return peak_learning_rate(self.width, self.start, self.steps.total)
+        """The peak learning rate of the autoencoder by the rule.
+
+        A VAE of others gets no more than one of REFERENCE_WIDTH, because its training has ended: at 4e-4,
+        TAEF2's decoder became worse for a hundred steps, at 5e-5 better from the first (benchmarks/LOG.md).
+        """
+        width = max(self.width, REFERENCE_WIDTH) if self.begun_from == TRAINED else self.width
+        return peak_learning_rate(width, self.start, self.steps.total)
 
     @property
     def peak(self) -> float:
