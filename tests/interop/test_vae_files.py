@@ -327,6 +327,8 @@ def test_run_without_export_suggests_its_checkpoints(checkpoint):
     path, _, _ = checkpoint
     assert "give one of the checkpoints" in error_of(path.parent)
     assert "no such file" in error_of(path.parent / "nothing")
+    (path.parent / "metrics.jsonl").touch()
+    assert "--resume_from latest" in error_of(path.parent / "vae")
 
 
 def test_channels_that_32_groups_do_not_divide_need_a_config(tmp_path):
