@@ -1,5 +1,6 @@
 """Precision, memory layout and compilation change only rounding; kernels are tested with a run's shapes."""
 
+import sys
 from dataclasses import replace
 
 import pytest
@@ -20,7 +21,7 @@ from vae.model.discriminator import Discriminator
 from vae.ops import attention, norm
 from vae.step import Networks, compute_gradients
 from vae.system.errors import UserError
-from vae.training.precision import compile_in_place, compute_dtype, kernel_shapes
+from vae.training.precision import compile_in_place, compute_dtype, kernel_shapes, why_not_compile
 
 MODEL = ModelConfig(channels=(8, 16), layers_per_block=2, norm_groups=4, z_channels=4)
 CPU = torch.device("cpu")
@@ -90,6 +91,29 @@ def test_compiled_networks_have_the_same_losses(tiny, tmp_path, capsys):
     (line,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("device ")]
     assert line.endswith("compiled")
     assert found == pytest.approx(expected, rel=1e-4)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("_fresh_compiler")
+def test_training_goes_on_without_compiling_where_it_fails(tiny, tmp_path, monkeypatch, capsys):
+    cache = tmp_path / "cache"
+    cache.touch()  # a file instead of a folder
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(cache))
+    assert len(losses(tiny, tmp_path / "run", use_torch_compile=True)) > 0
+    (line,) = [line for line in capsys.readouterr().out.splitlines() if "--use_torch_compile" in line]
+    assert str(cache) in line
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform == "win32", reason="the compiler is a script of POSIX")
+@pytest.mark.usefixtures("_fresh_compiler")
+def test_headers_that_a_compiler_does_not_find_are_named(tmp_path):
+    assert why_not_compile(CPU) is None  # what is cached now must not hide the fault
+    compiler = tmp_path / "g++"
+    compiler.write_text("#!/bin/sh\n[ $1 = --version ] && echo g++ || ! echo error: no Python.h >&2\n")
+    compiler.chmod(0o755)
+    with torch._inductor.config.patch({"cpp.cxx": (None, str(compiler))}):
+        assert "Python.h" in why_not_compile(CPU)
 
 
 # --- what compiled networks save for backward -----------------------------------------------------------

@@ -1,6 +1,7 @@
 """How networks compute: dtype, backend settings, compilation, and the shapes that kernels are tested with."""
 
 import os
+import time
 from collections.abc import Iterable
 from itertools import islice
 from typing import Any
@@ -60,7 +61,10 @@ def set_backends(speed: SpeedConfig) -> None:
 
 
 def why_not_compile(device: torch.device, kernels: str = "auto") -> str | None:
-    """The reason why torch.compile cannot work here, or None if it can; `kernels`: the value of --kernels."""
+    """The reason why torch.compile cannot work here, or None if it can; `kernels`: the value of --kernels.
+
+    It compiles a small function, for seconds.
+    """
     if device.type == "cuda":
         if kernels == "torch":
             return "on a GPU it needs Triton, which --kernels torch excludes"
@@ -70,13 +74,13 @@ def why_not_compile(device: torch.device, kernels: str = "auto") -> str | None:
             return "Triton is not installed"
         if os.name != "nt" and find_compiler() is None:
             return "Triton needs a C compiler, and none is installed (Debian, Ubuntu: apt install gcc)"
-        return None
-    from torch._inductor.cpp_builder import get_cpp_compiler
-
-    try:
-        get_cpp_compiler()
-    except Exception as error:  # without a compiler, each PyTorch version raises a different type
-        return str(error).splitlines()[0] or "no C++ compiler is installed"
+    number = time.time_ns() % 2**31  # new code, or a cached copy would hide what is missing here
+    try:  # a compiler without headers, folders that cannot be written or whose programs cannot run
+        torch.compile(lambda values: values.sin() + number, dynamic=False)(torch.ones(8, device=device))
+    except Exception as error:  # each cause and each PyTorch version raises a different type
+        torch._dynamo.reset()
+        lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
+        return next((line for line in lines if "error:" in line), lines[0]).rstrip(".")
     return None
 
 
