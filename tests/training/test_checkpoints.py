@@ -14,7 +14,6 @@ from tests.harness.open_files import open_elsewhere
 from tests.harness.training_runs import train_short
 from vae.interop.checkpoint_file import Position, Stage, load_checkpoint, record_path, save_checkpoint
 from vae.system.errors import UserError
-from vae.system.files import claim_folder, write_json
 from vae.training import saver
 from vae.training.checkpoints import (
     abandon_newer,
@@ -159,15 +158,12 @@ def test_newer_checkpoints_are_moved_out_of_the_way(tmp_path, capsys):
 @pytest.mark.slow
 def test_run_keeps_the_best_the_last_and_the_newest_checkpoints(tiny, tmp_path):
     given = {**tiny, "num_epochs": 5, "checkpoint_steps": 2, "log_freq": 1, "keep_checkpoints": 2}
-    folder, promoted = tmp_path / "run", "checkpoint_step_2.pt"
-    claim_folder(folder, "train")
-    mark = {"checkpoint": promoted, "sha256": "", "metrics": {"psnr": 20.0}, "evaluation": {}}
-    write_json(folder / "promoted.json", mark)
+    folder = tmp_path / "run"
     assert train(given) == 0
     kept = {path.name for path in folder.glob("*.pt")}
     best = load_checkpoint(folder / "checkpoint_epoch_5.pt")["history"]["best_checkpoint"]
-    assert len(kept - {best, "checkpoint_epoch_5.pt", promoted}) == 2
-    assert {best, "checkpoint_epoch_5.pt", promoted} <= kept
+    assert len(kept - {best, "checkpoint_epoch_5.pt"}) == 2
+    assert {best, "checkpoint_epoch_5.pt"} <= kept
     assert all(record_path(folder / name).exists() for name in kept)
 
 
