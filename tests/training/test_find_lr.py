@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from tests.harness.training_runs import ONE_PROCESS, alive_of, assert_same
-from vae.config.flags import parse_flags
+from vae.config.flags import parse_flags, trainer_options
 from vae.training.command import Command, check_command
 from vae.training.find_lr import NAME, Curve, find_learning_rate, find_lr, losses_before_steps, suggest
 from vae.training.run import train
@@ -28,7 +28,7 @@ def options(tiny) -> dict:
 
 @pytest.mark.slow
 def test_search_writes_its_two_files_and_prints_the_command(options, tmp_path, capsys):
-    assert find_lr(check_command(options)) == 0
+    assert find_lr(check_command(trainer_options(options))) == 0
     folder = tmp_path / "run"
     assert sorted(path.name for path in folder.glob("[!.]*")) == [f"{NAME}.json", f"{NAME}.png"]
     content = json.loads((folder / f"{NAME}.json").read_text())
