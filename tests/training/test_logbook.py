@@ -15,7 +15,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from tests.harness.runs import ROOT
 from tests.harness.training_runs import SHORT, records, train_short
-from vae.config.flags import command_words
+from vae.config.flags import command_words, trainer_options
 from vae.interop.run_files import METRICS_NAME
 from vae.system.errors import UserError
 from vae.training import logbook as logbook_module
@@ -233,7 +233,7 @@ def test_refused_start_is_one_line_and_the_command_can_be_repeated(tiny, tmp_pat
 @pytest.mark.skipif(find_spec("wandb") is not None, reason="the package wandb is installed")
 def test_missing_package_is_one_line_with_the_command_that_installs_it(tiny):
     with pytest.raises(UserError, match=r"--wandb needs .* pip install wandb, or use --no-wandb"):
-        check_command({**tiny, "wandb": True})
+        check_command(trainer_options({**tiny, "wandb": True}))
 
 
 def test_folder_with_files_of_earlier_runs_is_not_the_package(tmp_path, monkeypatch):
