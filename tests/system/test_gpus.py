@@ -176,5 +176,5 @@ run_script("test", main)
 def test_every_script_begins_with_the_function_that_sets_them():
     for script in ROOT.glob("*.py"):
         source = script.read_text(encoding="utf-8")
-        assert "    run_script(" in source
+        assert "from vae.commands import run\n" in source
         assert not re.search("^(import|from) torch", source, re.M)

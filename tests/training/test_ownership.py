@@ -121,5 +121,4 @@ def test_a_copy_of_a_run_that_was_killed_before_its_export_exports(tiny, tmp_pat
         found = stored_metadata(copy / "vae" / WEIGHTS_NAME)
         assert found[CHECKPOINT_KEY] == sha256_of_file(copy / "checkpoint_epoch_2.pt")
         assert found[RUN_KEY] == read_marker(run).id
-        assert json.loads((copy / "run.json").read_text())["exported"] == found[CHECKPOINT_KEY]
     assert [path.name for path in copy.glob("vae*")] == ["vae"]

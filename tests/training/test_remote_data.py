@@ -45,7 +45,7 @@ def test_remote_run_is_the_local_one_and_keeps_no_secret(given, web, root, tmp_p
     one, other = last_checkpoint(here), last_checkpoint(there)
     for key in ("model", "ema", "position"):
         assert_same(one[key], other[key], key)
-    assert other["config"]["data_path"] == web.url()
+    assert other["config"]["data_path"] == [web.url()]
     assert sorted(web.wholes()) == ["images-000000.tar", "validation-000000.tar"]
     measured = records(there, "data")
     assert measured[-1]["cache_hit_rate"] == 1  # the only shard is there since the first batch
