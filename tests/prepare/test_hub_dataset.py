@@ -162,7 +162,7 @@ def test_run_reads_a_dataset_once_resumes_without_the_hub_and_is_evaluated(hub, 
     assert not validation.keys() & training.keys()
     assert validation.keys() | training.keys() == set(pictures(0, 12))
     config = json.loads((tmp_path / "run/config.json").read_text())
-    assert config["data_path"] == str(local)
+    assert config["data_path"] == [str(local)]
     asked = len(hub.requests)
     assert train({**given, "resume_from": "latest", "num_epochs": 2}) == 0
     assert len(hub.requests) == asked

@@ -1,7 +1,7 @@
 """An image that ends a process costs itself alone; any number of parts gives the dataset of one command."""
 
+import ctypes
 import json
-import os
 import subprocess
 import sys
 
@@ -26,11 +26,11 @@ IMAGES = {f"{number}.png": encoded(detailed(number), "PNG") for number in range(
 
 
 class Deadly(Check):
-    """A check whose process ends at two of the images."""
+    """A check whose process crashes at two of the images."""
 
     def row(self, block, number, item):
         if item.name in ("1.png", "4.png"):
-            os._exit(3)
+            ctypes.string_at(0)
         return super().row(block, number, item)
 
 
