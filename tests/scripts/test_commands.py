@@ -100,7 +100,7 @@ def test_command_in_a_subprocess(workdir, capsys):
     assert "next    python train_vae.py --resume_from outputs/checkpoint_" in done.stdout
     options = saved_options("./outputs")
     assert [options[name] for name in SPEED] == [True] * 5
-    assert (options["data_path"], options["image_size"]) == ("./data/train", 32)
+    assert (options["data_path"], options["image_size"]) == (["./data/train"], 32)
     run_line(FAST, SMALL + " --resume_from latest")
     assert "nothing to do" in capsys.readouterr().out
 

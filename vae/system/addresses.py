@@ -49,7 +49,7 @@ def public_options(options: Mapping[str, Any]) -> dict[str, Any]:
     """The options with texts as `public_text` gives them."""
 
     def public(value: Any) -> Any:
-        if isinstance(value, list):
+        if isinstance(value, list | tuple):
             return [public(part) for part in value]
         return public_text(value) if isinstance(value, str) else value
 
