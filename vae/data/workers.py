@@ -14,7 +14,6 @@ from typing import Any
 
 from PIL import AvifImagePlugin
 
-from vae.device import is_out_of_memory
 from vae.system.errors import UserError
 from vae.system.host import decoding_processes, usable_cores
 
@@ -158,6 +157,8 @@ def cause_of_failure(
     names += [errno.errorcode.get(code, "") for code in exit_codes]  # pebble's processes end with them
     ends = [signal_name(code) or f"code {code}" for code in exit_codes]
     facts = " ".join([text, *names, *ends])
+    from vae.device import is_out_of_memory  # imports PyTorch, which mistakes are reported without
+
     is_about_file = re.search(r"Errno \d+\] .*: '", text)
     for pattern, line in _REFUSALS:
         if re.search(pattern, facts) and not (is_about_file and "shared memory" in line):
