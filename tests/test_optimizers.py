@@ -165,13 +165,12 @@ def test_hidden_weights_are_those_between_the_first_and_the_last_layers():
 def test_optimizers_of_a_run():
     model = AutoencoderKL(ModelConfig(channels=(8, 16), layers_per_block=1, norm_groups=4))
     model.freeze_encoder()
-    (adamw,) = build_optimizers(model, None, OptimConfig(), LossConfig())
+    adamw = build_optimizers(model, None, OptimConfig(), LossConfig()).autoencoder
     assert type(adamw) is torch.optim.AdamW
-    muon, of_discriminator = build_optimizers(
-        model, torch.nn.Linear(2, 2), OptimConfig(optimizer="muon"), LossConfig()
-    )
+    of_run = build_optimizers(model, torch.nn.Linear(2, 2), OptimConfig(optimizer="muon"), LossConfig())
+    muon = of_run.autoencoder
     assert type(muon) is Muon
-    assert type(of_discriminator) is torch.optim.AdamW  # as in VQGAN, Muon trains the autoencoder alone
+    assert type(of_run.discriminator) is torch.optim.AdamW  # as in VQGAN, Muon trains the autoencoder alone
     parameters = [parameter for group in muon.param_groups for parameter in group["params"]]
     assert {id(parameter) for parameter in parameters} == {
         id(parameter) for parameter in model.parameters() if parameter.requires_grad

@@ -6,6 +6,7 @@ Shapes: n matrices with r rows and c >= r columns.
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from itertools import groupby
 from typing import Any
 
@@ -35,10 +36,23 @@ WARM_ENDS_SHARE = 0.1  # of the learning rate, in a run from the warm start
 BATCH_ELEMENTS = 2**25  # 128 MiB of fp32 gradients are orthogonalized at a time: it bounds the scratch memory
 
 
+@dataclass(frozen=True)
+class Optimizers:
+    """The optimizers of a run."""
+
+    autoencoder: torch.optim.Optimizer
+    discriminator: torch.optim.Optimizer | None
+
+    @property
+    def all(self) -> list[torch.optim.Optimizer]:
+        """Every optimizer, the autoencoder's first."""
+        return [self.autoencoder, self.discriminator] if self.discriminator else [self.autoencoder]
+
+
 def build_optimizers(
     autoencoder: nn.Module, discriminator: nn.Module | None, optim: OptimConfig, loss: LossConfig
-) -> list[torch.optim.Optimizer]:
-    """The optimizer of the autoencoder, then AdamW for the discriminator if there is one."""
+) -> Optimizers:
+    """Build --optimizer for the autoencoder, and AdamW for the discriminator if there is one."""
     betas = (optim.beta1, optim.beta2)
     weight_decay = optim.weight_decay
     rate = optim.learning_rate or 0.0  # training sets the rate of each step
@@ -50,14 +64,16 @@ def build_optimizers(
         return torch.optim.AdamW(params, learning_rate, betas, weight_decay=weight_decay, fused=True)
 
     others, ends, *hidden = parameter_groups(autoencoder, optim.optimizer)
+    of_autoencoder: torch.optim.Optimizer
     if hidden:
-        optimizers: list[torch.optim.Optimizer] = [Muon(others, ends, hidden[0], rate, betas, weight_decay)]
+        of_autoencoder = Muon(others, ends, hidden[0], rate, betas, weight_decay)
     else:
-        optimizers = [adamw_of([others, ends], rate, betas)]
-    if discriminator is not None:
-        parameters = [list(discriminator.parameters())]
-        optimizers.append(adamw_of(parameters, loss.disc_learning_rate, (DISC_BETA1, optim.beta2)))
-    return optimizers
+        of_autoencoder = adamw_of([others, ends], rate, betas)
+    if discriminator is None:
+        return Optimizers(of_autoencoder, None)
+    parameters = [list(discriminator.parameters())]
+    of_discriminator = adamw_of(parameters, loss.disc_learning_rate, (DISC_BETA1, optim.beta2))
+    return Optimizers(of_autoencoder, of_discriminator)
 
 
 def parameter_groups(autoencoder: nn.Module, optimizer: str) -> list[list[nn.Parameter]]:

@@ -32,7 +32,7 @@ def _checkpoint(options: tuple[tuple[str, Any], ...]) -> dict[str, Any]:
     config = build(given)
     torch.manual_seed(0)
     state = begin_state(config, torch.device("cpu"), fp16=False)
-    for optimizer in state.optimizers:
+    for optimizer in state.optimizers.all:
         for parameter in [one for group in optimizer.param_groups for one in group["params"]]:
             parameter.grad = torch.randn_like(parameter)
         optimizer.step()

@@ -44,7 +44,7 @@ def measured(spec: StepSpec, micro_batch: int) -> tuple[int, int]:
         for _ in range(2):
             before = counter.peak = counter.current
             compute_gradients(networks, inputs, sizes)
-            apply_update(optimizers, state, OptimConfig(), fp16=False, empty=False)
+            apply_update(optimizers.all, state, OptimConfig(), fp16=False, empty=False)
         assert ema is None or ema.config is spec.model
         return before, counter.peak - before
 

@@ -98,7 +98,7 @@ def build(config: Config, dtype: torch.dtype) -> Built:
     for network in terms.networks():
         network.to_empty(device=DEVICE).requires_grad_(False)
     networks = Networks(autoencoder, discriminator, terms, dtype, config.speed.channels_last)
-    optimizers = build_optimizers(autoencoder, discriminator, config.optim, config.loss)
+    optimizers = build_optimizers(autoencoder, discriminator, config.optim, config.loss).all
     update = UpdateState.begin(DEVICE, fp16=dtype == torch.float16)
     return Built(autoencoder, copy.deepcopy(autoencoder).requires_grad_(False), networks, optimizers, update)
 

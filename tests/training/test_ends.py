@@ -39,7 +39,7 @@ def test_first_step_from_a_warm_start_keeps_the_images():
         config = ModelConfig(channels=(16, 32, 32, 32), layers_per_block=1, norm_groups=4)
         model = AutoencoderKL(config)
         initialize(model, "warm", 0)
-        (optimizer,) = build_optimizers(model, None, OptimConfig(), loss)
+        optimizer = build_optimizers(model, None, OptimConfig(), loss).autoencoder
         networks = Networks(model, None, terms, torch.float32, channels_last=False)
         update, found = UpdateState.begin(torch.device("cpu"), fp16=False), []
         for _ in range(2):

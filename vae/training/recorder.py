@@ -206,14 +206,14 @@ class Recorder:
         record = {
             "epoch": state.position.epoch + 1,  # the current epoch, counted from 1
             **loss_record(means, self.terms),
-            "learning_rate": state.optimizers[0].param_groups[0]["lr"],
+            "learning_rate": state.optimizers.autoencoder.param_groups[0]["lr"],
             "gradient_norm": float(metrics.norms[0]),
             **metrics.speed(),
             "nonfinite_steps": int(state.update.nonfinite_total),
             **memory_peaks(dist.device),
         }
-        if "adversarial" in means:
-            record["disc_learning_rate"] = state.optimizers[1].param_groups[0]["lr"]
+        if "adversarial" in means and state.optimizers.discriminator is not None:
+            record["disc_learning_rate"] = state.optimizers.discriminator.param_groups[0]["lr"]
             reconstruction, adversarial = state.running_sq_norms
             ratio = adaptive_weight(reconstruction, adversarial, self.schedule.loss.disc_max_weight)
             record["adversarial_ratio"] = float(ratio)

@@ -322,7 +322,7 @@ def end_diverged(saver: Saver, logbook: Logbook, reason: str, peak: float) -> No
     step = saved_step(good) if good else state.begun_at.step
     abandon_newer(saver.folder, step)
     newest = next(iter(list_checkpoints(saver.folder)), None)
-    learning_rate = state.optimizers[0].param_groups[0]["lr"]
+    learning_rate = state.optimizers.autoencoder.param_groups[0]["lr"]
     divergence = f"step {state.position.step}, learning rate {learning_rate:g}: {reason}"
     values = {"diverged_at": state.position.step, "reason": reason, "learning_rate": learning_rate}
     logbook.record("divergence", step, {**values, "checkpoint": newest.name if newest else None})

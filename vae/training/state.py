@@ -14,7 +14,7 @@ from vae.interop.writing import channel_config, normalize_latents
 from vae.model.autoencoder import AutoencoderKL
 from vae.model.discriminator import Discriminator
 from vae.model.initialization import initialize, initialize_decoder
-from vae.optimizers import build_optimizers
+from vae.optimizers import Optimizers, build_optimizers
 from vae.training.stages import first_stages
 from vae.training.validation import History
 from vae.update import UpdateState
@@ -27,7 +27,7 @@ class TrainingState:
     autoencoder: AutoencoderKL
     ema: AutoencoderKL | None
     discriminator: Discriminator | None
-    optimizers: list[torch.optim.Optimizer]  # the autoencoder's, then the discriminator's
+    optimizers: Optimizers
     update: UpdateState
     running_sq_norms: (
         torch.Tensor
@@ -97,7 +97,7 @@ class TrainingState:
         """Whether all weights, moments and running values are finite. This synchronizes the device."""
         networks = filter(None, (self.autoencoder, self.ema, self.discriminator))
         tensors = [parameter.detach() for network in networks for parameter in network.parameters()]
-        for optimizer in self.optimizers:
+        for optimizer in self.optimizers.all:
             tensors += [moment for values in optimizer.state.values() for moment in values.values()]
         tensors += [self.running_sq_norms, self.running_moments]
         return not (~torch.stack(torch._foreach_norm(tensors, torch.inf)).isfinite()).any()
@@ -176,7 +176,7 @@ def snapshot(state: TrainingState) -> dict[str, Any]:
         "model": state.autoencoder.state_dict(),
         "ema": ema.state_dict() if ema is not None else None,
         "discriminator": discriminator.state_dict() if discriminator is not None else None,
-        "optimizers": [optimizer.state_dict() for optimizer in state.optimizers],
+        "optimizers": [optimizer.state_dict() for optimizer in state.optimizers.all],
         "update": asdict(state.update),
         "fp16": state.fp16,
         "overflows_fp16": state.overflows_fp16,
@@ -197,10 +197,10 @@ def restore(state: TrainingState, content: dict[str, Any]) -> None:
         state.ema.load_state_dict(content["ema"] or content["model"])
     if state.discriminator is not None and content["discriminator"] is not None:
         state.discriminator.load_state_dict(content["discriminator"])
-    for optimizer, saved in zip(state.optimizers, content["optimizers"], strict=False):
-        saved["param_groups"] = _current_settings(optimizer, saved["param_groups"])
-        optimizer.load_state_dict(saved)
-        _match_layout(optimizer)
+    of_autoencoder, *of_discriminator = content["optimizers"]
+    _restore_optimizer(state.optimizers.autoencoder, of_autoencoder)
+    if state.optimizers.discriminator is not None and of_discriminator:
+        _restore_optimizer(state.optimizers.discriminator, of_discriminator[0])
     device = state.running_sq_norms.device
     # Copies: a tensor of the content keeps the file mapped, and Windows replaces and removes no mapped file.
     for name, value in content["update"].items():
@@ -220,18 +220,15 @@ def restore(state: TrainingState, content: dict[str, Any]) -> None:
     state.last_validation = {}
 
 
-def _match_layout(optimizer: torch.optim.Optimizer) -> None:
-    """Store moments in their parameter's memory layout: --channels_last may have changed since the save.
+def _restore_optimizer(optimizer: torch.optim.Optimizer, saved: dict[str, Any]) -> None:
+    """Load saved moments, and keep the learning rate, betas and decay of this command.
 
-    Every tensor is a copy: load_state_dict would share those that fit, and steps would change the content.
+    The moments get the memory layout of their parameter, because --channels_last may have changed.
+    Every tensor is a copy: load_state_dict would share those that fit, and steps would change `saved`.
     """
+    groups = zip(optimizer.param_groups, saved["param_groups"], strict=True)
+    saved["param_groups"] = [{**group, "params": old["params"]} for group, old in groups]
+    optimizer.load_state_dict(saved)
     for parameter, values in optimizer.state.items():
         for name, value in values.items():
             values[name] = value.clone() if name == "step" else torch.empty_like(parameter).copy_(value)
-
-
-def _current_settings(optimizer: torch.optim.Optimizer, saved: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Param groups with this command's learning rate, betas and decay, and the saved parameter indices."""
-    return [
-        {**group, "params": old["params"]} for group, old in zip(optimizer.param_groups, saved, strict=True)
-    ]

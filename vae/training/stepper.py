@@ -59,7 +59,7 @@ class Stepper:
         factor = self._adversarial_factor()
         state.is_changing = True
         self._set_learning_rates(learning_rate)
-        optimizers = state.optimizers if factor is not None else state.optimizers[:1]
+        optimizers = state.optimizers.all if factor is not None else [state.optimizers.autoencoder]
         scale = self._expected_images(batch) / max(1, total_images)
         if scale != 1:
             groups = [group["params"] for optimizer in optimizers for group in optimizer.param_groups]
@@ -118,11 +118,12 @@ class Stepper:
         return result if len(batch.images) else result.mapped(torch.zeros_like)
 
     def _set_learning_rates(self, learning_rate: float | None) -> None:
-        rates = self.schedule.learning_rates(self.state.position)
-        rates = rates if learning_rate is None else (learning_rate, rates[1])
-        shares = (self.schedule.ends_share, 1.0)
-        for optimizer, rate, share in zip(self.state.optimizers, rates, shares, strict=False):
-            set_learning_rate(optimizer, rate, share)
+        rate, disc_rate = self.schedule.learning_rates(self.state.position)
+        optimizers = self.state.optimizers
+        rate = rate if learning_rate is None else learning_rate
+        set_learning_rate(optimizers.autoencoder, rate, self.schedule.ends_share)
+        if optimizers.discriminator is not None:
+            set_learning_rate(optimizers.discriminator, disc_rate)
 
 
 def _placeholder(channels: int, image_size: int) -> Batch:
