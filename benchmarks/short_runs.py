@@ -26,7 +26,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from vae.config.model_options import ModelConfig
 from vae.config.options import LossConfig, OptimConfig
-from vae.evaluation.latents import NoiseMeter, noise_facts
+from vae.evaluation.latents import NoiseSums
 from vae.images.pixels import psnr, to_float
 from vae.interop.checkpoint_file import TRAINED, WARM
 from vae.losses.adversarial import update_running
@@ -86,7 +86,7 @@ def crop_of(photo: torch.Tensor, size: int, draw: random.Random) -> torch.Tensor
 @torch.no_grad()
 def measure(model: AutoencoderKL, crops: torch.Tensor, dtype: torch.dtype) -> dict[str, float]:
     """PSNR of all crops, of the smooth and the busy quarter, and facts about the noise."""
-    noise = NoiseMeter(model.config.z_channels)
+    noise = NoiseSums.begin(model.config.z_channels)
     values, borders = [], []
     for part in crops.split(4):
         images = to_float(part)
@@ -101,7 +101,7 @@ def measure(model: AutoencoderKL, crops: torch.Tensor, dtype: torch.dtype) -> di
     quarter = max(1, len(order) // 4)
     means = {"psnr": found, "smooth": found[order[:quarter]], "busy": found[order[-quarter:]]}
     means["border"] = torch.cat(borders)
-    return {name: value.mean().item() for name, value in means.items()} | noise_facts(noise.sums())
+    return {name: value.mean().item() for name, value in means.items()} | noise.facts()
 
 
 def border_psnr(recon: torch.Tensor, images: torch.Tensor) -> torch.Tensor:
@@ -143,7 +143,7 @@ def train(
     model, ema = copy.deepcopy(start), copy.deepcopy(start).requires_grad_(False)
     networks = Networks(model, None, build_terms(loss, dtype, "cpu"), dtype, channels_last=True)
     optim = OptimConfig(optimizer=given.optimizer, learning_rate=peak)
-    (optimizer,) = build_optimizers(model, None, optim, loss)
+    optimizer = build_optimizers(model, None, optim, loss).autoencoder
     fp16 = dtype == torch.float16
     update, draw = UpdateState.begin(torch.device("cpu"), fp16), random.Random(given.seed)
     generator, latent = torch.Generator().manual_seed(given.seed), given.size // model.downsampling

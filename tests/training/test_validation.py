@@ -19,7 +19,7 @@ from vae.interop.vae_files import load_vae
 from vae.ops.noise import keyed_normal
 from vae.system.files import sha256_of_file
 from vae.training.run import train
-from vae.training.validation import MAX_SLICES, History, Slices, slice_means, slice_record, slice_text
+from vae.training.validation import MAX_SLICES, History, Slices, slice_record, slice_text
 
 
 def metrics(loss: float, image_size: int = 32) -> dict[str, float]:
@@ -166,7 +166,7 @@ def test_mean_of_each_label():
     slices = Slices.of({0: "a", 1: "b", 2: None, 5: "a", 7: ""}, ONE_PROCESS)
     assert slices.labels == ["a", "b"]
     sums = slices.sums([0, 2, 5, 7], [20.0, 99.0, 30.0, 99.0])  # image 1 was unusable
-    assert slice_means(sums) == {"a": 25.0}
+    assert slice_record(sums)["slice_mean_psnr"] == 25.0
 
 
 @pytest.mark.parametrize("labels", [[], ["one"] * 5, [str(n) for n in range(MAX_SLICES + 1)]])
@@ -176,7 +176,7 @@ def test_no_labels_one_label_and_names_of_images_are_no_slices(labels):
 
 
 def test_worst_label_is_named():
-    record = slice_record({"sky": 30.0, "text\n": 20.0})
+    record = slice_record({"sky": (60.0, 2), "text\n": (20.0, 1)})
     assert record == {"slices": 2, "slice_mean_psnr": 25.0, "slice_worst_psnr": 20.0, "worst_slice": "text\n"}
     assert slice_text(record) == r" | worst of 2 labels: text\n, 20.00 dB"
 

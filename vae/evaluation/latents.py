@@ -5,12 +5,13 @@ Shapes: B latents of C channels, h x w.
 
 import math
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from functools import partial
 
 import torch
 from torch import Tensor
 
-from vae.evaluation.metrics import Sums, color_psnr
+from vae.evaluation.metrics import color_psnr
 from vae.evaluation.results import LatentFacts
 from vae.images.pixels import MAX_PSNR_DB, to_float
 from vae.inference.codec import decode_latents, encode_images
@@ -24,31 +25,48 @@ from vae.ops.noise import keyed_normal
 # noise hides the image), or if the mean's standard deviation is at most a thousandth of that of the strongest
 # channel. Unlike a fixed variance (Burda et al. 2016: 0.01), both limits do not depend on the latent's scale.
 MIN_SIGNAL_SHARE = 0.01
-LATENTS = "latents "  # the names of the sums of a NoiseMeter begin with it
 
 
-class NoiseMeter:
-    """The posterior's noise beside the spread of the latents, from sums of processes.
+@dataclass
+class NoiseSums:
+    """Sums over posteriors, which compare their noise with the spread of the latents; processes add theirs.
 
-    The sums are per channel, in fp64 and on the device, so that no batch waits for the host.
+    The sums stay on the device, so that no batch waits for the host.
     """
 
-    def __init__(self, channels: int) -> None:
-        self._sums = torch.zeros(3, channels, dtype=torch.float64)  # of mean, mean squared and log sigma
-        self._count = 0  # values per channel
+    sums: torch.Tensor  # (3, C) fp64: of mean, mean squared and log sigma
+    count: int = 0  # values of each channel
+
+    @classmethod
+    def begin(cls, channels: int) -> "NoiseSums":
+        """Return the sums of no posterior."""
+        return cls(torch.zeros(3, channels, dtype=torch.float64))
 
     def add(self, mean: torch.Tensor, logvar: torch.Tensor) -> None:
         """Add posteriors (B, C, h, w)."""
         means = mean.double()
         log_sigma = 0.5 * logvar.double()
         sums = [part.sum((0, 2, 3)) for part in (means, means.square(), log_sigma)]
-        self._sums = self._sums.to(mean.device) + torch.stack(sums)
-        self._count += mean.numel() // mean.shape[1]
+        self.sums = self.sums.to(mean.device) + torch.stack(sums)
+        self.count += mean.numel() // mean.shape[1]
 
-    def sums(self) -> Sums:
-        """The sums by name, in their order; the names do not depend on what was added."""
-        values = self._sums.flatten().tolist()
-        return {f"{LATENTS}{index:04}": (value, self._count) for index, value in enumerate(values)}
+    def channel_facts(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """Standard deviation of the means, and mean of log sigma, of each channel: (C,) in fp64."""
+        mean, square, log_sigma = self.sums.cpu() / self.count
+        return (square - mean.square()).clamp(min=MIN_VARIANCE).sqrt(), log_sigma
+
+    def facts(self) -> dict[str, float]:
+        """Return `latent_std` and `sigma_over_std`; nothing if no posterior was added.
+
+        latent_std: standard deviation of the posterior's means, root mean square over the channels.
+        """
+        if not self.count:
+            return {}
+        std, log_sigma = self.channel_facts()
+        return {
+            "latent_std": std.square().mean().sqrt().item(),
+            "sigma_over_std": _sigma_over_std(log_sigma, std),
+        }
 
 
 class LatentMeter:
@@ -56,7 +74,7 @@ class LatentMeter:
 
     def __init__(self, channels: int) -> None:
         self._sampled = LatentSums()
-        self._noise = NoiseMeter(channels)
+        self._noise = NoiseSums.begin(channels)
         self._kl = torch.zeros((), dtype=torch.float64)  # nats per position, summed over images
         self._images = 0
 
@@ -74,7 +92,7 @@ class LatentMeter:
         if self._images == 0:
             return None
         sampled = self._sampled.statistics()
-        std, log_sigma = channel_facts(self._noise.sums())
+        std, log_sigma = self._noise.channel_facts()
         dead = std.square() < MIN_SIGNAL_SHARE * sampled.std.square()
         dead |= std <= MIN_STD_SHARE * std.max()
         kl = (self._kl / self._images).item() / model.downsampling**2
@@ -88,27 +106,6 @@ class LatentMeter:
             dead_channels=dead.nonzero().flatten().tolist(),
             dead_share=dead.double().mean().item(),
         )
-
-
-def noise_facts(sums: Sums) -> dict[str, float]:
-    """`latent_std` and `sigma_over_std` from the sums of a NoiseMeter; nothing if none were added.
-
-    latent_std: standard deviation of the posterior's means, root mean square over the channels.
-    """
-    if not all(count for _, count in sums.values()):
-        return {}
-    std, log_sigma = channel_facts(sums)
-    return {
-        "latent_std": std.square().mean().sqrt().item(),
-        "sigma_over_std": _sigma_over_std(log_sigma, std),
-    }
-
-
-def channel_facts(sums: Sums) -> tuple[torch.Tensor, torch.Tensor]:
-    """Standard deviation of the means, and mean of log sigma, of each channel: (C,) in fp64."""
-    means = torch.tensor([value / count for _, (value, count) in sorted(sums.items())], dtype=torch.float64)
-    mean, square, log_sigma = means.view(3, -1)
-    return (square - mean.square()).clamp(min=MIN_VARIANCE).sqrt(), log_sigma
 
 
 def _sigma_over_std(log_sigma: torch.Tensor, std: torch.Tensor) -> float:

@@ -12,8 +12,8 @@ from vae.config.options import DataConfig
 from vae.data.dataset import Batch, Images
 from vae.data.exclude_list import Excluded
 from vae.data.loading import load_validation
-from vae.evaluation.latents import LATENTS, NOISE_SEED, NoiseMeter, channel_facts, noise_curve, noise_facts
-from vae.evaluation.metrics import Sums, baseline_sums, means, reconstruction_sums
+from vae.evaluation.latents import NOISE_SEED, NoiseSums, noise_curve
+from vae.evaluation.metrics import Sums, baseline_sums, reconstruction_sums
 from vae.evaluation.results import METRICS
 from vae.images.pixels import OFF_BY_ONE_DB, to_float
 from vae.inference.codec import decode_latents, encode_images
@@ -94,7 +94,7 @@ class ValidationSet:
 
 
 def mode_reconstruction(
-    model: AutoencoderKL, networks: Networks, noise: NoiseMeter | None = None
+    model: AutoencoderKL, networks: Networks, noise: NoiseSums | None = None
 ) -> Callable[[torch.Tensor], torch.Tensor]:
     """A function from images (B, C, H, W) in [-1, 1] to their reconstructions by the posterior's mode.
 
@@ -130,24 +130,19 @@ class Slices:
             return cls()
         return cls(sorted(labels), of_image)
 
-    def sums(self, indices: Sequence[int], psnr: Sequence[float]) -> dict[str, Sums]:
-        """The PSNR of the images at these indices, summed by label."""
+    def sums(self, indices: Sequence[int], psnr: Sequence[float]) -> Sums:
+        """Sum the PSNR of the images at these indices by label."""
         totals = dict.fromkeys(self.labels, (0.0, 0))
         for index, value in zip(indices, psnr, strict=True):
             if label := self.of_image.get(index):
                 total, count = totals[label]
                 totals[label] = total + value, count + 1
-        return {label: {"psnr": total} for label, total in totals.items()}
+        return totals
 
 
-def slice_means(sums: dict[str, Sums]) -> dict[str, float]:
-    """The mean PSNR of each label, from the sums of all processes."""
-    parts = {label: values["psnr"] for label, values in sums.items()}
-    return {label: total / count for label, (total, count) in parts.items() if count}
-
-
-def slice_record(psnr: dict[str, float]) -> dict[str, float | str]:
-    """What a record says about the slices: their number, the mean over them, and the worst one."""
+def slice_record(sums: Sums) -> dict[str, float | str]:
+    """Record the number of slices, the mean over their PSNRs, and the worst one, from their sums."""
+    psnr = {label: total / count for label, (total, count) in sums.items() if count}
     if not psnr:
         return {}
     worst = min(psnr, key=lambda label: (psnr[label], label))
@@ -168,19 +163,34 @@ def slice_text(record: dict[str, float | str]) -> str:
     return f" | worst of {record['slices']} labels: {worst}, {psnr:.2f} dB"
 
 
-# ---- Sums over the images of batches, by name; all processes add theirs ------------------------------
+# ---- Sums over the images of batches; all processes add theirs ---------------------------------------
 
 
-OF_ALL = ""  # the name of the sums over all images; others are labels
+@dataclass(frozen=True)
+class ReconstructionSums:
+    """Sums over the validation images of the metrics, of the PSNR by label, and of the latents' noise."""
+
+    metrics: Sums
+    psnr_by_label: Sums
+    noise: NoiseSums
+
+    def all_reduced(self, dist: Distributed) -> "ReconstructionSums":
+        """Add the sums of all processes."""
+        noise = NoiseSums(
+            dist.all_reduce(self.noise.sums.cpu()), int(dist.all_reduce_scalars(self.noise.count)[0])
+        )
+        return ReconstructionSums(
+            all_reduce_sums(self.metrics, dist), all_reduce_sums(self.psnr_by_label, dist), noise
+        )
 
 
 def sums_of_reconstructions(
     model: AutoencoderKL, networks: Networks, slices: Slices, batches: Iterable[Batch]
-) -> dict[str, Sums]:
-    """What `reconstruction_sums` measures, and the noise of the latents; PSNR by label."""
+) -> ReconstructionSums:
+    """Measure the reconstructions of the images, and the noise of their latents."""
     each_psnr: list[float] = []
     indices: list[int] = []
-    noise = NoiseMeter(model.config.z_channels)
+    noise = NoiseSums.begin(model.config.z_channels)
 
     def images() -> Iterator[torch.Tensor]:
         for batch in batches:
@@ -189,20 +199,12 @@ def sums_of_reconstructions(
 
     reconstruct = mode_reconstruction(model, networks, noise)
     sums = reconstruction_sums(reconstruct, images(), networks.terms, each_psnr)
-    return {OF_ALL: sums | noise.sums(), **slices.sums(indices, each_psnr)}
-
-
-def reconstruction_metrics(sums: Sums) -> tuple[Metrics, torch.Tensor | None]:
-    """The means over the images, and the standard deviation of each latent channel (C,), if it is known."""
-    noise = {name: value for name, value in sums.items() if name.startswith(LATENTS)}
-    facts = noise_facts(noise)
-    measured = means({name: value for name, value in sums.items() if name not in noise})
-    return measured | facts, channel_facts(noise)[0] if facts else None
+    return ReconstructionSums(sums, slices.sums(indices, each_psnr), noise)
 
 
 def sums_with_noise(
     model: AutoencoderKL, dtype: torch.dtype, channel_std: torch.Tensor, batches: Iterable[Batch]
-) -> dict[str, Sums]:
+) -> Sums:
     """PSNR of images decoded from latents with noise, as the errors of a diffusion model leave it.
 
     `channel_std`: (C,) of the latents. Each image has the same noise every time.
@@ -220,22 +222,22 @@ def sums_with_noise(
         curve = noise_curve(decode, latents, noise, images, NOISES).clamp(max=OFF_BY_ONE_DB)
         for name, value in zip(totals, curve.sum(1).tolist(), strict=True):
             totals[name] = totals[name][0] + value, totals[name][1] + len(images)
-    return {OF_ALL: totals}
+    return totals
 
 
 def sums_of_baselines(networks: Networks, factor: int, batches: Iterable[Batch]) -> dict[str, Sums]:
-    """Of two baselines: the mean colour, and area reduction by `factor` with bicubic enlargement."""
+    """Measure two baselines: the mean colour, and area reduction by `factor` with bicubic enlargement."""
     return baseline_sums((to_float(batch.images) for batch in batches), networks.terms, factor)
 
 
-def all_reduce_sums(sums: dict[str, Sums], dist: Distributed) -> dict[str, Sums]:
-    """The sums of all processes, which have the same names."""
-    keys = [(part, name) for part in sorted(sums) for name in sorted(sums[part])]
-    totals = dist.all_reduce_scalars(*(number for part, name in keys for number in sums[part][name]))
-    reduced: dict[str, Sums] = {part: {} for part in sorted(sums)}
-    for (part, name), total, count in zip(keys, totals[::2], totals[1::2], strict=True):
-        reduced[part][name] = total, int(count)
-    return reduced
+def all_reduce_sums(sums: Sums, dist: Distributed) -> Sums:
+    """Add the sums of all processes, which have the same names."""
+    names = sorted(sums)
+    if not names:
+        return {}
+    totals = dist.all_reduce_scalars(*(number for name in names for number in sums[name]))
+    pairs = zip(totals[::2], totals[1::2], strict=True)
+    return {name: (total, int(count)) for name, (total, count) in zip(names, pairs, strict=True)}
 
 
 def validation_line(when: str, metrics: Metrics, precision: str, baseline: Metrics, factor: int) -> str:

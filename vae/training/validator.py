@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -14,7 +15,7 @@ from vae.config.options import Config, RunConfig
 from vae.data.dataset import Batch
 from vae.device import is_out_of_memory
 from vae.evaluation.image_set import square
-from vae.evaluation.metrics import Sums, bicubic_baseline, color_psnr, means
+from vae.evaluation.metrics import bicubic_baseline, color_psnr, means
 from vae.images.composites import alphas, as_rgb, difference, over_checkerboard
 from vae.images.decoding import decode_image
 from vae.images.folder import list_images
@@ -34,14 +35,11 @@ from vae.training.stage_memory import OomRetry
 from vae.training.state import TrainingState
 from vae.training.validation import (
     NOISE_IMAGES,
-    OF_ALL,
     Metrics,
     Slices,
     ValidationSet,
     all_reduce_sums,
     mode_reconstruction,
-    reconstruction_metrics,
-    slice_means,
     slice_record,
     slice_text,
     sums_of_baselines,
@@ -53,6 +51,7 @@ from vae.training.validation import (
 # A channel with this noise carries at most 0.5 * log2(1 + 1 / 0.5**2) = 1.2 bit per value (Shannon 1948).
 MAX_SIGMA_OVER_STD = 0.5
 Source = Callable[[], Iterator[Batch]]  # batches from the first one on; called again if memory runs out
+_Measured = TypeVar("_Measured")
 
 
 @dataclass
@@ -77,8 +76,8 @@ class Validator:
     def measure_baselines(self) -> None:
         """Measure both baselines on all validation images, and write their records."""
         compute = partial(sums_of_baselines, self.networks, self.state.autoencoder.downsampling)
-        sums = self._sums(compute, self._batches)
-        self.baselines = {name: means(of_codec) for name, of_codec in sums.items()}
+        sums = self._measured(compute, self._batches)
+        self.baselines = {name: means(all_reduce_sums(sums[name], self.dist)) for name in sorted(sums)}
         val_path = self.images.data.val_path
         if val_path and not any(metrics["images"] for metrics in self.baselines.values()):
             raise DataError(f"--val_path {val_path}: none of its images can be used, see above: give others")
@@ -92,13 +91,15 @@ class Validator:
         started = time.perf_counter()
         model, dtype = state.eval_model, self.networks.eval_dtype
         compute = partial(sums_of_reconstructions, model, self.networks, self._all_slices())
-        sums = self._sums(compute, self._batches)
-        measured, channel_std = reconstruction_metrics(sums.pop(OF_ALL))
+        sums = self._measured(compute, self._batches).all_reduced(self.dist)
+        measured = means(sums.metrics) | sums.noise.facts()
         speed = _speed(measured, started)
-        of_slices = slice_record(slice_means(sums))
-        if channel_std is not None:
+        of_slices = slice_record(sums.psnr_by_label)
+        if sums.noise.count:
+            channel_std, _ = sums.noise.channel_facts()
             few = partial(self._few_batches, NOISE_IMAGES)
-            with_noise = means(self._sums(partial(sums_with_noise, model, dtype, channel_std), few)[OF_ALL])
+            noisy = self._measured(partial(sums_with_noise, model, dtype, channel_std), few)
+            with_noise = means(all_reduce_sums(noisy, self.dist))
             measured |= {name: with_noise[name] for name in with_noise if name != "images"}
         metrics = {"epoch": epoch, **self._comparable(), **measured}
         state.last_validation = metrics
@@ -139,8 +140,9 @@ class Validator:
         state = self.state
         started = time.perf_counter()
         compute = partial(sums_of_reconstructions, state.eval_model, self.networks, Slices())
-        sums = self._sums(compute, partial(self._few_batches, self.options.quick_val_images))
-        measured, _ = reconstruction_metrics(sums[OF_ALL])
+        few = partial(self._few_batches, self.options.quick_val_images)
+        sums = self._measured(compute, few).all_reduced(self.dist)
+        measured = means(sums.metrics) | sums.noise.facts()
         metrics = {**self._comparable(), **measured}
         values = {**metrics, **_speed(measured, started)}
         self.logbook.record("quick_validation", state.position.step, values)
@@ -186,17 +188,17 @@ class Validator:
     def _size(self) -> int:
         return self._batch_size or self.retry.settings.micro_batch
 
-    def _sums(self, compute: Callable[[Iterable[Batch]], dict[str, Sums]], source: Source) -> dict[str, Sums]:
-        """What `compute` sums over the batches of all processes, smaller ones if memory runs out.
+    def _measured(self, compute: Callable[[Iterable[Batch]], _Measured], source: Source) -> _Measured:
+        """Call `compute` with the batches of this process, which become smaller if memory runs out.
 
         If that fails on one process, all of them raise an error.
         """
         failure = None
-        sums = None
-        while sums is None and failure is None:
+        measured = None
+        while measured is None and failure is None:
             try:
                 self.retry.end_graph()
-                sums = compute(source())
+                measured = compute(source())
                 continue
             except (UserError, LoadingStoppedError) as error:
                 failure = error
@@ -206,9 +208,9 @@ class Validator:
                     raise
             # Not within the except clause: there, the exception keeps the tensors of the batch alive.
             failure = self._reduce_memory()
-        if self.dist.all_reduce_scalars(failure is not None)[0] or sums is None:
+        if self.dist.all_reduce_scalars(failure is not None)[0] or measured is None:
             raise failure or UserError("validation failed on another process, which reports the reason")
-        return all_reduce_sums(sums, self.dist)
+        return measured
 
     def _reduce_memory(self) -> UserError | None:
         """Halve the batch after memory ran out; the error if it has one image."""
