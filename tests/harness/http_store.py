@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from vae.shards import shard_cache, store
+from vae.shards import store
 
 HANG, CUT = -1, -2  # answers: nothing for a long time; the first half of the bytes
 
@@ -106,6 +106,5 @@ def http_store(root: Path) -> Iterator[HttpStore]:
 
 def hurry(monkeypatch: pytest.MonkeyPatch) -> None:
     """Pauses of a fraction of a second."""
-    monkeypatch.setattr(shard_cache, "POLL_SECONDS", 0.01)
     monkeypatch.setattr(store, "PAUSES", (0.05, 0.1))
     monkeypatch.setattr(store, "PAUSES_REFUSED", (0.01, 0.02))

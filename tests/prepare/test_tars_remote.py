@@ -8,7 +8,7 @@ from tests.harness.http_store import http_store, hurry
 from tests.harness.preparing import prepare
 from tests.harness.tars import images_of, write_webdataset
 from vae.shards.dataset_json import read_dataset
-from vae.shards.shard_cache import has_remote_shards, open_cache
+from vae.shards.shard_cache import open_cache
 from vae.shards.shard_images import ShardImages
 
 pytest.importorskip("aiohttp", reason="requirements-remote.txt is not installed")
@@ -28,14 +28,15 @@ def index(web, output, *flags, **expected):
 
 
 def read_all(path, cache):
-    images = ShardImages([read_dataset(path)], 1, open_cache((str(path),), str(cache), 1.0))
+    dataset = read_dataset(path)
+    images = ShardImages([dataset], 1, open_cache([dataset], str(cache), 1.0))
     return {images.name(n): images.read(n) for n in range(len(images))}, images
 
 
 def test_dataset_here_reads_tars_there(web, tmp_path):
     index(web, tmp_path / "set", code=0)
     path, tars = tmp_path / "set" / "dataset.json", sorted((web.root / "tars").glob("*.tar"))
-    assert has_remote_shards(str(path))
+    assert read_dataset(path).store is not None
     found, images = read_all(path, tmp_path / "cache")
     assert found == images_of(*tars)
     assert images.metadata(3) == {"source": "class1/000003.png", "caption": "a text", "label": "1"}

@@ -149,8 +149,8 @@ def _open(config: EvaluateConfig) -> Images:
     """The images of --data_path. Raises DataError or UserError if there are none."""
     if not is_dataset(config.data_path):
         return FolderImages(config.data_path, list_images(config.data_path))
-    cache = open_cache([config.data_path], config.cache_dir, config.cache_gib)
-    return ShardImages([read_dataset(config.data_path)], 1, cache)
+    dataset = read_dataset(config.data_path)
+    return ShardImages([dataset], 1, open_cache([dataset], config.cache_dir, config.cache_gib))
 
 
 def in_threads(work: Callable[..., _Result], items: Sequence) -> Iterator[_Result]:

@@ -75,6 +75,11 @@ def read_index(path: Path, shard: Shard) -> np.ndarray:
         data = path.read_bytes()
     except OSError as error:
         raise BadImageError("bad_index", f"{path.name} cannot be read ({error.strerror})") from error
+    return check_index(data, shard)
+
+
+def check_index(data: bytes, shard: Shard) -> np.ndarray:
+    """The content of the index of a shard: index_type (n,). BadImageError if it is another one."""
     if hashlib.sha256(data).hexdigest() != shard.index_sha256:
         name = index_path(Path(), shard.name).name
         raise BadImageError("bad_index", f"{name} is not the index that the dataset lists")

@@ -37,8 +37,8 @@ from vae.sampling.order import (
     shards_at_once,
     streams_of_process,
 )
-from vae.shards.dataset_json import is_dataset, read_dataset
-from vae.shards.shard_cache import ShardCache, open_cache
+from vae.shards.dataset_json import ShardedDataset, is_dataset, read_dataset
+from vae.shards.shard_cache import open_cache
 from vae.shards.shard_images import ShardImages
 from vae.system import console
 from vae.system.addresses import public_text
@@ -143,6 +143,14 @@ def check_cache(training_set: TrainingSet, dist: Distributed) -> None:
     here = min(streams, dist.local_world_size * streams_of_process(streams, dist.world_size))
     wanted = float(min(sizes.sum(), shards_at_once(here, window) * sizes.mean()))
     if wanted <= room:
+        is_first_here = dist.rank % dist.local_world_size == 0
+        total = wanted + (cache.claim(int(wanted)) if is_first_here else 0)
+        if total > room:
+            console.warning(
+                f"--cache_dir {cache.folder.parent}: the commands that share it now read about "
+                f"{total / GIB:.3g} GiB of shards at once, more than its {room / GIB:.3g} GiB, and download "
+                f"them again: give all --cache_gib {math.ceil(total / GIB)}, or each another --cache_dir"
+            )
         return
     disk = f" ({room / GIB:.3g} on this disk)" if room < cache.max_bytes else ""
     raise UserError(
@@ -169,13 +177,23 @@ def find_images(
     `num_workers`: processes that decode validation images. `val_split_given`: by the user.
     """
     data = config.data
-    cache = open_cache((*data.data_path, data.val_path), data.cache_dir, data.cache_gib)
-    if all(map(is_dataset, data.data_path)):
-        train, validation = _images_of_datasets(config, val_split_given, cache)
+    datasets, val_datasets = _read_datasets(data, val_split_given)
+    cache = open_cache([*datasets, *val_datasets], data.cache_dir, data.cache_gib)
+    train: Images
+    validation: Images | None = None
+    if datasets:
+        train = ShardImages(datasets, data.data_streams, cache)
     else:
         train, validation = _image_files(config, val_split_given)
-    if data.val_path:
-        validation = _validation_images(config, train, cache)
+    if val_datasets:
+        validation = ShardImages(val_datasets, data.data_streams, cache)
+    elif data.val_path:
+        validation = FolderImages(Path(data.val_path), list_images(data.val_path, flag="--val_path"))
+    if validation is not None and data.val_path:
+        _refuse_same_images(train, validation, f"--val_path {public_text(data.val_path)}", data.exclude)
+    elif validation is not None and len(datasets) > 1:  # one may train with an image of another one's set
+        shown = f"--data_path {public_text(validation.location)}"
+        _refuse_same_images(train, validation, shown, data.exclude)
     training_set = TrainingSet.of(train, config.run.seed, config.data)
     if validation is None or not len(validation):
         return training_set, None
@@ -210,54 +228,30 @@ def _shard_label(images: ShardImages, index: int) -> str | None:
     return None if label is None else str(label)
 
 
-def _images_of_datasets(
-    config: Config, val_split_given: bool, cache: ShardCache | None
-) -> tuple[Images, Images | None]:
-    """The images of datasets of shards, and those of the validation sets that were written with them.
+def _read_datasets(
+    data: DataConfig, val_split_given: bool
+) -> tuple[list[ShardedDataset], list[ShardedDataset]]:
+    """The datasets of shards for training, and those for validation; none of image files.
 
-    DataError if one of several datasets trains with an image that another validates with.
+    For validation: --val_path, or the sets that were written with those for training.
     """
-    data = config.data
-    if data.fold is not None:
-        raise UserError(f"--fold {data.fold} needs a manifest with folds, not shards: leave it out")
-    if val_split_given:
-        raise UserError(
-            f"--val_split {data.val_split}: shards have a validation set: leave it out or give --val_path"
-        )
-    datasets = [read_dataset(path) for path in data.data_path]
-    train = ShardImages(datasets, data.data_streams, cache)
-    held_out = [
-        read_dataset(dataset.beside(dataset.validation))
-        for dataset in datasets
-        if dataset.validation and not data.val_path
-    ]
-    if not held_out:
-        return train, None
-    validation = ShardImages(held_out, data.data_streams, cache)
-    if len(datasets) > 1:
-        _refuse_same_images(
-            train, validation, f"--data_path {public_text(validation.location)}", data.exclude
-        )
-    return train, validation
+    datasets = []
+    if all(map(is_dataset, data.data_path)):
+        if data.fold is not None:
+            raise UserError(f"--fold {data.fold} needs a manifest with folds, not shards: leave it out")
+        if val_split_given:
+            raise UserError(
+                f"--val_split {data.val_split}: shards have a validation set: leave it out or give --val_path"
+            )
+        datasets = [read_dataset(path) for path in data.data_path]
+    if data.val_path:
+        is_sharded = is_dataset(data.val_path)
+        return datasets, [read_dataset(data.val_path, flag="--val_path")] if is_sharded else []
+    written = [dataset.beside(dataset.validation) for dataset in datasets if dataset.validation]
+    return datasets, [read_dataset(path) for path in written]
 
 
-def _validation_images(config: Config, train: Images, cache: ShardCache | None) -> Images:
-    """The images of --val_path; DataError if images of the training set are among them."""
-    path = config.data.val_path
-    assert path is not None
-    images: FolderImages | ShardImages = (
-        ShardImages([read_dataset(path, flag="--val_path")], config.data.data_streams, cache)
-        if is_dataset(path)
-        else FolderImages(Path(path), list_images(path, flag="--val_path"))
-    )
-    shown = f"--val_path {public_text(path)}"
-    _refuse_same_images(train, images, shown, config.data.exclude)
-    return images
-
-
-def _refuse_same_images(
-    train: FolderImages | ShardImages, images: FolderImages | ShardImages, shown: str, exclude: str | None
-) -> None:
+def _refuse_same_images(train: Images, images: Images, shown: str, exclude: str | None) -> None:
     """DataError if validation images are training images too, unless --exclude has them."""
     try:
         shared = find_shared_images(train, images, read_exclude_list(exclude) if exclude else None)

@@ -2,13 +2,14 @@
 
 import math
 import shutil
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import torch
 
 from vae.config.model_options import ModelConfig
 from vae.config.options import Config, DataConfig, SpeedConfig
+from vae.data.dataset import Images
 from vae.images.pixels import OFF_BY_ONE_DB
 from vae.interop.checkpoint_file import Position, Stage
 from vae.interop.latent_statistics import LatentConstants
@@ -18,7 +19,8 @@ from vae.memory.plan import checkpoint_bytes
 from vae.model.autoencoder import AutoencoderKL
 from vae.sampling.buckets import Shape
 from vae.shards.dataset_json import is_dataset
-from vae.shards.shard_cache import default_folder, is_kept
+from vae.shards.shard_cache import default_folder
+from vae.shards.shard_images import ShardImages
 from vae.system import console
 from vae.system.addresses import public_text
 from vae.system.console import command_line, counted
@@ -71,12 +73,13 @@ def print_stage(run: PreparedRun, schedule: StageSchedule, plan: StagePlan) -> N
     if config.optim.train_part == "decoder":
         start += ", trains the decoder only"
     validation = run.validation_set.count if run.validation_set else 0
+    sets = [part.images for part in (run.training_set, run.validation_set) if part]
     shapes = run.training_set.shapes(config, size)
     lines = [
         f"model   {model_line(config.model, state.autoencoder)}; {start}",
         f"data    {data_line(config.data, run.training_set.num_images, validation)}; "
         f"{crops_text(config.data.crop, size, shapes)}, {console.counted(run.num_workers, 'worker')}",
-        cache_line(config.data),
+        cache_line(config.data, sets),
         f"loss    {loss_line(run.networks.terms, schedule)}",
         f"device  {device_line(run.dist, config.speed, run.networks.dtype, run.compiled)}",
         f"plan    {plan_line(plan, size, steps.local_images, config.speed.micro_batch_size)}",
@@ -154,14 +157,13 @@ def device_line(dist: Distributed, speed: SpeedConfig, dtype: torch.dtype, compi
     return f"{device.type} ({name}){world}, " + ", ".join([DTYPE_NAMES[dtype], *extras])
 
 
-def cache_line(data: DataConfig) -> str | None:
-    """Where shards are kept, or that they are read in place; None for a folder of images."""
-    paths = [path for path in (*data.data_path, data.val_path) if path and is_dataset(path)]
-    if not paths:
+def cache_line(data: DataConfig, sets: Iterable[Images]) -> str | None:
+    """Where the shards of these sets are kept, or that they are read in place; None for image files."""
+    if any(len(images.cached_bytes) for images in sets if isinstance(images, ShardImages)):
+        return f"cache   at most {data.cache_gib:g} GiB of shards in {data.cache_dir or default_folder()}"
+    if not any(path and is_dataset(path) for path in (*data.data_path, data.val_path)):
         return None
-    if not any(is_kept(path, data.cache_dir) for path in paths):
-        return "cache   none, shards are read in place (from a shared disk, --cache_dir keeps them here)"
-    return f"cache   at most {data.cache_gib:g} GiB of shards in {data.cache_dir or default_folder()}"
+    return "cache   none, shards are read in place (from a shared disk, --cache_dir keeps them here)"
 
 
 def steps_line(schedule: StageSchedule) -> str:
