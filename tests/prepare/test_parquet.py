@@ -125,6 +125,13 @@ def test_list_of_several_images_is_rejected_and_no_query_of_ours_is_damage(tmp_p
     assert "copy it again" not in str(_unreadable(tmp_path, duckdb.OutOfMemoryException("a")))
 
 
+def test_file_without_rows_is_one_line_and_limit_counts_files(tmp_path):
+    folder = write_datasets(tmp_path / "data", rows=2)
+    shard(folder, tmp_path / "set", "--limit", 1, "--val_split", "0", code=0, says="2 images for training")
+    duckdb.execute(f"COPY (SELECT ''::BLOB AS image LIMIT 0) TO '{tmp_path / 'a.parquet'}'")
+    shard(tmp_path / "a.parquet", tmp_path / "none", code=77, says="a.parquet has no rows")
+
+
 @pytest.mark.parametrize("content", [b"", b"PAR1", b"PAR1" + bytes(200) + b"PAR1"])
 def test_what_is_no_parquet_file_is_one_line(tmp_path, content):
     (tmp_path / "a.parquet").write_bytes(content)

@@ -161,6 +161,25 @@ def test_rows_of_a_joined_table_that_belong_to_no_image_are_counted(tmp_path):
     prepare(*words, code=77, says="write it as UTF-8")
 
 
+def test_joined_values_are_json_of_every_reader_and_an_empty_cell_changes_nothing(source, tmp_path):
+    tables = {
+        "a.csv": "name,id,score\n./00_a.png,1,nan\n01_a.png,2,0.5\n01_a.png,2,0.7\n02_a.png,3,inf\n",
+        "b.csv": "name,score,text\n00_a.png,,x\n01_a.png,,y\n",
+        "c.csv": "id,more\n9,1\n",
+    }
+    for name, text in tables.items():
+        (tmp_path / name).write_text(text)
+    words = (source, tmp_path / "set", "--val_split", "0", "--join_on", "name", "--join")
+    done = shard(*words, tmp_path / "a.csv", tmp_path / "b.csv", code=0, says="1 rows repeat a name")
+    assert "has no row for 33 of 36 images" in done.stdout
+    images = ShardImages([read_dataset(tmp_path / "set/dataset.json")], 1)
+    by_name = {row["source"]: row for row in map(images.metadata, range(len(images)))}
+    assert (by_name["00_a.png"]["text"], by_name["01_a.png"]["score"]) == ("x", 0.5)
+    assert not {"score", "text"} & by_name["02_a.png"].keys()
+    assert "score" not in by_name["00_a.png"]
+    shard(*words, tmp_path / "a.csv", tmp_path / "c.csv", code=78, says="none of its values of id")
+
+
 @pytest.mark.parametrize("text", ["", "width >", "missing = 1", "width > 1); DROP TABLE images; SELECT (1"])
 def test_what_is_no_condition_is_one_line(source, tmp_path, text):
     done = shard(source, tmp_path / "set", f"--where={text}", "--limit", "3")

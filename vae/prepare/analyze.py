@@ -1,7 +1,6 @@
 """`--mode analyze`: measure a set of images; write statistics, a table of near duplicates, and histograms."""
 
 import json
-import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -14,7 +13,7 @@ from vae.config.recipes import RECIPES
 from vae.prepare.check import Check
 from vae.prepare.database import sql
 from vae.prepare.folders import check_apart
-from vae.prepare.reasons import broken_lines, count_rejected, group_lines
+from vae.prepare.reasons import count_rejected, group_lines, print_summary
 from vae.prepare.rows import open_rows, rules_of
 from vae.prepare.source import open_source
 from vae.prepare.table import EXACT, Table, drop_exact, flags, name_near_groups
@@ -145,9 +144,18 @@ def _report(config: AnalyzeConfig, table: Table, root: Path) -> int:
     stats, values = summarize(table, near, config.input_dir)
     write_json(root / STATS, {**stats, "examples": examples(table)}, indent=1)
     write_csv_rows(root / NEAR, _near_duplicate_rows(near))
-    console.info("\n".join([*_summary_lines(stats, near, root), *broken_lines(table)]))
-    if write_chart(root / HISTOGRAMS, lambda: draw_histograms(values, stats["quantiles"])):
-        console.info(f"  histograms: {root / HISTOGRAMS}")
+    has_chart = write_chart(root / HISTOGRAMS, lambda: draw_histograms(values, stats["quantiles"]))
+    sizes = (f"{row['image_size']}: {row['images']} ({row['share']:.0%})" for row in stats["resolutions"])
+    names = {group: [name for name, _, _ in images] for group, images in near.items()}
+    print_summary(
+        table,
+        f"{stats['input_dir']}: {stats['images']} images, {count_rejected(table)} rejected",
+        f"  at least as large as --image_size  {', '.join(sizes)}",
+        f"  exact copies: {stats['exact_duplicates']}",
+        *group_lines(names, f"all listed in {root / NEAR}"),
+        f"  statistics: {root / STATS}",
+        *([f"  histograms: {root / HISTOGRAMS}"] if has_chart else []),
+    )
     return 0
 
 
@@ -157,21 +165,6 @@ def _near_duplicate_rows(near: dict[str, Images]) -> Iterator[tuple[Any, ...]]:
     for group, images in near.items():
         for image in images:
             yield group, *image, int(image == images[0])
-
-
-def _summary_lines(stats: dict[str, Any], near: dict[str, Images], root: Path) -> list[str]:
-    rejected = sum(one["count"] for one in stats["rejected"].values())
-    sizes = [
-        f"{one['image_size']}: {one['images']} ({100 * one['share']:.0f} %)" for one in stats["resolutions"]
-    ]
-    names = {group: [name for name, _, _ in images] for group, images in near.items()}
-    return [
-        f"{stats['input_dir']}: {stats['images']} images, {rejected} rejected",
-        f"  at least as large as --image_size  {', '.join(sizes)}",
-        f"  exact copies: {stats['exact_duplicates']}",
-        *group_lines(names, f"all listed in {os.path.join(root, NEAR)}"),
-        f"  statistics: {root / STATS}",
-    ]
 
 
 def draw_histograms(

@@ -2,7 +2,7 @@
 
 import glob
 import os
-from collections.abc import Iterable
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -53,10 +53,15 @@ def short(error: Exception) -> str:
     return " ".join(str(error).split())[:300]
 
 
-def as_json(names: Iterable[str]) -> str:
-    """The expression of a JSON object of these columns: with dates as texts."""
-    fields = ", ".join(f"{quoted(name)} := {quoted(name)}" for name in names)
-    return f"to_json(struct_pack({fields}))" if fields else "'{}'::JSON"
+def as_json(kinds: Mapping[str, Any]) -> str:
+    """The expression of a JSON object of columns with these types: dates as texts, and no NaN or infinity."""
+    fields = []
+    for name, kind in kinds.items():
+        value = quoted(name)
+        if str(kind) in ("FLOAT", "DOUBLE"):
+            value = f"CASE WHEN isfinite({value}) THEN {value} END"
+        fields.append(f"{quoted(name)} := {value}")
+    return f"to_json(struct_pack({', '.join(fields)}))" if fields else "'{}'::JSON"
 
 
 def has_bytes(kind: Any) -> bool:
@@ -65,5 +70,5 @@ def has_bytes(kind: Any) -> bool:
 
 
 def json_path(name: str) -> str:
-    """The path of a key in SQL's JSON functions, within single quotes."""
-    return '$."' + name.replace("\\", "\\\\").replace('"', '\\"').replace("'", "''") + '"'
+    """The path of a key for DuckDB's JSON functions."""
+    return '$."' + name.replace("\\", "\\\\").replace('"', '\\"') + '"'

@@ -7,10 +7,15 @@ from typing import Any
 
 from vae.config.declare import nearest
 from vae.prepare.blocks import find_files, local_file
-from vae.prepare.database import as_json, connect, has_bytes, json_path, literal, quoted, short
+from vae.prepare.database import as_json, connect, has_bytes, json_path, literal, quoted, short, sql
 from vae.system.errors import DataError, UserError
 
-_READERS = {".parquet": "read_parquet", ".jsonl": "read_json", ".csv": "read_csv", ".tsv": "read_csv"}
+_READERS = {
+    ".parquet": "read_parquet(?)",
+    ".jsonl": "read_json(?)",
+    ".csv": "read_csv(?, header = true)",
+    ".tsv": "read_csv(?, header = true)",
+}
 _IS_ONE = ("1", "1.0", "true")  # a column that is 1, as text
 
 
@@ -19,29 +24,29 @@ def shown(texts: Sequence[str]) -> str:
     return f"--join {' '.join(texts)}"
 
 
-def read_joined(db: Any, texts: Sequence[str], key: str) -> None:
+def read_joined(db: Any, texts: Sequence[str], key: str, *, has_paths: bool) -> None:
     """Make a table `joined`: the key of each row, and the row as JSON `more`.
 
-    Each text may name several files with the same columns. Those of a later text are added to the rows of the
-    earlier ones with the same key; or, if they have no such column, by the one column that both have.
+    Each text may name several files with the same columns. The values of a later text are added to the rows
+    of the earlier ones with the same key; or, if it has no such column, by the one column that both have.
+    With `has_paths`, keys are relative paths, which get forward slashes.
     """
     db.execute("CREATE TABLE joined (key VARCHAR, more JSON)")
     for text in texts:
-        db.execute("CREATE TABLE part (key VARCHAR, more JSON)")
+        db.execute("CREATE OR REPLACE TABLE part (key VARCHAR, more JSON)")
         before = _columns_of_joined(db)
         by = ""
         for file in find_files(text, "--join", tuple(_READERS)):
             by = _append(db, file, key, before)
-        db.execute(
-            "UPDATE joined SET more = json_merge_patch(joined.more, p.more) FROM part p "
-            f"WHERE p.key = joined.more ->> '{json_path(by)}'"
-        )
+        if by == key and has_paths:
+            db.execute("UPDATE part SET key = regexp_replace(replace(key, '\\', '/'), '^[.]/', '')")
+        ((count,),) = db.execute(sql("join_parts"), [None if by == key else json_path(by)]).fetchall()
         if by == key:
-            db.execute(
-                "INSERT INTO joined SELECT * FROM part "
-                "WHERE NOT EXISTS (SELECT 1 FROM joined j WHERE j.key = part.key)"
+            db.execute("INSERT INTO joined FROM part ANTI JOIN joined USING (key)")
+        elif not count:
+            raise UserError(
+                f"--join {text}: none of its values of {by} is in the files before it: make them equal"
             )
-        db.execute("DROP TABLE part")
 
 
 def _columns_of_joined(db: Any) -> list[str]:
@@ -56,12 +61,12 @@ def _append(db: Any, file: Any, key: str, before: Sequence[str]) -> str:
         with local_file(file) as path:
             reader = _READERS[path.suffix.lower()]
             try:
-                return _insert(db, path, f"{reader}(?)", key, before, str(file))
+                return _insert(db, path, reader, key, before, str(file))
             except (duckdb.ConversionException, duckdb.InvalidInputException):
-                if reader == "read_parquet":
+                if path.suffix.lower() == ".parquet":
                     raise
             # The first rows have numbers and a later one has a text, such as N/A: then the column is text.
-            return _insert(db, path, f"{reader}(?, sample_size = -1)", key, before, str(file))
+            return _insert(db, path, f"{reader[:-1]}, sample_size = -1)", key, before, str(file))
     except OSError as error:
         raise DataError(f"--join {file} cannot be read: {error.strerror}") from error
     except duckdb.Error as error:
@@ -71,18 +76,20 @@ def _append(db: Any, file: Any, key: str, before: Sequence[str]) -> str:
 
 
 def _insert(db: Any, path: Path, table: str, key: str, before: Sequence[str], file: str) -> str:
-    rows = db.execute(f"DESCRIBE SELECT * FROM {table}", [literal(path)]).fetchall()
-    names = [name for name, kind, *_ in rows if not has_bytes(kind)]
+    rows = db.execute(f"DESCRIBE FROM {table}", [literal(path)]).fetchall()
+    kinds = {name: kind for name, kind, *_ in rows if not has_bytes(kind)}
     by = key
-    if key not in names:
-        common = [name for name in names if name in before]
+    if key not in kinds:
+        common = [name for name in kinds if name in before]
         if len(common) != 1:
-            columns = ", ".join(names)[:500]
-            besides = f", and {len(common)} columns of the files before it" if before else ""
+            columns = ", ".join(kinds)[:500]
+            besides = (
+                f", and shares {len(common)} columns, not one, with the files before it" if before else ""
+            )
             raise UserError(f"--join_on {key}: {file} has no such column{besides} (columns: {columns})")
         by = common[0]
     db.execute(
-        f"INSERT INTO part SELECT {quoted(by)}::VARCHAR, {as_json(names)} FROM {table}", [literal(path)]
+        f"INSERT INTO part SELECT {quoted(by)}::VARCHAR, {as_json(kinds)} FROM {table}", [literal(path)]
     )
     return by
 
@@ -94,7 +101,7 @@ def read_column(texts: Sequence[str], key: str, columns: Sequence[str], flag: st
     """
     with TemporaryDirectory(prefix="vae-trainer-") as scratch:
         db = connect(scratch)
-        read_joined(db, texts, key)
+        read_joined(db, texts, key, has_paths=True)
         known = sorted(_columns_of_joined(db))
         for column in columns:
             if column not in known:
@@ -102,12 +109,11 @@ def read_column(texts: Sequence[str], key: str, columns: Sequence[str], flag: st
                     f"{flag} {column}: {shown(texts)} has no such column{nearest(column, known)} (columns: "
                     f"{', '.join(known)[:500]})"
                 )
-        chosen = ", ".join(f"more ->> '{json_path(column)}'" for column in columns)
-        rows = db.execute(f"SELECT key, {chosen} FROM joined").fetchall()
+        query = "SELECT coalesce(key, ''), json_extract_string(more, ?) FROM joined"
+        rows = db.execute(query, [list(map(json_path, columns))]).fetchall()
     values: dict[str, str | None] = {}
-    for name, *found in rows:
-        path = (name or "").replace("\\", "/").removeprefix("./")
-        value = found[0] if len(columns) == 1 else _the_one(columns, found, f"{flag}: {shown(texts)}: {path}")
+    for path, cells in rows:
+        value = cells[0] if len(columns) == 1 else _the_one(columns, cells, f"{flag}: {shown(texts)}: {path}")
         if values.setdefault(path, value) != value:
             raise DataError(
                 f"{shown(texts)} has two values of {' '.join(columns)} for {path}: remove one row"

@@ -87,7 +87,7 @@ def _columns(db: Any, path: Path, image_column: str | None, file: File) -> _Colu
             f"{FLAG} {file} has several columns of images: choose one by --image_column {next(iter(images))}"
         )
     (image,) = images.values()
-    return _Columns(*image, as_json(name for name, kind in kinds.items() if not has_bytes(kind)))
+    return _Columns(*image, as_json({name: kind for name, kind in kinds.items() if not has_bytes(kind)}))
 
 
 def _image_in(value: str, kind: Any) -> tuple[str, str, str] | None:

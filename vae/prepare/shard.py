@@ -342,7 +342,7 @@ def _members(table: Table, subset: str) -> Iterator[Member]:
             "source": console.printable(name),
         }
         if metadata:
-            theirs = json.loads(metadata)
+            theirs = json.loads(metadata, parse_constant=lambda _: None)  # NaN is no JSON for other readers
             content = {**theirs, **content, **({"of_source": theirs["key"]} if "key" in theirs else {})}
         extension = EXTENSIONS_OF[kind][0].lstrip(".")
         text = json.dumps(content)

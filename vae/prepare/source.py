@@ -27,6 +27,7 @@ from vae.shards.hub_files import is_hub_dataset
 from vae.shards.store import StoreFile, list_files
 from vae.system import console
 from vae.system.addresses import is_remote
+from vae.system.errors import DataError
 
 ARCHIVES = (".tar", ".parquet")  # of many images
 
@@ -63,11 +64,13 @@ def open_source(config: ReadingConfig) -> Source:
     refuse_secrets(text, FLAG)
     absolute = text if is_remote(text) else os.path.realpath(text)
     kind = _kind(text)
-    if kind == ".tar":
-        return Source(absolute, list(tar_blocks(find_files(text, FLAG, (kind,)), FLAG)), "tar")
-    if kind == ".parquet":
-        blocks = parquet_blocks(find_files(text, FLAG, (kind,)), config.image_column)
-        return Source(absolute, list(blocks), "row group")
+    if kind in ARCHIVES:
+        archives = find_files(text, FLAG, (kind,))[: config.limit]
+        is_tar = kind == ".tar"
+        blocks = list(tar_blocks(archives, FLAG) if is_tar else parquet_blocks(archives, config.image_column))
+        if not blocks:
+            raise DataError(f"{FLAG} {text} has no rows: give other files")
+        return Source(absolute, blocks, "tar" if is_tar else "row group")
     source = Source(absolute, [], "image")
     wanted = readable_extensions() + OTHER_IMAGES
     if kind == ".txt":

@@ -58,14 +58,9 @@ class Table:
         """Execute a statement."""
         self.db.execute(query, list(values))
 
-    def leave_out(self, reason: str, where: str, *values: Any, detail: str = "''", source: str = "") -> None:
-        """Set the reason of the accepted images for which a condition is true, with a table to join."""
-        joined = f"FROM {source}" if source else ""
-        self.run(
-            f"UPDATE images SET reason = '{reason}', detail = {detail} {joined} "
-            f"WHERE images.reason = '' AND ({where})",
-            *values,
-        )
+    def leave_out(self, reason: str, where: str, detail: str = "") -> None:
+        """Set the reason of the accepted images for which a condition is true."""
+        self.run(f"UPDATE images SET reason = ?, detail = ? WHERE reason = '' AND ({where})", reason, detail)
 
     def all(self, query: str, *values: Any) -> list[tuple[Any, ...]]:
         """All rows of a query."""
@@ -187,7 +182,8 @@ def check_where(config: SelectConfig) -> None:
 def _refuse_where(text: str, reason: str) -> UserError:
     if "explicit cast" in reason:
         return UserError(
-            f"--where {text}: {reason}: a column of texts is a number as in try_cast(x AS DOUBLE)"
+            f"--where {text}: {reason}: a text becomes a number by try_cast(x AS DOUBLE), a date by "
+            "try_cast(x AS DATE)"
         )
     return UserError(
         f'--where {text}: {reason}: give an SQL expression of columns, such as "aesthetic >= 5 and lang = '
@@ -262,33 +258,20 @@ def refuse_divided_look_alikes(table: Table) -> None:
 def _exclude(table: Table, file: str) -> None:
     """Leave out the images that a text file lists, by the SHA-256 or key of the file or by name."""
     listed = read_exclude_list(file)
-    words = [*(one.decode() for one in listed.hashes), *map(utf8_text, listed.names)]
-    values = (f"sha256[1:{KEY_DIGITS}]", "name")
+    words = [*(key.decode() for key in listed.hashes), *map(utf8_text, listed.names)]
+    is_listed = f"sha256[1:{KEY_DIGITS}] IN (FROM excluded) OR name IN (FROM excluded)"
     with table.arrays("excluded", word=np.array(words, object)):
-        queries = (f"SELECT 1 FROM images JOIN excluded e ON e.word = {value} LIMIT 1" for value in values)
-        matched = any(map(table.all, queries))
-        for value in values:
-            table.leave_out("excluded", f"e.word = {value}", detail="'by --exclude'", source="excluded e")
-    if not matched:
-        refuse_unmatched(listed)
+        if not table.count(is_listed):
+            refuse_unmatched(listed)
+        table.leave_out("excluded", is_listed, detail="by --exclude")
 
 
 def _join(table: Table, texts: Sequence[str], key: str) -> None:
     """Add the columns of other files to the metadata, by a column of both; UserError if no row matches."""
-    read_joined(table.db, texts, key)
-    own = {"name": "name", "sha256": "sha256"}.get(key, f"(metadata ->> '{json_path(key)}')")
-    if key == "key":  # of WebDataset: the name of the member without its extension
-        own = f"coalesce({own}, regexp_extract(name, '([^/.]+)[.][^/]*$', 1))"
-    table.run(
-        f"UPDATE images SET metadata = json_merge_patch(coalesce(metadata, '{{}}'::JSON), j.more) FROM "
-        f"(SELECT key, any_value(more) AS more FROM joined GROUP BY key) AS j WHERE j.key = {own}"
-    )
-    ((joined, images, ours),) = table.all(
-        f"SELECT count(*) FILTER (o IN (SELECT key FROM joined)), count(*), min(o) FROM (SELECT {own} AS o "
-        "FROM images)"
-    )
+    read_joined(table.db, texts, key, has_paths=key == "name")
+    table.run(sql("image_keys"), key, json_path(key))
+    ((joined, images, ours, theirs, repeated),) = table.all(sql("join_counts"))
     if images and not joined:
-        ((theirs,),) = table.all("SELECT min(key) FROM joined")
         raise UserError(
             f"{shown(texts)} --join_on {key}: no row belongs to one of the {images} images: {key} is for "
             f"example {_shown(theirs)} in a row, and {_shown(ours)} of an image: make them equal, or choose "
@@ -296,6 +279,11 @@ def _join(table: Table, texts: Sequence[str], key: str) -> None:
         )
     if joined < images:
         console.info(f"{shown(texts)} has no row for {images - joined} of {images} images")
+    if repeated:
+        console.info(
+            f"{shown(texts)}: {repeated} rows repeat a {key} with other values: the first one counts"
+        )
+    table.run(sql("join_images"))
 
 
 def _shown(value: str | None) -> str:
@@ -312,14 +300,13 @@ def _where(table: Table, text: str) -> None:
         if key.lower() not in taken and len(kinds) < MAX_COLUMNS:
             taken.add(key.lower())
             kinds[key] = _KINDS.get(str(kind), "VARCHAR")
-    text_of_kinds = json.dumps(kinds).replace("'", "''")  # a view has no parameters
-    metadata = f", unnest(from_json(metadata, '{text_of_kinds}'))" if kinds else ""
     own = ", ".join(_COLUMNS_OF_ROWS)
-    table.run(f"CREATE VIEW wanted AS SELECT n AS _n, {own}{metadata} FROM images WHERE reason = ''")
+    metadata = ", unnest(from_json(metadata, $1))" if kinds else ""
+    wanted = f"SELECT n AS _n, {own}{metadata} FROM images WHERE reason = ''"
+    values = [json.dumps(kinds)] if kinds else []
     try:
-        numbers: Any = table.columns(f"SELECT _n FROM wanted WHERE (\n{text}\n)")["_n"].astype(np.int64)
+        numbers = table.columns(f"SELECT _n FROM ({wanted}) WHERE (\n{text}\n)", *values)["_n"]
     except table.error as error:
         raise _refuse_where(text, short(error)) from None
-    with table.arrays("fulfilling", n=numbers):
-        table.leave_out("where", "n NOT IN (SELECT n FROM fulfilling)")
-    table.run("DROP VIEW wanted")
+    with table.arrays("fulfilling", n=numbers.astype(np.int64)):
+        table.leave_out("where", "n NOT IN (FROM fulfilling)")

@@ -99,9 +99,8 @@ def compare_with_manifest(table: Table, is_whole: bool) -> bool:
     source = table.source
     table.leave_out(
         "changed_since_manifest",
-        "images.name = m.path AND images.sha256 <> m.sha256",
-        detail="'its bytes differ from those in the manifest'",
-        source="manifest m",
+        "EXISTS (FROM manifest AS m WHERE m.path = name AND m.sha256 <> images.sha256)",
+        "its bytes differ from those in the manifest",
     )
     if is_whole and source.folder is not None:
         listed = table.all("SELECT path FROM manifest ANTI JOIN images ON name = path ORDER BY path")
