@@ -19,7 +19,7 @@ from launchers.stamp import ROOT, why_incomplete
 from vae.config.flags import parse_flags
 from vae.config.options import Config
 from vae.system import console
-from vae.system.errors import EXIT_NON_FINITE
+from vae.system.errors import EXIT_NON_FINITE, EXIT_WORKER
 
 WINDOWS = os.name == "nt"
 LAUNCHER = "train_rtx5090.bat" if WINDOWS else "./train_rtx5090.sh"
@@ -27,7 +27,9 @@ OUTPUT_DIR = "./outputs/rtx5090_training"
 DEMO_OUTPUT_DIR = "./outputs/demo"
 DEMO_DATA = "./data/demo"
 DRAWING = Path("data/.drawing_demo")  # exists until all of them are drawn
-RESTARTS = 2  # of a run that diverges: each continues its last good checkpoint with half the learning rate
+RESTARTS = 2
+# Exit codes of runs that are started again. One that has diverged goes on with half the learning rate.
+ENDS = {EXIT_NON_FINITE: "training has diverged", EXIT_WORKER: "a decoding process has failed"}
 
 HELP = f"""usage: {LAUNCHER} [--demo] [any flag of train_vae.py]
 
@@ -44,7 +46,8 @@ launcher runs the set-up first. Paths are relative to the folder of this script.
 
 All other flags are passed to the trainer. Without --profile, --config or --resume_from the profile is
 standard. Without --output_dir the run is written to {OUTPUT_DIR}.
-If training diverges, it is started again from its last good checkpoint, {RESTARTS} times at most.
+If training diverges or a decoding process fails, training is started again from its last good checkpoint,
+{RESTARTS} times at most.
 The exit code is the trainer's. Set VAE_PYTHON to use another Python instead of the one in .venv.
 """
 
@@ -135,17 +138,18 @@ def resumed(command: list[str]) -> list[str]:
 
 
 def run_trainer(command: list[str]) -> int:
-    """Run the trainer, and again if it has diverged; returns its exit code."""
+    """Run the trainer, and again after one of ENDS; returns its exit code."""
     sys.stdout.flush()
     for restart in range(RESTARTS + 1):
         code = run_with_signals(command)
-        if code != EXIT_NON_FINITE or restart == RESTARTS:
+        if code not in ENDS or restart == RESTARTS:
             break
         command = command if restart else resumed(command)
-        # The run has stored with which checkpoint it continues
-        if not Path(given_options(command)["output_dir"], "diverged.json").is_file():
+        # A run that has diverged has stored with which checkpoint it continues, if there is one.
+        stored = Path(given_options(command)["output_dir"], "diverged.json")
+        if code == EXIT_NON_FINITE and not stored.is_file():
             break
-        console.info(f"{LAUNCHER}: training has diverged; restart {restart + 1} of {RESTARTS}")
+        console.info(f"{LAUNCHER}: {ENDS[code]}; restart {restart + 1} of {RESTARTS}")
     return code
 
 

@@ -216,7 +216,7 @@ def failures():
     yield OSError(errno.EMFILE, "Too many open files"), "too many files.*ulimit -n 4096.*--num_workers 0"
     if sys.platform != "win32":  # each of its processes imports PyTorch, which takes minutes
         yield UnsendableError(FULL), "shared memory is full.*--shm-size 8g.*--num_workers 0"
-        yield -signal.SIGSEGV, "SIGSEGV.*prepare_data.py --mode validate.*"
+        yield -signal.SIGSEGV, "SIGSEGV.*usually.*prepare_data.py --mode validate.*"
         yield 1, "one ended .code 1., or use --num_workers 0"
 
 
@@ -281,14 +281,15 @@ CAUSES = [
     (OSError(errno.EIO, "Input/output error", "/share/1.png"), [], "/share/1.png"),
     (EOFError(), [0], "code 0"),
     (ConnectionResetError(errno.ECONNRESET, "Connection reset by peer"), [1, 1], "code 1"),
-    (None, [errno.EMFILE], "ulimit -n"),  # how pebble's processes end
+    (OSError(errno.EMFILE, "Too many open files"), [errno.EMFILE], "ulimit -n"),  # of pebble's processes
+    (None, [errno.EMFILE], "code 24"),
     (None, [0xC0000005], "--mode validate"),
     (None, [0x40010004], "code 1073807364"),  # of a process that Windows ends when it shuts down
 ]
 if sys.platform != "win32":
     CAUSES += [
-        (RuntimeError("exited unexpectedly"), [-signal.SIGKILL], "SIGKILL.*memory ran out"),
-        (RuntimeError("exited unexpectedly"), [-signal.SIGBUS], "--shm-size"),
+        (RuntimeError("exited unexpectedly"), [-signal.SIGKILL], "SIGKILL.*usually because memory ran out"),
+        (RuntimeError("exited unexpectedly"), [-signal.SIGBUS], "SIGBUS.*usually because.*--shm-size"),
         (RuntimeError("exited unexpectedly"), [-signal.SIGABRT], "--mode validate"),
         (RuntimeError("exited unexpectedly"), [-signal.SIGTERM], "SIGTERM"),
     ]

@@ -118,24 +118,28 @@ def test_demo_with_a_profile_is_refused():
 # --- exit codes, signals, the menu ---------------------------------------------------------------
 
 
-@pytest.mark.parametrize("code", [75, 76])
+@pytest.mark.parametrize("code", [75, 76, 77])
 def test_exit_code_of_the_trainer_is_returned(project, code):
-    """Also that of a run that diverges without a good checkpoint: it is not started again."""
+    """Runs that end with these codes are not started again: one that diverges needs a good checkpoint."""
     assert project.train("--data_path", "d", STUB_CODE=str(code)).returncode == code
     assert len(project.calls()) == 1
 
 
-def test_run_that_diverges_is_started_again_twice(project):
-    run = project.folder / "outputs" / "rtx5090_training"
-    run.mkdir(parents=True)
-    (run / "diverged.json").touch()
-    found = project.train("--data_path", "d", "--init_from", "a.safetensors", STUB_CODE="76")
-    assert found.returncode == 76
+@pytest.mark.parametrize(
+    ("code", "reason"), [(76, "training has diverged"), (79, "a decoding process has failed")]
+)
+def test_run_that_may_go_on_is_started_again_twice(project, code, reason):
+    if code == 76:
+        run = project.folder / "outputs" / "rtx5090_training"
+        run.mkdir(parents=True)
+        (run / "diverged.json").touch()
+    found = project.train("--data_path", "d", "--init_from", "a.safetensors", STUB_CODE=str(code))
+    assert found.returncode == code
     first, *again = project.calls()
     assert first[-4:] == ["--data_path", "d", "--init_from", "a.safetensors"]
     resume = ["--output_dir", RUN[1], "--resume_from", "latest"]
     assert again == [[*first, *resume]] * 2
-    assert "training has diverged; restart 2 of 2" in found.stdout
+    assert f"{reason}; restart 2 of 2" in found.stdout
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from tests.harness.training_runs import assert_same_result, last_checkpoint, rec
 from tests.harness.waiting import wait_until
 from tests.harness.workers import notice_deaths_at_once
 from vae.model.autoencoder import AutoencoderKL
-from vae.system.errors import EXIT_DATA, EXIT_FAILED, EXIT_SAVED_RESUMABLE
+from vae.system.errors import EXIT_FAILED, EXIT_SAVED_RESUMABLE, EXIT_WORKER
 from vae.training import liveness
 from vae.training.liveness import LoadingStoppedError
 from vae.training.run import train
@@ -52,8 +52,8 @@ def given(tiny, undisturbed) -> dict:
     return {**tiny, **RECIPE, "val_path": str(undisturbed.with_name("val"))}
 
 
-def test_a_killed_worker_saves_and_exits_with_77(given, undisturbed, tmp_path):
-    assert run_forked(given, Fault("kill_workers", "step", nth=5), log=tmp_path / "log") == [EXIT_DATA]
+def test_a_killed_worker_saves_and_exits_with_79(given, undisturbed, tmp_path):
+    assert run_forked(given, Fault("kill_workers", "step", nth=5), log=tmp_path / "log") == [EXIT_WORKER]
     printed = (tmp_path / "log").read_text()
     assert "Traceback" not in printed
     (line,) = [line for line in printed.splitlines() if line.startswith("train_vae.py:")]

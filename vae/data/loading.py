@@ -20,7 +20,7 @@ from vae.data.dataset import DEFAULTS, Batch, CropDataset, Images, Sample, colla
 from vae.data.workers import cause_of_failure, start_worker, starting_processes
 from vae.sampling.buckets import BucketOrder
 from vae.sampling.order import Key, Order, StepSampler
-from vae.system.errors import DataError, UserError
+from vae.system.errors import DataError, UserError, WorkerError
 
 
 class TrainLoader:
@@ -200,7 +200,7 @@ class DecodingProcesses:
         self._thread: threading.Thread | None = None
 
     def batches(self) -> Generator[Batch, None, None]:
-        """All batches that the loader makes now; DataError with cause and remedy if a process fails."""
+        """All batches that the loader makes now; WorkerError with cause and remedy if a process fails."""
         finished, begin_again = False, self._thread is not None
         try:
             if not begin_again:
@@ -278,14 +278,14 @@ class DecodingProcesses:
         return made
 
     def _meaning(self, error: Exception) -> Exception:
-        """DataError if a process has died, or the system refused something to it."""
+        """WorkerError if a process has died, or the system refused something to it."""
         if isinstance(error, UserError):
             return error
         # The system may take a moment to end a process.
         wait([process.sentinel for process in self._processes], timeout=1.0)
         codes = [process.exitcode for process in self._processes if process.exitcode is not None]
         cause = cause_of_failure(error, codes, ", or use --num_workers 0")
-        return error if cause is None else DataError(f"decoding processes failed: {cause}")
+        return error if cause is None else WorkerError(f"decoding processes failed: {cause}")
 
 
 def _make_batches(

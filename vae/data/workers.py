@@ -119,16 +119,24 @@ def _keep_freed_memory() -> None:
 
 # ---- Why processes fail ----------------------------------------------------------------------------------
 
-# What the system refuses, by its error or signal: the cause, and the setting that helps.
+# What the system refuses, by its error: the cause, and the setting that helps.
 _REFUSALS = (
     ("AF_UNIX path too long", "the path of TMPDIR is too long for a socket: set TMPDIR to a shorter folder"),
     ("No usable temporary directory", "no temporary folder can be written: set TMPDIR to one that can"),
     ("EMFILE|ENFILE|ancdata|Too many open files", "too many files are open: raise it with ulimit -n 4096"),
     ("EAGAIN|can't start new thread", "the system starts no more processes: raise the limit with ulimit -u"),
     ("1455", "the paging file of Windows is too small (error 1455): enlarge it"),
-    ("ENOSPC|SIGBUS", "shared memory is full: give a container more with --shm-size 8g"),
+    ("ENOSPC", "shared memory is full: give a container more with --shm-size 8g"),
     ("shared memory", "{text}: mount a folder at /dev/shm that can be written"),
 )
+_CRASH = "usually in a decoder: prepare_data.py --mode validate finds images that crash one"
+# The usual reason why a signal ends a process; the system does not say which one it was.
+_SIGNALS = {
+    "SIGKILL": "usually because memory ran out: lower --num_workers",
+    "SIGBUS": "usually because shared memory is full: give a container more with --shm-size 8g, or use "
+    "--num_workers 0",
+    **dict.fromkeys(("SIGSEGV", "SIGABRT", "SIGFPE", "SIGILL"), _CRASH),
+}
 _CRASHES = ("SIGSEGV", "SIGABRT", "SIGBUS", "SIGFPE", "SIGILL")
 NTSTATUS_ERROR = 0xC0000000  # Windows' codes of crashes are at least this
 
@@ -143,6 +151,10 @@ def is_crash(exit_code: int) -> bool:
     return signal_name(exit_code) in _CRASHES or exit_code >= NTSTATUS_ERROR
 
 
+def _usual_reason(exit_code: int) -> str | None:
+    return _CRASH if exit_code >= NTSTATUS_ERROR else _SIGNALS.get(signal_name(exit_code) or "")
+
+
 def cause_of_failure(
     error: BaseException | None, exit_codes: Sequence[int] = (), alternative: str = ""
 ) -> str | None:
@@ -154,9 +166,7 @@ def cause_of_failure(
     text = (str(error or "").strip().splitlines() or [""])[-1]  # the others are a process's traceback
     numbers = re.findall(r"Errno (\d+)\]|\((\d+)\)$", text)  # of Python; of PyTorch: "... on device (28)"
     names = [errno.errorcode.get(int(first or second), "") for first, second in numbers]
-    names += [errno.errorcode.get(code, "") for code in exit_codes]  # pebble's processes end with them
-    ends = [signal_name(code) or f"code {code}" for code in exit_codes]
-    facts = " ".join([text, *names, *ends])
+    facts = " ".join([text, *names])
     from vae.device import is_out_of_memory  # imports PyTorch, which mistakes are reported without
 
     is_about_file = re.search(r"Errno \d+\] .*: '", text)
@@ -165,11 +175,8 @@ def cause_of_failure(
             return line.format(text=text) + alternative
     if "ENOMEM" in facts or "MemoryError" in facts or (error and is_out_of_memory(error)):
         return "memory ran out: lower --num_workers"
-    if "SIGKILL" in ends:
-        return "one was killed (SIGKILL), usually because memory ran out: lower --num_workers"
-    how = f"one ended ({', '.join(sorted(set(ends)))})"
-    if any(map(is_crash, exit_codes)):
-        return f"{how}: prepare_data.py --mode validate finds images that crash a decoder"
     if exit_codes:
-        return how + alternative
+        ends = sorted({signal_name(code) or f"code {code}" for code in exit_codes})
+        reasons = filter(None, map(_usual_reason, exit_codes))
+        return f"one ended ({', '.join(ends)})" + next((f", {reason}" for reason in reasons), alternative)
     return text + alternative if isinstance(error, OSError | EOFError | UnsentBatchError) else None

@@ -131,7 +131,8 @@ def _failure(code: int) -> Failure:
         return Failure("out_of_memory", "the system ended the decoding process (SIGKILL)")
     if is_crash(code):
         return Failure("crashed", f"the decoding process ended by {name or f'code {code:#x}'}")
-    raise LostProcessError(f"processes failed: {cause_of_failure(None, [code])}")
+    refused = OSError(code, os.strerror(code)) if code > HUNG_CODE else None  # pebble exits with the error
+    raise LostProcessError(f"processes failed: {cause_of_failure(refused, [code])}")
 
 
 @contextmanager

@@ -8,6 +8,7 @@ EXIT_SAVED_RESUMABLE = 75
 EXIT_NON_FINITE = 76
 EXIT_DATA = 77
 EXIT_CONFIG = 78
+EXIT_WORKER = 79
 EXIT_INTERRUPTED = 130  # 128 + SIGINT
 
 
@@ -36,6 +37,12 @@ class DataError(UserError):
     """The images are missing, unreadable, too few or too small."""
 
     exit_code = EXIT_DATA
+
+
+class WorkerError(DataError):
+    """A decoding process has ended, or the system refuses what it needs."""
+
+    exit_code = EXIT_WORKER
 
 
 class NonFiniteError(UserError):

@@ -277,8 +277,10 @@ class TrainingLoop:
         self.saver.save_and_wait()
         if not isinstance(reason, DataError):
             reason = DataError("another process has no images: it reports the reason")
-        saved = f"saved at step {self.state.position.step}, resume with: {self.saver.resume_command}"
-        raise type(reason)(f"{reason}; {saved}")
+        step = self.state.position.step
+        # Starting again is worthwhile only if this start has trained.
+        kind = type(reason) if step > self.state.begun_at.step else DataError
+        raise kind(f"{reason}; saved at step {step}, resume with: {self.saver.resume_command}")
 
     def _check_rejected(self, new: int) -> None:
         """Count the unusable images of an epoch; if they are too many, save and raise DataError."""
