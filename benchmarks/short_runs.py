@@ -28,7 +28,6 @@ from vae.config.model_options import ModelConfig
 from vae.config.options import LossConfig, OptimConfig
 from vae.evaluation.latents import NoiseSums
 from vae.images.pixels import psnr, to_float
-from vae.interop.checkpoint_file import TRAINED, WARM
 from vae.losses.adversarial import update_running
 from vae.losses.terms import build_terms
 from vae.losses.variance import needs_statistics
@@ -38,7 +37,7 @@ from vae.model.initialization import initialize
 from vae.ops import fused_conv
 from vae.optimizers import WARM_ENDS_SHARE, build_optimizers, set_learning_rate
 from vae.step import Networks, StepInputs, compute_gradients
-from vae.training.schedule import WARMUP_SHARE, ema_decay, learning_rate_factor
+from vae.training.schedule import TRAINED, WARM, WARMUP_SHARE, ema_decay, learning_rate_factor
 from vae.update import UpdateState, apply_update
 
 PRECISIONS = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}

@@ -48,12 +48,12 @@ def train(argv: list[str]) -> int:
     from vae.training.command import Command, check_command
 
     if plan:
-        from vae.training.actions import print_stage_plans
+        from vae.training.dry_run import print_stage_plans
 
         print_stage_plans(Command.of(given), **card)
         return 0
     if path:
-        from vae.training.actions import save_config
+        from vae.training.dry_run import save_config
 
         save_config(Command.of(given), path)
         return 0

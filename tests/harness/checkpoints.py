@@ -8,7 +8,8 @@ import torch
 
 from tests.harness.runs import TINY
 from vae.config.options import build, flatten
-from vae.interop.checkpoint_file import WARM, Stage
+from vae.training.schedule import WARM
+from vae.training.stages import Stage
 from vae.training.state import begin_state, checkpoint_content
 
 TOPOLOGY = {"processes": 1, "batch_size": 4, "accumulation_steps": 1, "streams": 0, "shuffle_shards": None}

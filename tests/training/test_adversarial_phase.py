@@ -7,11 +7,10 @@ import pytest
 
 from tests.harness.training_runs import last_checkpoint, records
 from vae.config.options import LossConfig, OptimConfig
-from vae.interop.checkpoint_file import RANDOM, Position, Stage
 from vae.training.run import train
-from vae.training.schedule import StageSchedule
+from vae.training.schedule import RANDOM, StageSchedule
 from vae.training.stability import SPIKE_STEPS, Stability
-from vae.training.stages import StageSteps
+from vae.training.stages import Position, Stage, StageSteps
 from vae.training.validation import History, Metrics
 
 LOSS = {"adversarial_weight": 0.5, "disc_start": 4, "disc_warmup": 1, "disc_ramp": 5}

@@ -12,7 +12,7 @@ from tests.harness.checkpoints import checkpoint
 from tests.harness.faults import run_forked
 from tests.harness.open_files import open_elsewhere
 from tests.harness.training_runs import train_short
-from vae.interop.checkpoint_file import Position, Stage, load_checkpoint, record_path, save_checkpoint
+from vae.interop.checkpoint_file import load_checkpoint, record_path, save_checkpoint
 from vae.system.errors import UserError
 from vae.training import saver
 from vae.training.checkpoints import (
@@ -24,6 +24,7 @@ from vae.training.checkpoints import (
     stage_ends,
 )
 from vae.training.run import train
+from vae.training.stages import Position, Stage
 
 
 def put(folder: Path, name: str, step: int) -> Path:

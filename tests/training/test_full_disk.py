@@ -10,12 +10,12 @@ from tests.harness.checkpoints import checkpoint
 from tests.harness.faults import Fault, injected, limit_file_size, run_forked
 from tests.harness.training_runs import assert_same, last_checkpoint, reproducible_records
 from vae.config.options import build
-from vae.interop.checkpoint_file import Position, Stage
 from vae.memory.plan import checkpoint_bytes
 from vae.system.errors import UserError
 from vae.training.logbook import Appender
 from vae.training.report import space_warning
 from vae.training.run import train
+from vae.training.stages import Position, Stage
 
 limits = pytest.mark.skipif(os.name == "nt", reason="Windows has no limits of file sizes")
 

@@ -15,12 +15,13 @@ from tests.harness.runs import ROOT
 from tests.harness.training_runs import assert_same, last_checkpoint
 from tests.harness.waiting import wait_until
 from vae.config.flags import command_words
-from vae.interop.checkpoint_file import Position, load_checkpoint
+from vae.interop.checkpoint_file import load_checkpoint
 from vae.system import console
 from vae.system.errors import EXIT_SAVED_RESUMABLE
 from vae.training import liveness as signals_module
 from vae.training.liveness import ANSWER, StopSignals
 from vae.training.run import train
+from vae.training.stages import Position
 
 posix = pytest.mark.skipif(os.name == "nt", reason="Windows has neither these signals nor terminals")
 TIMEOUT = 120  # seconds: a busy machine is no failure

@@ -8,10 +8,10 @@ import torch
 from tests.harness.faults import Fault, injected
 from tests.harness.runs import TINY
 from tests.harness.training_runs import assert_same_result, last_checkpoint, records, reproducible_records
-from vae.interop.checkpoint_file import Position
 from vae.system.errors import UserError
 from vae.training import run, setup
 from vae.training.run import train
+from vae.training.stages import Position
 
 pytestmark = pytest.mark.slow
 

@@ -9,12 +9,14 @@ import pytest
 from tests.harness.training_runs import records
 from vae.config.options import LossConfig, OptimConfig
 from vae.config.resolve import resolve
-from vae.interop.checkpoint_file import RANDOM, TRAINED, WARM, Position, Stage
 from vae.system.errors import UserError
 from vae.training.run import train
 from vae.training.schedule import (
     MAX_PEAK,
     MAX_RANDOM_PEAK,
+    RANDOM,
+    TRAINED,
+    WARM,
     StageSchedule,
     discriminator_steps,
     ema_decay,
@@ -22,7 +24,7 @@ from vae.training.schedule import (
     peak_learning_rate,
     warmup_steps,
 )
-from vae.training.stages import StageSteps
+from vae.training.stages import Position, Stage, StageSteps
 
 
 def test_warmup_is_given_in_epochs_and_limited_to_a_fifth_of_the_stage():

@@ -9,12 +9,20 @@ from safetensors.torch import load_file
 
 from tests.harness.training_runs import assert_same, last_checkpoint, reproducible_records
 from vae.config.options import Config, build
-from vae.interop.checkpoint_file import Position, Stage
 from vae.system.errors import UserError
 from vae.training.checkpoints import stage_ends
 from vae.training.run import train
 from vae.training.run_folder import LOCK_NAME
-from vae.training.stages import StageSteps, current_stage, end_stage, first_stages, is_started, resumed_stages
+from vae.training.stages import (
+    Position,
+    Stage,
+    StageSteps,
+    current_stage,
+    end_stage,
+    first_stages,
+    is_started,
+    resumed_stages,
+)
 
 SMALL = {"channels": (8, 16, 16, 16), "norm_groups": 4}
 

@@ -19,11 +19,11 @@ from tests.harness.training_runs import (
 from vae.config.options import build
 from vae.data.dataset import FolderImages
 from vae.images.pixels import psnr, to_float
-from vae.interop.checkpoint_file import Stage
 from vae.model.autoencoder import AutoencoderKL
 from vae.system.errors import DataError
 from vae.training import validator as module
 from vae.training.run import train
+from vae.training.stages import Stage
 from vae.training.validation import History, ValidationSet
 from vae.training.validator import (
     ERROR_GAIN,

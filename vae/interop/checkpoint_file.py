@@ -8,9 +8,7 @@ import hashlib
 import os
 import pickle
 import re
-import secrets
 import zipfile
-from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import IO, Any, BinaryIO, cast
 
@@ -21,92 +19,8 @@ from vae.interop.vae_path import check_checkpoint_path
 from vae.system.errors import UserError
 from vae.system.files import flush_file, flush_folder, replace_file, scratch_folder, sha256_of_file, utf8_path
 
-RANDOM, WARM, TRAINED = "random weights", "warm start", "trained VAE"  # what a stage begins with
 CHECKPOINT_FORMAT = 8  # increase it when keys are renamed or removed: older files are then refused
 _ARCHIVE = b"PK\x03\x04"  # how a ZIP archive begins
-
-
-@dataclass(frozen=True)
-class Stage:
-    """A number of epochs, or of optimizer steps, at one image size (px) and batch size (images per device).
-
-    Where it begins is known when the stage before has ended.
-    """
-
-    first_epoch: int
-    num_epochs: int | None  # None: of a stage in steps that has not ended
-    image_size: int
-    batch_size: int
-    num_steps: int | None = None  # of a stage in steps
-    first_step: int = 0  # optimizer steps of the run before it
-
-    @property
-    def length(self) -> dict[str, int | None]:
-        """The options of its length."""
-        return {
-            "num_epochs": self.num_epochs if self.num_steps is None else None,
-            "num_steps": self.num_steps,
-        }
-
-    @property
-    def end_epoch(self) -> int:
-        """Epochs of the run at its end, also those that were not finished; so far at least, if not known."""
-        return self.first_epoch + (self.num_epochs or 0)
-
-    def is_done(self, position: "Position") -> bool:
-        """Whether it has ended. One in steps ends within an epoch, after its last validation and save."""
-        if self.num_steps is not None:
-            return self.num_epochs is not None
-        return position.epoch >= self.end_epoch
-
-
-@dataclass
-class Position:
-    """The progress of a run. Images are counted as dataset indices over all processes, used or rejected."""
-
-    epoch: int = 0
-    images_in_epoch: int = 0
-    step: int = 0  # optimizer steps of the autoencoder, over the whole run
-    images: int = 0  # over the whole run
-    disc_begun_at: int | None = None  # optimizer step of the run, if the discriminator has begun
-
-
-@dataclass
-class Validations:
-    """What the validations of a run have found so far."""
-
-    best: dict[str, float] = field(default_factory=dict)  # metrics of the best validation, with its epoch
-    best_is_start: bool = False  # of a stage: before its first step
-    loss: str = ""  # the weighted terms whose sum they compare
-    best_checkpoint: str | None = None  # file name of the saved epoch, or of the start, with the lowest loss
-    best_checkpoint_loss: float | None = None
-    planned_step: int = -1  # optimizer step of the last one that was due
-    before_adversarial: str | None = None  # the best checkpoint before the adversarial phase
-    without_gain: int = 0  # validations since the best one, for --early_stopping
-    start: dict[str, float] = field(default_factory=dict)  # metrics before the first step of stage or phase
-    is_adversarial: bool = False  # whether the adversarial phase has begun
-    rise_reported: bool = False  # since `start`
-    quick_best: dict[str, float] = field(default_factory=dict)  # of the quick validations
-    quick_has_risen: bool = False  # the loss of the last one
-
-
-@dataclass(frozen=True)
-class Identity:
-    """A run: all commands that train in one folder. Nothing is computed with its parent."""
-
-    id: str  # of the folder
-    parent: str = ""  # id of the run that it began from, in another folder
-    restarts: int = 0  # commands that have continued it
-    start: str = ""  # hash of the weights before its first step, or its parent's; "": not known
-
-    @classmethod
-    def new(cls, parent: str = "", restarts: int = 0, start: str = "") -> "Identity":
-        """A run with a random id."""
-        return cls(secrets.token_hex(8), parent, restarts, start)
-
-    def continued(self) -> "Identity":
-        """The same run after another restart."""
-        return replace(self, restarts=self.restarts + 1)
 
 
 CHECKPOINT_KEYS = (

@@ -27,7 +27,6 @@ from vae.data.image_sets import (
 from vae.data.manifest import MANIFEST_NAME, image_root, manifest_of, read_rows, train_and_val
 from vae.images.folder import list_folders, list_images, split_names
 from vae.images.formats import BadImageError
-from vae.interop.checkpoint_file import Position, Stage
 from vae.sampling.buckets import BucketOrder, Shape, aspects, bucket_shapes
 from vae.sampling.order import (
     Order,
@@ -45,6 +44,7 @@ from vae.system.addresses import public_text
 from vae.system.errors import DataError, UserError
 from vae.system.host import GIB
 from vae.training.distributed import Distributed
+from vae.training.stages import Position, Stage
 from vae.training.validation import ValidationSet
 
 

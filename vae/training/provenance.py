@@ -3,17 +3,17 @@
 A checkpoint contains both as plain data: `Identity`, and under "provenance" what decides the samples.
 """
 
+import secrets
 import subprocess
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
-from functools import lru_cache
+from dataclasses import asdict, dataclass, field
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 
 from vae.config.options import Config, DataConfig, names_where
-from vae.interop.checkpoint_file import Identity, Stage
 from vae.interop.run_files import OTHER_DATA, RUN_NAME
 from vae.sampling.order import StreamOrder
 from vae.system import console
@@ -21,6 +21,7 @@ from vae.system.addresses import public_text
 from vae.system.files import read_json
 from vae.training.datasets import TrainingSet
 from vae.training.logbook import try_to_write_json
+from vae.training.stages import Stage
 from vae.training.validation import ValidationSet
 
 RULES = 1  # of the order of images and of their crops as functions of (seed, epoch, position)
@@ -31,6 +32,16 @@ TOPOLOGY = "other topology"
 
 
 # ---- the file of the run -------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Identity:
+    """A run: all commands that train in one folder. Nothing is computed with its parent."""
+
+    id: str = field(default_factory=partial(secrets.token_hex, 8))  # of the folder
+    parent: str = ""  # id of the run that it began from, in another folder
+    restarts: int = 0  # commands that have continued it
+    start: str = ""  # hash of the weights before its first step, or its parent's; "": not known
 
 
 def write_run(folder: Path, identity: Identity, good: Path | None) -> None:

@@ -11,7 +11,6 @@ from vae.config.model_options import ModelConfig
 from vae.config.options import Config, DataConfig, SpeedConfig
 from vae.data.dataset import Images
 from vae.images.pixels import OFF_BY_ONE_DB
-from vae.interop.checkpoint_file import Position, Stage
 from vae.interop.latent_statistics import LatentConstants
 from vae.losses.perceptual import RANDOM_NOTE
 from vae.losses.terms import LossTerms
@@ -35,7 +34,7 @@ from vae.training.run_folder import checkpoint_paths
 from vae.training.schedule import StageSchedule, warmup_steps
 from vae.training.setup import PreparedRun
 from vae.training.stage_memory import StagePlan, plan_line
-from vae.training.stages import StageSteps, current_stage, stages_left
+from vae.training.stages import Position, Stage, StageSteps, current_stage, stages_left
 from vae.training.state import TrainingState
 from vae.training.validation import Metrics, adversarial_share, loss_of, metrics_text
 

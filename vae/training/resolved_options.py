@@ -23,7 +23,7 @@ from vae.config.resolve import (
     tiny_shape,
     with_tiny,
 )
-from vae.interop.checkpoint_file import RANDOM, TRAINED, WARM, Position, Stage, load_checkpoint
+from vae.interop.checkpoint_file import load_checkpoint
 from vae.interop.teacher import read_teacher
 from vae.interop.vae_files import VaeFile, check_fit, missing_part, read_vae
 from vae.system import console
@@ -34,7 +34,8 @@ from vae.system.host import GIB
 from vae.training.checkpoints import load_newest, load_on_all
 from vae.training.command import Command
 from vae.training.distributed import Distributed
-from vae.training.stages import first_stages, resumed_stages, stages_left
+from vae.training.schedule import RANDOM, TRAINED, WARM
+from vae.training.stages import Position, Stage, first_stages, resumed_stages, stages_left
 
 ALONE = Distributed(0, 1, torch.device("cpu"))
 

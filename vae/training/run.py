@@ -12,7 +12,6 @@ import torch
 from vae.config.flags import trainer_options
 from vae.config.options import PROVENANCE, flatten
 from vae.device import is_out_of_memory
-from vae.interop.checkpoint_file import Stage
 from vae.interop.latent_statistics import LatentConstants
 from vae.interop.run_files import METRICS_NAME, RUN_COMMAND
 from vae.memory.available import limit_memory
@@ -42,7 +41,7 @@ from vae.training.schedule import StageSchedule
 from vae.training.setup import PreparedRun, begin_stability, prepare_run
 from vae.training.stability import raise_if_diverged
 from vae.training.stage_memory import OomRetry, StagePlan, memory_limit, record_memory, reset_memory_peaks
-from vae.training.stages import current_stage, stages_left
+from vae.training.stages import Stage, current_stage, stages_left
 from vae.training.validation import Metrics
 
 

@@ -13,7 +13,7 @@ from torch.utils._pytree import tree_map
 
 from vae.config.options import CHECKPOINT_MINUTES, Config, flatten
 from vae.device import is_out_of_memory
-from vae.interop.checkpoint_file import Position, save_checkpoint
+from vae.interop.checkpoint_file import save_checkpoint
 from vae.memory.available import available_bytes
 from vae.memory.plan import checkpoint_bytes
 from vae.system import console
@@ -32,7 +32,7 @@ from vae.training.distributed import Distributed
 from vae.training.logbook import Logbook
 from vae.training.provenance import Provenance, write_run
 from vae.training.stability import NOT_FINITE, Stability, raise_if_diverged
-from vae.training.stages import current_stage
+from vae.training.stages import Position, current_stage
 from vae.training.state import TrainingState, checkpoint_content
 from vae.training.validation import Metrics
 

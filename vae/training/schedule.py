@@ -4,11 +4,11 @@ import math
 from dataclasses import dataclass
 
 from vae.config.options import LossConfig, OptimConfig
-from vae.interop.checkpoint_file import RANDOM, TRAINED, WARM, Position
 from vae.losses.adversarial import ramp
 from vae.optimizers import WARM_ENDS_SHARE
-from vae.training.stages import StageSteps
+from vae.training.stages import Position, StageSteps
 
+RANDOM, WARM, TRAINED = "random weights", "warm start", "trained VAE"  # what a stage begins with
 REFERENCE_PEAK, REFERENCE_WIDTH = 1e-4, 512  # VA-VAE's rate for these widths (its configuration files)
 MAX_PEAK = 1e-3  # narrower networks than 51 channels were not measured at more
 MAX_RANDOM_PEAK = 3e-4  # from random weights: 1e-3 ended 0.6 dB lower (benchmarks/LOG.md)

@@ -18,7 +18,6 @@ from vae.data.loading import TrainLoader
 from vae.data.workers import resolve_num_workers
 from vae.device import is_out_of_memory
 from vae.interop.averaging import hash_of_weights
-from vae.interop.checkpoint_file import Identity, Position, Stage
 from vae.interop.teacher import terms_of
 from vae.losses.terms import LossTerms
 from vae.memory.plan import stage_spec
@@ -46,6 +45,7 @@ from vae.training.precision import (
 )
 from vae.training.provenance import (
     NEW,
+    Identity,
     Provenance,
     Resume,
     compare,
@@ -59,7 +59,7 @@ from vae.training.saver import Saver, read_divergences
 from vae.training.schedule import StageSchedule
 from vae.training.stability import Stability
 from vae.training.stage_memory import OomRetry, StagePlan, StepSettings, plan_stage
-from vae.training.stages import StageSteps, current_stage, is_started, stages_left
+from vae.training.stages import Position, Stage, StageSteps, current_stage, is_started, stages_left
 from vae.training.state import TrainingState, begin_state, restore
 from vae.training.stepper import Stepper
 from vae.training.validation import History, ValidationSet
@@ -394,11 +394,11 @@ def _continue(state: TrainingState, options: ResolvedOptions, config: Config, po
             f"({reason:.200})"
         ) from None
     state.apply_given_scaling(config)
-    state.identity = Identity(**content["run"]).continued()
+    run = Identity(**content["run"])
+    state.identity = replace(run, restarts=run.restarts + 1)
     assert options.path is not None
     if options.path.parent.resolve() != Path(config.run.output_dir).resolve():
-        saved = state.identity
-        state.identity = Identity.new(parent=saved.id, restarts=saved.restarts, start=saved.start)
+        state.identity = Identity(parent=run.id, restarts=run.restarts + 1, start=run.start)
         state.history = replace(  # names of files in the other folder
             state.history, best_checkpoint=None, best_checkpoint_loss=None, before_adversarial=None
         )

@@ -10,7 +10,6 @@ import torch
 
 from vae.config.options import RECOMPUTE, Config, SpeedConfig
 from vae.device import is_out_of_memory
-from vae.interop.checkpoint_file import Stage
 from vae.memory.available import CUDA_RESERVE, available_bytes
 from vae.memory.plan import StepMemory, choose_step, reserve_bytes, stage_spec, step_memory
 from vae.memory.plan_table import describe_step, features_note
@@ -31,6 +30,7 @@ from vae.system.host import GIB
 from vae.training.cuda_graph import StepGraph
 from vae.training.distributed import Distributed
 from vae.training.logbook import Logbook
+from vae.training.stages import Stage
 from vae.training.state import TrainingState
 
 

@@ -13,7 +13,6 @@ from typing import Any
 
 from vae.config.options import Config
 from vae.config.resolve import parse_progressive
-from vae.interop.checkpoint_file import Position, Stage
 from vae.sampling.order import steps_per_epoch
 from vae.system.errors import UserError
 
@@ -22,6 +21,51 @@ VALIDATION_SHARE = 0.1  # of the time of training, at most
 # validation image also costs its metrics. Measured on a CPU with a small network: 1.8.
 FORWARDS_PER_IMAGE = 2
 VALIDATIONS = 10  # at least, of a stage in steps whose epochs are long
+
+
+@dataclass
+class Position:
+    """The progress of a run. Images are counted as dataset indices over all processes, used or rejected."""
+
+    epoch: int = 0
+    images_in_epoch: int = 0
+    step: int = 0  # optimizer steps of the autoencoder, over the whole run
+    images: int = 0  # over the whole run
+    disc_begun_at: int | None = None  # optimizer step of the run, if the discriminator has begun
+
+
+@dataclass(frozen=True)
+class Stage:
+    """A number of epochs, or of optimizer steps, at one image size (px) and batch size (images per device).
+
+    Where it begins is known when the stage before has ended.
+    """
+
+    first_epoch: int
+    num_epochs: int | None  # None: of a stage in steps that has not ended
+    image_size: int
+    batch_size: int
+    num_steps: int | None = None  # of a stage in steps
+    first_step: int = 0  # optimizer steps of the run before it
+
+    @property
+    def length(self) -> dict[str, int | None]:
+        """The options of its length."""
+        return {
+            "num_epochs": self.num_epochs if self.num_steps is None else None,
+            "num_steps": self.num_steps,
+        }
+
+    @property
+    def end_epoch(self) -> int:
+        """Epochs of the run at its end, also those that were not finished; so far at least, if not known."""
+        return self.first_epoch + (self.num_epochs or 0)
+
+    def is_done(self, position: Position) -> bool:
+        """Whether it has ended. One in steps ends within an epoch, after its last validation and save."""
+        if self.num_steps is not None:
+            return self.num_epochs is not None
+        return position.epoch >= self.end_epoch
 
 
 @dataclass(frozen=True)

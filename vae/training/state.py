@@ -7,7 +7,6 @@ from typing import Any
 import torch
 
 from vae.config.options import Config
-from vae.interop.checkpoint_file import Identity, Position, Stage
 from vae.interop.latent_statistics import LatentConstants
 from vae.interop.vae_files import VaeFile, load_weights
 from vae.interop.writing import channel_config, normalize_latents
@@ -15,7 +14,8 @@ from vae.model.autoencoder import AutoencoderKL
 from vae.model.discriminator import Discriminator
 from vae.model.initialization import initialize, initialize_decoder
 from vae.optimizers import Optimizers, build_optimizers
-from vae.training.stages import first_stages
+from vae.training.provenance import Identity
+from vae.training.stages import Position, Stage, first_stages
 from vae.training.validation import History
 from vae.update import UpdateState
 
@@ -41,7 +41,7 @@ class TrainingState:
     position: Position = field(default_factory=Position)
     history: History = field(default_factory=History)
     latent_constants: LatentConstants | None = None  # of a frozen encoder from its file, or given ones
-    identity: Identity = field(default_factory=Identity.new)
+    identity: Identity = field(default_factory=Identity)
     # Not in checkpoints: divergences by the first epoch of a stage, and what this command has done.
     divergences_by_stage: dict[int, int] = field(default_factory=dict)
     begun_at: Position = field(default_factory=Position)

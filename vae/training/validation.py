@@ -17,7 +17,6 @@ from vae.evaluation.metrics import Sums, baseline_sums, reconstruction_sums
 from vae.evaluation.results import METRICS
 from vae.images.pixels import OFF_BY_ONE_DB, to_float
 from vae.inference.codec import decode_latents, encode_images
-from vae.interop.checkpoint_file import Validations
 from vae.model.autoencoder import AutoencoderKL
 from vae.ops.noise import keyed_normal
 from vae.step import Networks, network_input
@@ -265,8 +264,23 @@ def metrics_text(metrics: Metrics, separator: str) -> str:
 SMALL_RISE = 0.01  # of the loss above the start of a stage: no reason to change anything (docs/training.md)
 
 
-class History(Validations):
-    """The results, and what follows from them: the validation with the lowest loss is the best one."""
+@dataclass
+class History:
+    """The results of a run so far; the validation with the lowest loss is the best one."""
+
+    best: dict[str, float] = field(default_factory=dict)  # metrics of the best validation, with its epoch
+    best_is_start: bool = False  # of a stage: before its first step
+    loss: str = ""  # the weighted terms whose sum they compare
+    best_checkpoint: str | None = None  # file name of the saved epoch, or of the start, with the lowest loss
+    best_checkpoint_loss: float | None = None
+    planned_step: int = -1  # optimizer step of the last one that was due
+    before_adversarial: str | None = None  # the best checkpoint before the adversarial phase
+    without_gain: int = 0  # validations since the best one, for --early_stopping
+    start: dict[str, float] = field(default_factory=dict)  # metrics before the first step of stage or phase
+    is_adversarial: bool = False  # whether the adversarial phase has begun
+    rise_reported: bool = False  # since `start`
+    quick_best: dict[str, float] = field(default_factory=dict)  # of the quick validations
+    quick_has_risen: bool = False  # the loss of the last one
 
     def begin_stage(self) -> None:
         """Forget what belongs to the previous stage."""

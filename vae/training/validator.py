@@ -21,7 +21,6 @@ from vae.images.decoding import decode_image
 from vae.images.folder import list_images
 from vae.images.formats import BadImageError
 from vae.images.pixels import psnr, to_float, to_uint8
-from vae.interop.checkpoint_file import Stage
 from vae.model.autoencoder import AutoencoderKL
 from vae.ops.kernel_check import DTYPE_NAMES
 from vae.step import Networks
@@ -32,6 +31,7 @@ from vae.training.liveness import Liveness, LoadingStoppedError
 from vae.training.logbook import Logbook
 from vae.training.schedule import StageSchedule
 from vae.training.stage_memory import OomRetry
+from vae.training.stages import Stage
 from vae.training.state import TrainingState
 from vae.training.validation import (
     NOISE_IMAGES,

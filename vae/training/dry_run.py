@@ -8,7 +8,6 @@ from pathlib import Path
 from vae.config.options import RECOMPUTE, Config, LossConfig, flatten
 from vae.config.resolve import with_local_batch
 from vae.device import pick_device
-from vae.interop.checkpoint_file import Position, Stage
 from vae.memory.plan_table import ProfilePlan, Target, find_target, plan_profile, print_table
 from vae.system import console
 from vae.system.console import counted
@@ -17,7 +16,7 @@ from vae.system.files import write_json
 from vae.training.command import Command
 from vae.training.datasets import check_stage
 from vae.training.resolved_options import machine_of, resolve_options, run_stages
-from vae.training.stages import first_stages, stages_left
+from vae.training.stages import Position, Stage, first_stages, stages_left
 
 
 def save_config(command: Command, path: str) -> None:
