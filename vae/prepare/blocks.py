@@ -162,21 +162,22 @@ def expand(text: str) -> Iterator[str]:
 
 
 def _choices(inner: str) -> Sequence[str]:
-    found = _RANGE.fullmatch(inner)
-    if found is None:
+    bounds = _RANGE.fullmatch(inner)
+    if bounds is None:
         return inner.split(",") if "," in inner else [f"{{{inner}}}"]
-    first, last = int(found[1]), int(found[2])
+    first, last = map(int, bounds.groups())
     step = 1 if first <= last else -1
-    width = max(map(len, found.groups())) if any(one.startswith("0") for one in found.groups()) else 0
+    is_padded = any(bound.startswith("0") for bound in bounds.groups())
+    width = max(map(len, bounds.groups())) if is_padded else 0
     return [f"{number:0{width}}" for number in range(first, last + step, step)]
 
 
 def common_folder(files: Sequence[File], flag: str) -> tuple[str, list[str]]:
     """The folder or address that files have in common, and their names below it."""
-    paths = [one.url if isinstance(one, StoreFile) else _with_slashes(one) for one in files]
+    paths = [file.url if isinstance(file, StoreFile) else _with_slashes(file) for file in files]
     folders = [path.split("/")[:-1] for path in paths]
     pairs = zip(min(folders), max(folders), strict=False)  # all others are between these two
-    common = [one for one, _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs)]
+    common = [part for part, _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs)]
     # Of an address, protocol, nothing, and host or bucket are needed.
     if len(common) < (3 if is_remote(paths[0]) else 1):
         raise UserError(
@@ -201,7 +202,7 @@ class Item(NamedTuple):
     name: str
     read: Callable[[], bytes]  # BadImageError if it cannot be read
     metadata: dict[str, Any] = {}  # noqa: RUF012 - never modified
-    place: tuple[int, int, int, int] = (0, 0, 0, 0)  # in a tar file: offset, size, start and end of its texts
+    tar_span: tuple[int, int, int, int] = (0, 0, 0, 0)  # in a tar file: offset, size, start and end of texts
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -134,7 +134,7 @@ class HeaderCheck:
             )
         except BadImageError as error:
             return rejected(row, error)
-        position, size, text_start, text_end = item.place
+        position, size, text_start, text_end = item.tar_span
         return row | {
             "bytes": size,
             "format": kind,
@@ -155,8 +155,8 @@ def start_row(item: Item) -> Row:
     row: Row = {"name": utf8_text(item.name)}
     if item.metadata:
         row["metadata"] = _plain(item.metadata)
-    if item.place != (0, 0, 0, 0):
-        row["position"] = item.place[0]
+    if item.tar_span != (0, 0, 0, 0):
+        row["position"] = item.tar_span[0]
     return row
 
 

@@ -9,10 +9,10 @@ from vae.data.exclude_list import KEY_DIGITS
 from vae.prepare.blocks import Block
 from vae.prepare.folders import HIDDEN
 from vae.prepare.rows import RowFolder, rules_of
-from vae.prepare.shard import save_index
+from vae.prepare.shard import INDEXES, save_index, write_datasets
 from vae.prepare.source import Source
-from vae.prepare.table import SUBSETS, TRAINING, VAL, Table, choose_validation, drop_exact
-from vae.shards.dataset_json import index_path, read_dataset, read_index, write_dataset
+from vae.prepare.table import SUBSETS, TRAINING, VAL, VALIDATION, Table, choose_validation, drop_exact
+from vae.shards.dataset_json import Shard, index_path, read_dataset, read_index
 
 
 def divided(copy: Path, input_dir: str, val_split: float) -> Path:
@@ -22,19 +22,15 @@ def divided(copy: Path, input_dir: str, val_split: float) -> Path:
         return root
     dataset = read_dataset(copy / TRAINING)
     keys = _validation_keys(copy, input_dir, val_split)
-    validation = None
-    for name, subset in SUBSETS.items():
-        shards = []
-        for shard in dataset.shards:
-            index = read_index(index_path(copy, shard.name), shard)
-            rows = index[np.isin(index["key"], keys) == (subset == VAL)]
+    shards: dict[str, list[Shard]] = {name: [] for name in SUBSETS}
+    for shard in dataset.shards:
+        index = read_index(index_path(copy, shard.name), shard)
+        validates = np.isin(index["key"], keys)
+        for name, rows in ((VALIDATION, index[validates]), (TRAINING, index[~validates])):
             if len(rows):
-                digest = save_index(index_path(root / subset, shard.name), rows)
-                shards.append(shard._replace(samples=len(rows), index_sha256=digest))
-        if shards:
-            policy = {**dataset.policy, "val_split": val_split}
-            write_dataset(root / name, shards, policy, validation, more={"tars": "..", "indexes": subset})
-            validation = name
+                digest = save_index(index_path(root / INDEXES[name], shard.name), rows)
+                shards[name].append(shard._replace(samples=len(rows), index_sha256=digest))
+    write_datasets(root, shards, {**dataset.policy, "val_split": val_split}, tars="..")
     return root
 
 
@@ -47,5 +43,5 @@ def _validation_keys(copy: Path, input_dir: str, val_split: float) -> np.ndarray
         table = Table(folder, source)
         drop_exact(table)
         choose_validation(table, val_split, near=True)
-        query = f"SELECT sha256[1:{KEY_DIGITS}] AS key FROM images WHERE reason = '' AND subset = ?"
-        return table.columns(query, VAL)["key"].astype(f"S{KEY_DIGITS}")
+        query = "SELECT sha256[1:$1] AS key FROM images WHERE reason = '' AND subset = $2"
+        return table.columns(query, KEY_DIGITS, VAL)["key"].astype(f"S{KEY_DIGITS}")

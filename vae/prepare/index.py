@@ -4,10 +4,8 @@ Each tar file is a block. With a dataset.json of this mode as --input, its rows 
 """
 
 import time
-from collections.abc import Sequence
 from itertools import groupby
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -19,7 +17,7 @@ from vae.prepare.database import sql
 from vae.prepare.folders import HIDDEN, claim_content
 from vae.prepare.reasons import count_rejected, duplicates_text, print_summary
 from vae.prepare.rows import open_rows
-from vae.prepare.shard import save_index
+from vae.prepare.shard import INDEXES, save_index, write_datasets
 from vae.prepare.source import Source
 from vae.prepare.table import (
     SUBSETS,
@@ -32,14 +30,13 @@ from vae.prepare.table import (
     drop_exact,
 )
 from vae.prepare.tar_source import tar_blocks
-from vae.shards.dataset_json import Shard, index_path, index_type, read_dataset, write_dataset
+from vae.shards.dataset_json import Shard, index_path, index_type, read_dataset
 from vae.system import console
 from vae.system.console import counted, printable
 from vae.system.errors import EXIT_DATA, DataError, UserError
 from vae.system.files import read_json, remove_temporary, replace_text, write_json
 
 FLAG = "--input"
-FOLDERS = {VALIDATION: "validation", TRAINING: "training"}  # of the indexes; the training set is written last
 ROW_RULES = ("first_frame", "image_key")  # that decide the rows
 RULES = (*ROW_RULES, "min_size", "max_aspect", "max_pixels")
 CHOICES = ("where", "join", "exclude", "val_split")
@@ -109,7 +106,7 @@ def _publish(config: IndexConfig, table: Table, root: Path, base: str, began: fl
     drop_exact(table)
     apply_rules(table, config)
     choose_validation(table, config.val_split, near=False)
-    for path in (root, *(root / name for name in FOLDERS.values())):
+    for path in (root, *(root / name for name in INDEXES.values())):
         remove_temporary(path)  # of killed processes
     rejected = (f"{row}\n" for name in REJECTED for row in table.json_rows(sql(name)))
     replace_text(root / REJECTED_NAME, rejected)
@@ -120,37 +117,27 @@ def _publish(config: IndexConfig, table: Table, root: Path, base: str, began: fl
         policy = {name: getattr(config, name) for name in (*RULES, *CHOICES)}
         digest = table.digest(policy, *CONTENT)
         claim_content(root, TRAINING, digest)
-        _write_datasets(table, root, base, policy)
+        write_datasets(root, _write_indexes(table, root), policy, base)
     _print_summary(config, table, root, images, written, time.monotonic() - began)
     return 0 if written else EXIT_DATA
 
 
-def _write_datasets(table: Table, root: Path, base: str, policy: dict[str, Any]) -> None:
-    """Write the index of each tar file for each subset, and the files of the datasets."""
+def _write_indexes(table: Table, root: Path) -> dict[str, list[Shard]]:
+    """Write the index of each tar file for each subset that has images in it."""
     query = "SELECT block, metadata ->> 'bytes', metadata ->> 'sha256' FROM blocks WHERE reason IS NULL"
     facts = {block: (int(size), sha256) for block, size, sha256 in table.all(query)}
-    validation = None
-    for name, folder in FOLDERS.items():
-        shards = []
-        rows = table.stream(sql("index_rows"), KEY_DIGITS, SUBSETS[name])
-        for block, images in groupby(rows, key=lambda row: row[0]):
-            if block in facts:  # it was read to its end
-                own = [image[1:] for image in images]
-                shards.append(_write_index(root, folder, table.blocks[block].name, *facts[block], own))
-        if shards:
-            more = {"tars": base, "indexes": folder}
-            write_dataset(root / name, shards, policy, validation, more=more)
-            validation = name
-
-
-def _write_index(
-    root: Path, folder: str, tar: str, size: int, sha256: str, images: Sequence[tuple[Any, ...]]
-) -> Shard:
-    """Write the index of the images of a tar file that are in a subset."""
-    path = index_path(Path(folder), tar)
-    (root / path).parent.mkdir(parents=True, exist_ok=True)
-    rows = np.array(images, index_type(max(len(image[-1]) for image in images)))
-    return Shard(tar, len(rows), size, sha256, save_index(root / path, rows))
+    shards: dict[str, list[Shard]] = {name: [] for name in SUBSETS}
+    for name, subset in SUBSETS.items():
+        stream = table.stream(sql("index_rows"), KEY_DIGITS, subset)
+        for block, group in groupby(stream, key=lambda row: row[0]):
+            if block not in facts:  # it could not be read to its end
+                continue
+            images = [row[1:] for row in group]
+            rows = np.array(images, index_type(max(len(image[-1]) for image in images)))
+            tar = table.blocks[block].name
+            digest = save_index(index_path(root / INDEXES[name], tar), rows)
+            shards[name].append(Shard(tar, len(rows), *facts[block], digest))
+    return shards
 
 
 def _print_summary(

@@ -130,10 +130,10 @@ def bucket_keys(hashes: np.ndarray, chosen: tuple[int, ...]) -> np.ndarray:
     return keys
 
 
-def are_near(one: np.ndarray, other: np.ndarray) -> np.ndarray:
+def are_near(left: np.ndarray, right: np.ndarray) -> np.ndarray:
     """Whether two hashes are near, for each pair of (M, 8): bool (M,)."""
-    counts = np.bitwise_count(one ^ other)  # (M, 8)
-    known = one[:, COARSE_WORDS:].any(axis=1) & other[:, COARSE_WORDS:].any(axis=1)
+    counts = np.bitwise_count(left ^ right)  # (M, 8)
+    known = left[:, COARSE_WORDS:].any(axis=1) & right[:, COARSE_WORDS:].any(axis=1)
     is_fine = ~known | (counts[:, COARSE_WORDS:].sum(axis=1) <= MAX_FINE)
     return (counts[:, 0] <= MAX_LOW) & (counts[:, :COARSE_WORDS].sum(axis=1) <= MAX_ALL) & is_fine
 

@@ -5,6 +5,7 @@ A block is a row group, or a whole file on a remote store, which is copied to th
 
 import json
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -12,7 +13,7 @@ from typing import Any, NamedTuple
 
 from vae.images.formats import EXTENSIONS_OF, BadImageError, sniff_format
 from vae.prepare.blocks import FLAG, Block, File, Item, block_id, common_folder, given, stamp_of
-from vae.prepare.database import as_json, connect, has_bytes, literal, quoted, short
+from vae.prepare.database import as_json, connect, has_bytes, literal, quoted, short, sql
 from vae.shards.store import StoreFile
 from vae.system.console import printable
 from vae.system.errors import DataError, UserError
@@ -37,20 +38,10 @@ def parquet_blocks(files: Sequence[File], image_column: str | None) -> Iterator[
 
 def _row_groups(file: Path, image_column: str | None) -> list[int]:
     """The number of rows of each row group."""
-    import duckdb
-
-    try:
+    with _reading(file):
         db = connect()
         _columns(db, file, image_column, file)  # an error, if it has no images
-        query = (
-            "SELECT DISTINCT row_group_id, row_group_num_rows FROM parquet_metadata(?) "
-            "WHERE row_group_num_rows > 0 ORDER BY 1"
-        )
-        return [rows for _, rows in db.execute(query, [literal(file)]).fetchall()]
-    except OSError as error:
-        raise DataError(f"{FLAG} {file} cannot be read: {error.strerror}") from error
-    except duckdb.Error as error:
-        raise _unreadable(file, error) from error
+        return [rows for _, rows in db.execute(sql("row_groups"), [literal(file)]).fetchall()]
 
 
 class _Columns(NamedTuple):
@@ -69,7 +60,7 @@ def _columns(db: Any, path: Path, image_column: str | None, file: File) -> _Colu
     """
     table = db.sql("SELECT * FROM read_parquet(?)", params=[literal(path)])
     kinds = dict(zip(table.columns, table.types, strict=True))
-    images = {name: found for name, kind in kinds.items() if (found := _image_in(quoted(name), kind))}
+    images = {name: image for name, kind in kinds.items() if (image := _image_in(quoted(name), kind))}
     if image_column is not None:
         if image_column not in images:
             raise UserError(
@@ -123,6 +114,19 @@ def _label_names(db: Any, path: Path) -> dict[str, dict[int, str]]:
         return {}
 
 
+@contextmanager
+def _reading(file: File) -> Iterator[None]:
+    """Raise errors of reading a file within this context as DataError."""
+    import duckdb
+
+    try:
+        yield
+    except duckdb.Error as error:
+        raise _unreadable(file, error) from error
+    except OSError as error:
+        raise DataError(f"{FLAG} {file} cannot be read: {error.strerror}") from error
+
+
 def _unreadable(file: File, error: Exception) -> DataError:
     import duckdb
 
@@ -141,15 +145,9 @@ class ParquetBlock(Block):
 
     def items(self, facts: dict[str, Any] | None = None) -> Iterator[Item]:
         """Its images with the other columns; DataError if it cannot be read."""
-        import duckdb
-
-        with self.local_file() as path, TemporaryDirectory(prefix="vae-trainer-") as scratch:
-            try:
-                yield from self._items(connect(scratch), path)
-            except duckdb.Error as error:
-                raise _unreadable(self.file, error) from error
-            except OSError as error:
-                raise DataError(f"{FLAG} {self.file} cannot be read: {error.strerror}") from error
+        scratch = TemporaryDirectory(prefix="vae-trainer-")
+        with self.local_file() as path, scratch as folder, _reading(self.file):
+            yield from self._items(connect(folder), path)
 
     def _items(self, db: Any, path: Path) -> Iterator[Item]:
         columns = _columns(db, path, self.image_column, self.file)

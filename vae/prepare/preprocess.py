@@ -29,6 +29,7 @@ from vae.images.decoding import decode_bytes, parse_background
 from vae.images.formats import BadImageError, check_longest_side
 from vae.prepare.blocks import Block, FileBlock, Item, block_id
 from vae.prepare.check import Check, Row, rejected
+from vae.prepare.database import sql
 from vae.prepare.folders import check_apart
 from vae.prepare.reasons import count_rejected, duplicates_text, print_summary
 from vae.prepare.rows import RowFolder, open_rows, rules_of
@@ -138,11 +139,7 @@ def _preprocess(config: PreprocessConfig, source: Source, folder: RowFolder, roo
         with suppress(FileNotFoundError):  # of duplicates and of others that the rules leave out
             (root / path).unlink()
     orphans = _write_manifest(table, root)
-    rejected = table.json_rows(
-        "SELECT name AS source, reason, coalesce(detail, '') AS detail FROM images WHERE reason <> '' "
-        "ORDER BY n"
-    )
-    replace_text(root / REJECTED_NAME, (f"{row}\n" for row in rejected))
+    replace_text(root / REJECTED_NAME, (f"{row}\n" for row in table.json_rows(sql("rejected_sources"))))
     seconds = time.monotonic() - began
     last = []
     if orphans:
@@ -161,9 +158,8 @@ def _preprocess(config: PreprocessConfig, source: Source, folder: RowFolder, roo
 def _blocks_without_files(table: Table, root: Path) -> list[int]:
     """The blocks of accepted images that are not in the output folder as they were written."""
     missing = set[int]()
-    for block, path, size in table.stream(
-        "SELECT block, made.path, made.bytes FROM images WHERE reason = ''"
-    ):
+    written = "SELECT block, made.path, made.bytes FROM images WHERE reason = ''"
+    for block, path, size in table.stream(written):
         try:
             is_there = (root / (path or "")).stat().st_size == size
         except OSError:

@@ -181,14 +181,14 @@ def _checked(check: AnyCheck, block: Block, facts: dict[str, Any]) -> Iterator[R
     items = enumerate(block.items(facts))
     while True:
         with _image_time(check, block):
-            if (found := next(items, None)) is None:
+            if (numbered := next(items, None)) is None:
                 return
-            row = _row(check, block, found)
+            row = _row(check, block, *numbered)
         yield row
 
 
-def _row(check: AnyCheck, block: Block, found: tuple[int, Item]) -> Row:
-    return {"number": found[0], **check.row(block, *found)}
+def _row(check: AnyCheck, block: Block, number: int, item: Item) -> Row:
+    return {"number": number, **check.row(block, number, item)}
 
 
 def _image_time(check: AnyCheck, block: Block) -> AbstractContextManager[None]:
@@ -246,6 +246,6 @@ def _checked_one_by_one(check: AnyCheck, block: Block, facts: dict[str, Any]) ->
             yield row
 
 
-def _check_alone(check: AnyCheck, block: Block, found: tuple[int, Item]) -> Row:
+def _check_alone(check: AnyCheck, block: Block, numbered: tuple[int, Item]) -> Row:
     with _image_time(check, block):
-        return _row(check, block, found)
+        return _row(check, block, *numbered)

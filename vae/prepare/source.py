@@ -80,9 +80,8 @@ def open_source(config: ReadingConfig) -> Source:
             root, names = common_folder(files, FLAG)
     elif is_remote(text):
         root = text.rstrip("/")
-        found = list_files(StoreFile(f"{root}/", FLAG))
-        below = [name[len(root) + 1 :] for name in found if name.lower().endswith(wanted)]
-        names = [name for name in below if not code_of(name)]
+        below = (url[len(root) + 1 :] for url in list_files(StoreFile(f"{root}/", FLAG)))
+        names = [name for name in below if name.lower().endswith(wanted) and not code_of(name)]
     elif is_manifest(text) and os.path.isfile(text):
         root = str(image_root(text))
         names = [row["path"] for row in read_rows(text, flag=FLAG)]

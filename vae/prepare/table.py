@@ -154,7 +154,6 @@ class Table:
 # ---- Selecting ---------------------------------------------------------------------------------------------
 
 EXACT = "exact_duplicate"
-READABLE = f"reason IN ('', '{EXACT}')"  # images that have passed the check, copies included
 EXAMPLES = 6  # images named for each flag
 MAX_COLUMNS = 500  # of metadata that --where may use
 TRAIN, VAL = "train", "val"
@@ -213,11 +212,11 @@ def flags(table: Table) -> list[tuple[str, int, list[str]]]:
 
 def name_near_groups(table: Table) -> None:
     """Write the name of its group into each accepted image that looks like another one."""
-    found = table.columns(
+    images = table.columns(
         "SELECT n, sha256, phash FROM images WHERE reason = '' AND phash IS NOT NULL ORDER BY sha256, n"
     )
-    names = group_names(found["sha256"], words_of(found["phash"]))
-    numbers = found["n"][list(names)] if names else np.zeros(0, np.int64)
+    names = group_names(images["sha256"], words_of(images["phash"]))
+    numbers = images["n"][np.array(list(names), np.int64)]
     with table.arrays("near", n=numbers, name=np.array(list(names.values()), object)):
         table.run("UPDATE images SET grp = near.name FROM near WHERE images.n = near.n")
 
@@ -235,11 +234,11 @@ def choose_validation(table: Table, share: float, *, near: bool) -> None:
     table.run("UPDATE images SET subset = ? WHERE reason = ''", TRAIN)
     if near and share:
         name_near_groups(table)
-    found = table.columns(sql("group_hashes"))
-    groups = gather(found["hash"])
+    images = table.columns(sql("group_hashes"))
+    groups = gather(images["hash"])
     if share and len(groups.hashes) > 1:
         in_val = choose_val_groups(groups, share)[groups.of_image]
-        with table.arrays("chosen", n=found["n"][in_val]):
+        with table.arrays("chosen", n=images["n"][in_val]):
             table.run("UPDATE images SET subset = ? FROM chosen WHERE images.n = chosen.n", VAL)
 
 

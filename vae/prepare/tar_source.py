@@ -151,8 +151,8 @@ class TarBlock(Block):
         """The images of members with one key: of one sample, or of one for each name up to its last point."""
         first = list(islice(members, MAX_HELD))
         everything = chain(first, members)
-        is_sample = any(self._is_image(one.extension) for one in first)
-        if is_sample or not any(self._is_image(split_last(one.info.name)[1]) for one in first):
+        is_sample = any(self._is_image(member.extension) for member in first)
+        if is_sample or not any(self._is_image(member.by_last_point().extension) for member in first):
             yield from self._sample(everything, seen)
             return
         named = map(_Member.by_last_point, everything)
@@ -162,7 +162,7 @@ class TarBlock(Block):
     def _sample(self, members: Iterable[_Member], seen: _Seen) -> Iterator[Item]:
         """The image of a sample; what is left out of it is counted."""
         image: _Member | None = None
-        text_place = (0, 0)
+        text_span = (0, 0)
         extensions = set[str]()
         texts: dict[str, bytes] = {}
         for member in members:
@@ -174,7 +174,7 @@ class TarBlock(Block):
             extensions.add(extension)
             if extension in TEXTS:
                 end = info.offset_data + -(-info.size // _BLOCK) * _BLOCK
-                text_place = (text_place[0] if text_place[1] else info.offset, end)
+                text_span = (text_span[0] if text_span[1] else info.offset, end)
                 if self._is_text(extension, info) and isinstance(data, bytes):
                     texts[extension] = data
             elif self._is_image(extension) and image is None:
@@ -182,9 +182,9 @@ class TarBlock(Block):
             elif self.image_key is None and self._is_image(split_last(info.name)[1]):
                 seen.skips.add(info.name, "several_images")
         if image:
-            place = (image.info.offset_data, image.info.size, *text_place)
+            tar_span = (image.info.offset_data, image.info.size, *text_span)
             name = posixpath.normpath(image.info.name)
-            yield Item(name, given(image.data), metadata_of(texts) if texts else {}, place)
+            yield Item(name, given(image.data), metadata_of(texts) if texts else {}, tar_span)
         elif extensions:
             seen.skips.add(key, "no_image")
         seen.keys.add(key)

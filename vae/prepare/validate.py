@@ -17,24 +17,19 @@ from vae.config.prepare_flags import ValidateConfig
 from vae.data.manifest import MANIFEST_NAME
 from vae.prepare.blocks import FileBlock
 from vae.prepare.check import Check
+from vae.prepare.database import sql
 from vae.prepare.folders import check_apart, check_output_file, output_folder, write_error
 from vae.prepare.reasons import NOT_REJECTED, count_rejected, duplicates_text, print_summary, remedy
 from vae.prepare.rows import RowFolder, parse_part, rules_of
 from vae.prepare.source import open_source
-from vae.prepare.table import EXACT, READABLE, Table, drop_exact, flags
+from vae.prepare.table import EXACT, Table, drop_exact, flags
 from vae.system import console
 from vae.system.console import printable
 from vae.system.errors import EXIT_DATA, UserError
 from vae.system.files import check_folder, claim_folder, replace_text, utf8_text
 
 EXAMPLES = 6  # files named per reason in the report
-LISTS = {
-    "rejected_files": f"SELECT name AS path, reason, coalesce(detail, '') AS detail FROM images "
-    f"WHERE NOT {READABLE} ORDER BY n",
-    "duplicate_files": f"SELECT name AS path, coalesce(detail, '') AS detail FROM images "
-    f"WHERE reason = '{EXACT}' ORDER BY n",
-    "flagged_files": f"SELECT name AS path, flags FROM images WHERE {READABLE} AND len(flags) > 0 ORDER BY n",
-}
+LISTS = ("rejected_files", "duplicate_files", "flagged_files")
 
 
 def run_validate(config: ValidateConfig) -> int:
@@ -106,23 +101,19 @@ def compare_with_manifest(table: Table, is_whole: bool) -> bool:
         listed = table.all("SELECT path FROM manifest ANTI JOIN images ON name = path ORDER BY path")
         missing = [n for (n,) in listed if not os.path.lexists(os.path.join(source.folder, n))]
         with table.arrays("missing", name=np.array(missing, object)):
-            table.run(
-                "INSERT INTO images (n, block, number, name, reason, detail, flags) "
-                "SELECT (SELECT max(n) FROM images) + row_number() OVER (), -1, 0, name, 'missing', "
-                "'the manifest lists it, the folder lacks it', [] FROM missing"
-            )
+            table.run(sql("missing_files"))
     return source.folder is not None and (Path(source.folder) / MANIFEST_NAME).is_file()
 
 
 def _files_to_move(table: Table) -> Iterator[tuple[str, str, str]]:
     """Rejected files, with the names that the folder has them under."""
-    rejected = f"reason NOT IN {('', *NOT_REJECTED)!r}"
-    query = f"SELECT block, number, reason, detail FROM images WHERE {rejected} ORDER BY n"
-    for block, at, reason, detail in table.all(query):
-        if block >= 0:
-            slice_of = table.blocks[block]
-            assert isinstance(slice_of, FileBlock)
-            yield slice_of.names[at], reason, detail
+    query = (
+        "SELECT block, number, reason, detail FROM images WHERE block >= 0 AND reason NOT IN $1 ORDER BY n"
+    )
+    for number, at, reason, detail in table.all(query, ["", *NOT_REJECTED]):
+        block = table.blocks[number]
+        assert isinstance(block, FileBlock)
+        yield block.names[at], reason, detail
 
 
 def _summarize(table: Table, has_manifest: bool, seconds: float) -> dict[str, Any]:
@@ -163,9 +154,9 @@ def _summarize(table: Table, has_manifest: bool, seconds: float) -> dict[str, An
 def _json_parts(table: Table, summary: dict[str, Any]) -> Iterator[str]:
     """The text of the report."""
     yield json.dumps(summary, indent=1)[:-2]  # the lists follow before the closing brace
-    for key, query in LISTS.items():
-        yield f',\n "{key}": ['
-        for number, row in enumerate(table.json_rows(query)):
+    for name in LISTS:
+        yield f',\n "{name}": ['
+        for number, row in enumerate(table.json_rows(sql(name))):
             yield (",\n  " if number else "\n  ") + row
         yield "\n ]"
     yield "\n}\n"
