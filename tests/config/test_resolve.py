@@ -58,7 +58,7 @@ def test_per_command_options_are_not_inherited():
 
 
 def test_shape_of_the_checkpoint_may_be_repeated():
-    """tests/scripts/test_bad_input.py has what contradicts it."""
+    """tests/scripts/test_mistakes.py has what contradicts it."""
     resolve({"z_channels": 16, "channels": [128, 256, 512, 512], "use_quant_conv": False}, checkpoint())
 
 

@@ -35,12 +35,12 @@ print(json.dumps(found))
 
 def without_libraries(*words: str) -> subprocess.CompletedProcess[str]:
     """Run a script of the project in a process that cannot import any third-party library."""
-    return _without(LIBRARIES, words)
-
-
-def without_pytorch(*words: str) -> subprocess.CompletedProcess[str]:
-    """Run a script of the project in a process that cannot import torch or torchvision."""
-    return _without(("torch", "torchvision"), words)
+    return subprocess.run(
+        [sys.executable, "-c", BLOCK_IMPORTS + ONE_SCRIPT, " ".join(LIBRARIES), *words],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+    )
 
 
 def each_without_pytorch(commands: list[list[str]]) -> list[tuple[int, str]]:
@@ -54,12 +54,3 @@ def each_without_pytorch(commands: list[list[str]]) -> list[tuple[int, str]]:
     )
     assert done.returncode == 0, done.stderr
     return [(code, error) for code, error in json.loads(done.stdout)]
-
-
-def _without(packages: tuple[str, ...], words: tuple[str, ...]) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-c", BLOCK_IMPORTS + ONE_SCRIPT, " ".join(packages), *words],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-    )

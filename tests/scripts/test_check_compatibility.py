@@ -28,30 +28,32 @@ def test_bare_python_prints_a_complete_report_with_the_set_up_first(bare):
     assert "failed" in lines[-1]
 
 
-def test_help_needs_no_package(bare):
+def test_help_and_plan_without_packages(bare):
     found = run_check(bare, "--plan", "--help")
     assert found.returncode == 0
-    for word in (b"--json", b"--strict", b"exit code"):
+    for word in (b"--json", b"--strict"):
         assert word in found.stdout
-
-
-def test_plan_without_pytorch_prints_one_line(bare):
     found = run_check(bare, "--plan")
-    assert found.returncode == 1
-    assert found.stdout == b""
-    assert found.stderr.count(b"\n") == 1
-    assert b"is not installed: run" in found.stderr
+    assert (found.returncode, found.stdout, found.stderr.count(b"\n")) == (1, b"", 1)
 
 
-@pytest.mark.parametrize(
-    ("words", "token"),
-    [(["--jsom"], "--jsom"), (["--gpu", "RTX 5090"], "--plan"), (["--plan", "--strict"], "--strict")],
-)
-def test_mistakes_print_one_line(bare, words, token):
+@pytest.mark.parametrize("words", [["--jsom"], ["--gpu", "RTX 5090"], ["--strict", "--plan"]])
+def test_mistakes_print_one_line(bare, words):
     found = run_check(bare, *words)
-    assert (found.returncode, found.stdout) == (2, b"")
-    assert found.stderr.count(b"\n") == 1
-    assert token.encode() in found.stderr
+    assert (found.returncode, found.stdout, found.stderr.count(b"\n")) == (2, b"", 1)
+    assert words[0].encode() in found.stderr
+
+
+@POSIX
+def test_torch_that_crashes_the_process(tmp_path, bare):
+    for name in ("torch", "torchvision"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "version.py").write_text("__version__ = '2.14.0+cu130'\ncuda = '13.0'\n")
+    (tmp_path / "torch/__init__.py").write_text("import os; os.abort()")
+    found = run_check(bare, "--json", PYTHONPATH=str(tmp_path), PATH=str(tmp_path))
+    assert (found.returncode, found.stderr) == (1, b"")
+    check = checks_of(found.stdout)["torch.loads"]
+    assert (check["status"], "signal 6" in check["found"]) == ("fail", True)
 
 
 # --- terminals, pipes, paths ----------------------------------------------------------------------------

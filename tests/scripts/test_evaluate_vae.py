@@ -138,36 +138,6 @@ def test_vae_that_returns_nan_has_no_means_and_a_reason(flags, folder, tmp_path)
     assert results["vaes"][0]["sizes"][0]["metrics"]["psnr"] is None
 
 
-def mistakes(folder: Path, tmp_path: Path) -> dict[str, tuple[dict, list[str]]]:
-    """Changed flags, and words of the expected error line."""
-    good = str(folder / "first" / "vae")
-    return {
-        "one of several VAEs does not exist": ({"--vae": [good, "gone"]}, ["--vae gone"]),
-        "nothing matches": ({"--vae": str(folder / "*.pt")}, ["--vae", "matches no file"]),
-        "promotion into a folder of others": ({"--promote": folder}, ["--promote"]),
-        "the same VAE twice": ({"--vae": [good, good]}, ["--vae", "twice"]),
-        "missing dataset": ({"--data_path": tmp_path / "set.json"}, ["--data_path", "--mode shard"]),
-        "negative size": ({"--sizes": [-8]}, ["--sizes -8", "is below 8: raise it; 0 measures whole images"]),
-        "all images too small": ({"--sizes": [64]}, ["--data_path", "64 px"]),
-        "batches of whole images": ({"--sizes": [0], "--batch_size": 2}, ["--batch_size 2", "--sizes 0"]),
-        "LPIPS weights without LPIPS": ({"--perceptual_weights": "w.pth"}, ["--perceptual_weights", "none"]),
-        "Inception without rFID": ({"--inception_weights": "w.pth"}, ["--inception_weights", "--rfid"]),
-        "no GPU": ({"--device": "cuda"}, ["--device cuda"]),
-    }  # fmt: skip
-
-
-def test_mistake_is_one_line_and_nothing_is_written(flags, folder, tmp_path):
-    for what, (changed, words) in mistakes(folder, tmp_path).items():
-        if what == "no GPU" and torch.cuda.is_available():
-            continue
-        code, output, errors = run_command({**flags, **changed})
-        assert code != 0, what
-        assert output == "", what
-        assert len(errors.strip().splitlines()) == 1, (what, errors)
-        assert all(word in errors for word in words), (what, errors)
-        assert not (tmp_path / "out").exists(), what
-
-
 def test_the_best_checkpoint_is_promoted(flags, folder, tmp_path):
     """Of all files that match; the folder is a VAE of diffusers, and only --overwrite replaces it."""
     flags |= {"--vae": str(folder / "*" / "vae"), "--promote": tmp_path / "best"}

@@ -9,7 +9,6 @@ from types import ModuleType
 
 import numpy as np
 import pytest
-import torch
 from PIL import Image
 from sklearn.datasets import load_digits
 
@@ -130,14 +129,3 @@ def test_the_share_of_a_head_is_chosen_on_the_other_folds(classifier):
     assert np.array_equal(
         classifier.weighted_ensemble(np.eye(4)[targets], useless, targets, folds)[0], np.eye(4)[targets[0]]
     )
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("name", "side"), [("convnext_tiny", 64), ("resnet18", 8)])
-def test_networks_keep_the_positions_of_latents(classifier, name, side):
-    """Larger latents are cut into patches, so that the first stage has at most 32 x 32 positions."""
-    network = classifier.build_network(name, 16, side, 10).eval()
-    with torch.no_grad():
-        assert network(torch.zeros(1, 16, side, side)).shape == (1, 10)
-        stem = network.features[0] if name == "convnext_tiny" else network.conv1
-        assert stem(torch.zeros(1, 16, side, side)).shape[-1] == min(side, 32)

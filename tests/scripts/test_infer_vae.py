@@ -7,16 +7,10 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from tests.harness.runs import ROOT, run_here
+from tests.harness.runs import ROOT
 from tests.harness.small_vae import write_vae
 from tests.harness.waiting import wait_until
 from vae.system.files import MARKER_NAME
-
-
-def run_command(*words: object) -> tuple[int, str, str]:
-    """Exit code, stdout and stderr of the script."""
-    done = run_here("infer_vae.py", *words)
-    return done.returncode, done.stdout, done.stderr
 
 
 @pytest.fixture(scope="module")
@@ -38,22 +32,6 @@ def flags(vae_folder, image_folder, tmp_path) -> dict[str, object]:
 
 def flat(flags: dict[str, object]) -> list[object]:
     return [word for pair in flags.items() for word in pair]
-
-
-@pytest.mark.parametrize(
-    ("changed", "code", "message"),
-    [
-        ({"--steps": "1", "--mode": "interpolate"}, 78, "--steps 1 is too small: the minimum is 2"),
-        ({"--count": "3"}, 78, "--mode variations, not reconstruct"),
-        ({"--output_dir": __file__}, 78, "is a file: use another folder"),
-    ],
-)
-def test_mistake_is_one_line(flags, tmp_path, changed, code, message):
-    found, _, errors = run_command(*flat({**flags, **changed}))
-    assert found == code
-    assert message in errors
-    assert len(errors.splitlines()) == 1
-    assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.slow

@@ -7,7 +7,6 @@ import shutil
 import pytest
 
 from tests.harness.preparing import shard, write_manifest
-from tests.harness.runs import TINY
 from vae.config.flags import read_json
 from vae.config.trained_vae_flags import EvaluateConfig
 from vae.data.exclude_list import read_exclude_list
@@ -16,7 +15,6 @@ from vae.evaluation.image_set import find_images
 from vae.shards.dataset_json import read_dataset
 from vae.system.errors import UserError
 from vae.system.files import sha256_of_file
-from vae.training.run import train
 
 ENCODINGS = {
     "utf-8 with a mark": lambda text: text.encode("utf-8-sig"),
@@ -84,16 +82,3 @@ def test_text_in_another_encoding_is_one_line(data, photos, tmp_path):
     done = shard(photos, tmp_path / "set", "--exclude", tmp_path / "list.txt", code=78)
     assert re.search(r"--exclude .*list\.txt.*(UTF-8|none of its lines is an image)", done.stderr)
     assert "Traceback" not in done.stderr
-
-
-@pytest.mark.parametrize("text", ["nothing.png\nC:\\photos\\x.png\n", ""])
-def test_a_list_that_matches_nothing_is_an_error(text, photos, tmp_path):
-    path = tmp_path / "list.txt"
-    path.write_text(text)
-    config = EvaluateConfig(vae=["x"], data_path=str(photos), output_dir="x", exclude=str(path), sizes=[32])
-    with pytest.raises(UserError, match=r"--exclude .*list\.txt"):
-        find_images(config)
-    given = {**TINY, "data_path": str(photos), "output_dir": str(tmp_path / "run"), "exclude": str(path)}
-    with pytest.raises(UserError, match=r"--exclude .*list\.txt"):
-        train(given)
-    shard(photos, tmp_path / "set", "--exclude", path, code=78, says=f"--exclude {path}")
