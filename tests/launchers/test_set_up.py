@@ -14,11 +14,10 @@ from pathlib import Path
 import pytest
 
 from launchers import environment, virtual_environment
-from launchers.stamp import STAMP, torch_requirements
+from launchers.stamp import torch_requirements
 from launchers.torch_builds import Machine
 from tests.harness.launcher_projects import make_pair, make_wheel
 from tests.harness.runs import ROOT, closed_pipe
-from vae.checks.facts import Smi
 from vae.system.host import usable_cores
 
 NOWHERE = "http://127.0.0.1:9/whl"  # the discard port refuses connections at once
@@ -38,16 +37,6 @@ def test_a_version_has_an_environment_of_its_own(capsys):
         with pytest.raises(SystemExit):
             venv("--torch", wrong)
         assert f"--torch {wrong} is not one of" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(("version", "runs_mypy"), [("2.9.1", 0), ("2.13.0+cu126", 0), ("2.14.0", 1)])
-def test_mypy_runs_only_with_a_torch_that_has_the_types(monkeypatch, tmp_path, version, runs_mypy):
-    modules: list[str] = []
-    monkeypatch.setattr(environment, "runs", lambda *given: False)
-    monkeypatch.setattr(environment, "run_command", lambda words: modules.append(words[2]) or 0)
-    (tmp_path / STAMP).write_text(json.dumps({"torch": version}))
-    assert environment.run_tests(tmp_path, []) == 0
-    assert modules == ["ruff", *["mypy"] * runs_mypy, "pytest"]
 
 
 RTX_5090 = Machine(580, (("NVIDIA GeForce RTX 5090", (12, 0)),))
@@ -79,13 +68,6 @@ def test_set_up_in_a_terminal_asks_before_it_creates_anything(project):
     assert "'x' is not one of" in screen
     assert "Traceback" not in screen
     assert not (project.folder / ".venv").exists()
-
-
-def test_hanging_nvidia_smi_prints_one_line(monkeypatch, capsys):
-    monkeypatch.setattr(environment, "query_nvidia_smi", lambda: Smi("hanging", "no answer in 15 s"))
-    assert environment.read_machine() is None
-    (line,) = capsys.readouterr().out.splitlines()
-    assert "nvidia-smi: no answer in 15 s" in line
 
 
 def test_closed_pipe_ends_without_traceback(project):

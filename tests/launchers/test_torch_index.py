@@ -44,13 +44,6 @@ def test_rocm_has_no_substitute(monkeypatch):
         torch_source("rocm")
 
 
-def test_remark_on_windows_mentions_missing_cuda(monkeypatch):
-    monkeypatch.setenv("VAE_TORCH_INDEX", NOWHERE)
-    monkeypatch.setattr(torch_index, "WINDOWS", True)
-    assert "without CUDA" in torch_source("cu128")[2]
-    assert "without CUDA" not in torch_source("cpu")[2]
-
-
 def test_silent_index_times_out(monkeypatch):
     with socket.create_server(("127.0.0.1", 0)) as silent:
         monkeypatch.setenv("VAE_TORCH_INDEX", f"http://127.0.0.1:{silent.getsockname()[1]}")

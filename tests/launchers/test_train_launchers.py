@@ -2,8 +2,6 @@
 
 import os
 import re
-import shlex
-import shutil
 import signal
 import subprocess
 import sys
@@ -20,41 +18,11 @@ if os.name == "nt":
     pytest.skip("these tests run the shell scripts", allow_module_level=True)
 
 
-def batch_command(arguments: list[str]) -> list[str]:
-    """The last command of train_rtx5090.bat, with its variables expanded as cmd does."""
-    lines = (ROOT / "train_rtx5090.bat").read_text().splitlines()
-    (line,) = [line for line in lines if line.startswith('"%PYTHON%"')]
-    words = []
-    for word in shlex.split(line.replace("\\", "/")):
-        words += arguments if word == "%*" else [word.replace("%PYTHON%", sys.executable)]
-    return words
-
-
 def test_arguments_become_those_of_the_trainer(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for arguments, expected in CHOICES:
         found = training.trainer_command(arguments, has_training_data=False)
         assert found == ["train_vae.py", *expected], arguments
-
-
-@pytest.mark.parametrize("arguments", [["--demo"], ["--output_dir", "./o ü'x"]])
-def test_both_launchers_start_the_same_processes(project, arguments):
-    assert project.train(*arguments).returncode == 0
-    from_sh = project.calls()
-    shutil.rmtree(project.folder / "data", ignore_errors=True)  # the demo draws again
-    ran = subprocess.run(
-        batch_command(arguments), cwd=project.folder, env=project.environ(), stdin=subprocess.DEVNULL
-    )
-    assert ran.returncode == 0
-    assert project.calls() == from_sh
-    assert from_sh[-1] == ["train_vae.py", *dict((tuple(a), e) for a, e in CHOICES)[tuple(arguments)]]
-
-
-def test_launchers_contain_no_recipe_settings():
-    text = "".join((ROOT / name).read_text() for name in ("train_rtx5090.sh", "train_rtx5090.bat"))
-    for name in ("training.py", "menu.py"):
-        text += (ROOT / "launchers" / name).read_text(encoding="utf-8")
-    assert not re.findall(r"\b(?:512|768|1024|1536|2048|2560)\b", text)
 
 
 # --- demo ----------------------------------------------------------------------------------------
@@ -92,27 +60,6 @@ def test_failed_drawing_stops_the_demo_and_goes_on_next_time(project):
     assert [call[0] for call in project.calls()] == ["prepare_data.py"]
     assert project.train("--demo").returncode == 0
     assert [call[0] for call in project.calls()] == ["prepare_data.py", "train_vae.py"]
-
-
-def test_signal_while_drawing_ends_the_launcher(project):
-    launcher = subprocess.Popen(
-        [project.folder / "train_rtx5090.sh", "--demo"],
-        env=project.environ(STUB_WAITS="1"),
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-    )
-    with launcher:
-        assert launcher.stdout.readline() == b"waiting\n"
-        launcher.send_signal(signal.SIGTERM)
-        assert launcher.wait(timeout=60) == 128 + signal.SIGTERM
-        assert b"Traceback" not in launcher.stderr.read()
-    assert [call[0] for call in project.calls()] == ["prepare_data.py"]
-
-
-def test_demo_with_a_profile_is_refused():
-    with pytest.raises(ValueError, match="--demo has its own profile: remove --demo or --profile"):
-        training.trainer_command(["--demo", "--profile", "fast"], has_training_data=False)
 
 
 # --- exit codes, signals, the menu ---------------------------------------------------------------
@@ -162,37 +109,31 @@ def test_restart_repeats_the_command_and_resumes(given, folder, begins_stage, tm
     assert training.resumed(command) == [*command, *resume]
 
 
-def test_a_stop_signal_at_the_end_of_a_diverged_run_starts_no_other(project):
-    run = project.folder / "run"
-    run.mkdir()
-    (run / "diverged.json").touch()
+@pytest.mark.parametrize(
+    ("arguments", "sent", "code_of_trainer", "code"),
+    [
+        (["--profile", "fast"], signal.SIGTERM, "75", 75),
+        (["--profile", "fast"], signal.SIGINT, "", -signal.SIGINT),  # the stub does not handle it
+        (["--output_dir", "run"], signal.SIGTERM, "76", 76),  # a diverged run is not started again
+        (["--demo"], signal.SIGTERM, "", 128 + signal.SIGTERM),  # while images are drawn
+    ],
+)
+def test_a_signal_ends_the_launcher_and_what_it_has_started(project, arguments, sent, code_of_trainer, code):
+    (project.folder / "run").mkdir()
+    (project.folder / "run" / "diverged.json").touch()
     launcher = subprocess.Popen(
-        [project.folder / "train_rtx5090.sh", "--output_dir", "run"],
-        env=project.environ(STUB_WAITS="1", STUB_CODE_OF_SIGNAL="76"),
+        [project.folder / "train_rtx5090.sh", *arguments],
+        env=project.environ(STUB_WAITS="1", STUB_CODE_OF_SIGNAL=code_of_trainer),
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
-    )
-    with launcher:
-        assert launcher.stdout.readline() == b"waiting\n"
-        launcher.send_signal(signal.SIGTERM)
-        assert launcher.wait(timeout=60) == 76
-    assert len(project.calls()) == 1
-
-
-@pytest.mark.parametrize(("sent", "code"), [(signal.SIGTERM, 75), (signal.SIGINT, -signal.SIGINT)])
-def test_signal_reaches_the_trainer(project, sent, code):
-    """The stub exits with 75 on SIGTERM and does not handle SIGINT, which ends Python."""
-    launcher = subprocess.Popen(
-        [project.folder / "train_rtx5090.sh", "--profile", "fast"],
-        env=project.environ(STUB_WAITS="1"),
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
     )
     with launcher:
         assert launcher.stdout.readline() == b"waiting\n"
         launcher.send_signal(sent)
         assert launcher.wait(timeout=60) == code
+        assert (b"Traceback" in launcher.stderr.read()) == (sent == signal.SIGINT)  # of the stub
+    assert len(project.calls()) == 1
 
 
 def ask(monkeypatch, typed: str, *cards: Card) -> list[str] | None:
