@@ -1,4 +1,4 @@
-"""A stand-in for the Hugging Face hub on loopback, with what huggingface_hub's HfFileSystem asks for."""
+"""A stand-in for the Hugging Face hub on loopback: files of models, and what HfFileSystem asks for."""
 
 import hashlib
 import json
@@ -12,9 +12,12 @@ from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 import duckdb
+import pytest
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
-_PATH = re.compile(r"/(?:api/)?datasets/([^/]+/[^/]+)(?:/(revision|tree|paths-info|resolve)/([^/]+)/?(.*))?")
+_PATH = re.compile(
+    r"/(?:(?:api/)?datasets/|(?!api/))([^/]+/[^/]+)(?:/(revision|tree|paths-info|resolve)/([^/]+)/?(.*))?"
+)
 
 
 def write_parquet(path: Path, images: list[bytes], labels: list[int], names: list[str]) -> None:
@@ -30,11 +33,12 @@ def write_parquet(path: Path, images: list[bytes], labels: list[int], names: lis
 
 
 class DatasetHub:
-    """Serves the folders ROOT/REVISION/OWNER/NAME; of those in `private`, only with a token."""
+    """Serves the folders ROOT/REVISION/OWNER/NAME, those in `private` with a token, and none in `refused`."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
         self.private: set[str] = set()
+        self.refused: dict[str, tuple[int, str]] = {}  # status and error code
         self.requests: list[str] = []  # method and path
         handler = type("Handler", (_Handler,), {"hub": self})
         self.server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
@@ -44,9 +48,16 @@ class DatasetHub:
 
 
 @contextmanager
-def dataset_hub(root: Path) -> Iterator[DatasetHub]:
-    """A hub as long as the context lasts."""
+def dataset_hub(root: Path, patch: pytest.MonkeyPatch) -> Iterator[DatasetHub]:
+    """A hub as long as the context lasts, which huggingface_hub asks without a token."""
+    constants = pytest.importorskip("huggingface_hub.constants", reason="huggingface_hub is not installed")
     hub = DatasetHub(root)
+    template = constants.HUGGINGFACE_CO_URL_TEMPLATE.removeprefix(constants._HF_DEFAULT_ENDPOINT)
+    patch.setattr(constants, "ENDPOINT", hub.url)
+    patch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", hub.url + template)
+    patch.setattr(constants, "HF_HUB_DISABLE_XET", True)
+    patch.setattr(constants, "HF_TOKEN_PATH", str(root / "no token"))
+    patch.delenv("HF_TOKEN", raising=False)
     yield hub
     hub.server.shutdown()
     hub.server.server_close()
@@ -73,6 +84,10 @@ class _Handler(BaseHTTPRequestHandler):
             return
         repo, action, revision, name = (unquote(text or "") for text in match.groups())
         folder = self.hub.root / (revision or "main") / repo
+        if repo in self.hub.refused:
+            status, code = self.hub.refused[repo]
+            self._send(status, code=code)
+            return
         if not (self.hub.root / "main" / repo).is_dir() or self._is_refused(repo):
             self._send(401, code="RepoNotFound")  # the hub does not say which of the two it is
         elif not folder.is_dir():

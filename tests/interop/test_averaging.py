@@ -2,7 +2,6 @@
 
 import json
 import math
-import re
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -79,16 +78,6 @@ def test_hash_depends_on_values_and_names_and_not_on_layout():
     )
     assert hash_of_weights({"a": weights["a"], "c": weights["b"]}) != hash_of_weights(weights)
     assert hash_of_weights({**weights, "b": weights["b"] + 1e-6}) != hash_of_weights(weights)
-
-
-def test_different_starts_are_refused_with_the_reason(tmp_path):
-    one, other = (
-        write_vae(tmp_path / start[0], 3, replace(SMALL, channels=(16,)), start=start, init="default")
-        for start in (ONE, OTHER)
-    )
-    reason = f"{re.escape(str(one))} and {re.escape(str(other))} began from different weights.*--init_from"
-    with pytest.raises(UserError, match=reason):
-        combined(one, other)
 
 
 @pytest.mark.parametrize("options", ["", "--dtype bf16"])

@@ -119,30 +119,15 @@ def test_a_trained_vae_is_written_and_used(channels, cut_outs, tmp_path):
     assert (theirs.eval()(pixels).sample - expected).abs().max() < 1e-5 * expected.abs().max()
 
     words = ("--mode", "reconstruct", "--vae", run / "vae", "--device", "cpu")
-    assert (
-        run_here("infer_vae.py", *words, "--input", cut_outs, "--output_dir", tmp_path / "png").returncode
-        == 0
-    )
+    words += ("--input", cut_outs, "--output_dir", tmp_path / "png")
+    assert run_here("infer_vae.py", *words).returncode == 0
     written = Image.open(tmp_path / "png" / "3.png")
     assert written.mode == ("RGBA" if channels == 4 else "L")
     assert written.size == (56, 48)
-    output = tmp_path / "report"
-    words = (
-        "--vae",
-        run / "vae",
-        "--device",
-        "cpu",
-        "--data_path",
-        cut_outs,
-        "--output_dir",
-        output,
-        "--sizes",
-        32,
-        "--perceptual_net",
-        "none",
-    )
+    words = ("--vae", run / "vae", "--data_path", cut_outs, "--output_dir", tmp_path / "report")
+    words += ("--device", "cpu", "--sizes", 32, "--perceptual_net", "none")
     assert run_here("evaluate_vae.py", *words).returncode == 0
-    of_vae, *others = json.loads((output / "results.json").read_text("utf-8"))["vaes"]
+    of_vae, *others = json.loads((tmp_path / "report" / "results.json").read_text("utf-8"))["vaes"]
     assert (of_vae["sizes"][0]["metrics"]["psnr_alpha"] is None) == (channels == 1)
     assert any(row["name"].startswith("JPEG") for row in others) == (channels == 1)
 

@@ -83,37 +83,20 @@ def test_diffusers_decodes_the_exported_folder_to_our_images(family, image_folde
     assert json.loads((tmp_path / "folder" / "config.json").read_text())["latent_channels"] == len(latents[0])
 
 
-@pytest.mark.slow
-def test_a_resumed_run_equals_one_without_a_stop(image_folder, tmp_path):
-    for name, stops in (("whole", (4,)), ("resumed", (2, 4))):
-        (tmp_path / name).mkdir()
-        vae = diffusers_model("sd", (32, 32), 1)
-        train_tiny(vae, image_folder, tmp_path / name, max_steps=stops[0])
-        for stop in stops[1:]:
-            given = {"output_dir": str(tmp_path / name / "run"), "max_steps": stop}
-            assert train({**given, "resume_from": "latest"}) == 0
-    ends = [load_vae(tmp_path / name / "run" / "vae").autoencoder for name in ("whole", "resumed")]
-    for name, value in ends[0].state_dict().items():
-        assert torch.equal(value, ends[1].state_dict()[name]), name
-
-
-def test_wrong_uses_are_one_line(image_folder, tmp_path):
+def test_wrong_uses_name_their_flag(image_folder, tmp_path):
     teacher = diffusers_model("sd", (32, 32), 1)
-    with pytest.raises(UserError, match=r"^--decoder tiny learns the latents .* --profile decoder$"):
-        train_tiny(teacher, image_folder, tmp_path, train_part="all")
-    with pytest.raises(UserError, match=r"^--decoder tiny has 64 channels in each level: omit"):
-        train_tiny(teacher, image_folder, tmp_path, decoder_channels=(8, 16))
+    for wrong in ({"train_part": "all"}, {"decoder_channels": (8, 16)}):
+        with pytest.raises(UserError, match=r"^--decoder tiny "):
+            train_tiny(teacher, image_folder, tmp_path, **wrong)
     weights = (tmp_path / "teacher" / WEIGHTS_NAME).rename(tmp_path / "a.safetensors")
-    with pytest.raises(
-        UserError, match=r"does not contain the scaling of its latents, which --train_part decoder"
-    ):
+    with pytest.raises(UserError, match=r"^--init_from .*scaling"):
         train_tiny(teacher, image_folder, tmp_path, init_from=str(weights))
     shape = ModelConfig(channels=(8, 8), norm_groups=4, layers_per_block=1, decoder="tiny")
     export_of = {"vae": (str(tmp_path / "tiny"),), "output": str(tmp_path / "out")}
     model = AutoencoderKL(shape)
     save_diffusers_folder(tmp_path / "tiny", model.state_dict(), diffusers_config(shape, 32, 0.5, 0.0))
     assert load_vae(tmp_path / "tiny").autoencoder.config == shape
-    with pytest.raises(UserError, match=r"^--add_quant_conv: --vae .* has a tiny decoder"):
+    with pytest.raises(UserError, match=r"^--add_quant_conv"):
         export(ExportConfig(**export_of, add_quant_conv=True))
     export(ExportConfig(**export_of))
     with pytest.raises(UserError, match="AutoencoderTiny"):

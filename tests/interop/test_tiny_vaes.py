@@ -32,8 +32,6 @@ from vae.training.run import train
 RUN = {name: TINY[name] for name in ("batch_size", "perceptual_weight", "num_workers", "val_split", "device")}
 RUN |= {"save_samples_freq": 0, "image_size": 32, "num_epochs": 1, "max_steps": 3, "ema_decay": 0.0}
 
-DECODER = {"init_from": "tiny", "train_part": "decoder"}
-
 
 @pytest.fixture
 def teacher(tmp_path):
@@ -295,52 +293,48 @@ def test_recompute_levels_give_the_same_gradients(level):
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("flag", "options"),
     [
-        ({"family": "taesana", "teacher": "T"}, r"^--family taesana has at least 3 levels"),
-        ({"family": "tiny"}, r"^--family tiny learns the latents of another VAE: give it with --teacher$"),
-        ({"teacher": "T"}, r"^--teacher .*: only an AutoencoderTiny learns .* add --family tiny"),
-        ({"family": "tiny", "teacher": "T", "kl_weight": 1e-6}, r"^--kl_weight 1e-06: .* has no variance"),
-        ({"family": "tiny", "teacher": "T", "scaling_factor": 0.5}, r"^--scaling_factor 0.5: .* has its own"),
-        ({"family": "tiny", "teacher": "T", "z_channels": 8}, r"^--z_channels 8 contradicts .* of --teacher"),
-        ({"init_from": "tiny", "teacher": "T"}, r"^--init_from .* has 4 latent channels and 4 levels, but"),
-        ({**DECODER, "decoder": "tiny"}, r"^--decoder tiny: .* has its own"),
-        ({**DECODER, "teacher": "T"}, r"^--teacher has no effect with --train_part decoder: remove one"),
-        (
-            {"family": "tiny", "teacher": "grey"},
-            r"^--teacher .* of images with 1 channels: give a VAE of RGB",
-        ),
-        ({"family": "tiny", "teacher": "missing"}, r"^--teacher missing: there is no such file or folder"),
+        ("family", {"family": "taesana", "teacher": "T"}),  # has more levels
+        ("family", {"family": "tiny"}),
+        ("teacher", {"teacher": "T"}),
+        ("kl_weight", {"family": "tiny", "teacher": "T", "kl_weight": 1e-6}),
+        ("scaling_factor", {"family": "tiny", "teacher": "T", "scaling_factor": 0.5}),
+        ("z_channels", {"family": "tiny", "teacher": "T", "z_channels": 8}),
+        ("init_from", {"init_from": "tiny", "teacher": "T"}),
+        ("decoder", {"init_from": "tiny", "train_part": "decoder", "decoder": "tiny"}),
+        ("teacher", {"init_from": "tiny", "train_part": "decoder", "teacher": "T"}),
+        ("teacher", {"family": "tiny", "teacher": "grey"}),
+        ("teacher", {"family": "tiny", "teacher": "missing"}),
     ],
 )
-def test_mistakes_are_one_line(options, said, teacher, image_folder, tmp_path):
+def test_mistakes_name_their_flag(flag, options, teacher, image_folder, tmp_path):
     write_vae(tmp_path / "grey", shape=replace(SMALL, image_channels=1))
     theirs().save_pretrained(tmp_path / "tiny")
-    teachers = {"T": str(teacher), "grey": str(tmp_path / "grey")}
-    folders = {"init_from": {"tiny": str(tmp_path / "tiny")}, "teacher": teachers}
-    given = {name: folders.get(name, {}).get(value, value) for name, value in options.items()}
-    with pytest.raises(UserError, match=said):
+    paths = {"tiny": tmp_path / "tiny", "T": teacher, "grey": tmp_path / "grey"}
+    given = dict(options)
+    for name in {"init_from", "teacher"} & options.keys():
+        given[name] = str(paths.get(options[name], options[name]))
+    with pytest.raises(UserError, match=rf"^--{flag}\b"):
         train_tiny(image_folder, tmp_path / "run", **given)
 
 
-def test_files_that_are_no_whole_taesd_are_one_line(teacher, tmp_path):
+def test_files_that_are_no_whole_taesd_are_refused(tmp_path):
     model = theirs()
     folder = tmp_path / "a"
     model.save_pretrained(folder)
     weights = load_file(folder / WEIGHTS_NAME)
     save_file({n: v for n, v in weights.items() if n.startswith("decoder.")}, tmp_path / "b.safetensors")
-    with pytest.raises(UserError, match=r"is an AutoencoderTiny \(TAESD\) without an encoder"):
-        load_vae(tmp_path / "b.safetensors")
     weights["encoder.layers.1.skip.weight"] = torch.zeros(64, 64, 1, 1)
     save_file(weights, tmp_path / "c.safetensors")
-    with pytest.raises(
-        UserError, match=r"of another architecture: it has the unknown encoder\.layers\.1\.skip"
-    ):
-        load_vae(tmp_path / "c.safetensors")
+    with pytest.raises(UserError, match=r"^--fold_scaling"):
+        export(ExportConfig(vae=(str(folder),), output=str(tmp_path / "d"), fold_scaling="flux"))
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps(config | {"act_fn": "silu"}))
-    with pytest.raises(UserError, match="has silu and nearest: only relu and nearest are supported"):
-        load_vae(folder)
-    model.save_pretrained(tmp_path / "c")
-    with pytest.raises(UserError, match=r"^--fold_scaling: --vae .* has the latents of others: omit it$"):
-        export(ExportConfig(vae=(str(tmp_path / "c"),), output=str(tmp_path / "d"), fold_scaling="flux"))
+    for path, part in (
+        (tmp_path / "b.safetensors", "encoder"),
+        (tmp_path / "c.safetensors", r"encoder\.layers\.1\.skip"),
+        (folder, "silu"),
+    ):
+        with pytest.raises(UserError, match=part):
+            load_vae(path)

@@ -121,18 +121,6 @@ def test_a_trained_network_goes_back_into_the_video_vae(train_part, image_folder
         assert torch.equal(one_frame(after, image())[0], one_frame(theirs, image())[0])
 
 
-@pytest.mark.slow
-def test_a_resumed_run_equals_one_without_a_stop(image_folder, tmp_path):
-    wan_model().save_pretrained(tmp_path / "theirs")
-    for name, stops in (("whole", (2,)), ("resumed", (1, 2))):
-        begin = {**RUN, "data_path": str(image_folder), "init_from": str(tmp_path / "theirs")}
-        for stop in stops:
-            assert train({**begin, "output_dir": str(tmp_path / name), "max_steps": stop}) == 0
-            begin = {"resume_from": "latest"}
-    whole, resumed = (load_file(tmp_path / name / "vae" / WEIGHTS_NAME) for name in ("whole", "resumed"))
-    assert all(torch.equal(resumed[name], value) for name, value in whole.items())
-
-
 def test_other_networks_are_refused(tmp_path):
     wan_model(num_res_blocks=1).save_pretrained(tmp_path / "theirs")
     wan_model().save_pretrained(tmp_path / "other")
