@@ -19,12 +19,6 @@ def test_pixels_equal_the_recorded_hash():
     assert hashlib.sha256(draw_image(96, 0, 0).tobytes()).hexdigest() == GOLDEN
 
 
-def test_seed_and_index_select_the_image():
-    images = [draw_image(48, seed, index) for seed in (0, 1) for index in (0, 1)]
-    assert len({image.tobytes() for image in images}) == 4
-    assert np.array_equal(images[3], draw_image(48, 1, 1))
-
-
 def test_script_draws_only_missing_images(tmp_path):
     line = ("--mode", "demo", "--output_dir", str(tmp_path / "demo"), "--count", "3", "--target_size", "64")
     first = run_script("prepare_data.py", *line, "--num_workers", "2")

@@ -1,7 +1,6 @@
 """Which images a dataset has: look-alikes in one subset, conditions, lists, other datasets, joined tables."""
 
 import json
-import re
 from hashlib import sha256
 from types import SimpleNamespace
 
@@ -112,14 +111,7 @@ def test_list_of_images_to_leave_out(source, tmp_path):
     assert {path.name for path in source.iterdir()} - left == {"00_a.png", "01_a.png", "02_c.jpg"}
     (tmp_path / "empty.txt").write_text("\n")
     for name in ("empty.txt", "none.txt"):
-        shard(
-            source,
-            tmp_path / "other",
-            "--exclude",
-            tmp_path / name,
-            code=78,
-            says=f"--exclude {tmp_path / name}",
-        )
+        shard(source, tmp_path / "other", "--exclude", tmp_path / name, code=78, says="--exclude")
 
 
 @pytest.mark.parametrize("suffix", ["parquet", "csv", "jsonl"])
@@ -196,12 +188,9 @@ def test_identity_of_a_dataset_does_not_depend_on_how_python_prints_a_name():
 
 
 @pytest.mark.parametrize(
-    ("reason", "words"),
-    [
-        ("There is not enough space on the disk.\r\n\r\n", "out: the disk is full: free some space"),
-        ("Access is denied.\r\n\r\n", "out cannot be written: IO Error: .* Access is denied.$"),
-    ],
+    ("reason", "word"),
+    [("There is not enough space on the disk.\r\n", "the disk is full"), ("Access is denied.\r\n", "denied")],
 )
-def test_errors_of_duckdb_on_windows_are_one_line(reason, words):
-    error = duckdb.IOException(f'IO Error: Could not write file "t.parquet" (error in WriteFile): {reason}')
-    assert re.search(words, str(write_error(error, "out")))
+def test_errors_of_duckdb_on_windows_are_one_line(reason, word):
+    found = str(write_error(duckdb.IOException(f'IO Error: Could not write file "t": {reason}'), "out"))
+    assert (word in found, "\n" in found) == (True, False)

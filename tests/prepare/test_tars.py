@@ -205,16 +205,6 @@ def test_broken_tars_are_named_and_read_again(tmp_path, monkeypatch):
     index(folder, tmp_path / "less", "--skip_broken_tars", code=78, says="never changes")
 
 
-def test_missing_tar_of_a_pattern_is_named(tmp_path):
-    folder = write_webdataset(tmp_path / "tars", tars=2)
-    index(
-        f"{folder}/kodak-{{000000..000002}}.tar",
-        tmp_path / "set",
-        code=77,
-        says="kodak-000002.tar: broken_tar: No such file",
-    )
-
-
 def test_rules_leave_images_out_and_write_no_tar(tmp_path):
     folder = write_img2dataset(tmp_path / "tars")
     done = index(
@@ -227,16 +217,6 @@ def test_rules_leave_images_out_and_write_no_tar(tmp_path):
     for number, flags in enumerate((("--min_size", "65"), ("--where", "width > 64 or format <> 'JPEG'"))):
         index(folder, tmp_path / f"none{number}", *flags, code=77, says="no image is left")
     index(folder, tmp_path / "set", "--where", "punsafe < 0.4", code=78, says="never changes")
-
-
-def test_equal_images_are_in_one_subset(tmp_path):
-    folder = write_webdataset(tmp_path / "tars", images=20)
-    shutil.copy(folder / "kodak-000000.tar", folder / "copy.tar")
-    index(folder, tmp_path / "set", "--val_split", "0.3", code=0)
-    train, val = (read_all(tmp_path / "set" / name) for name in ("dataset.json", "validation.json"))
-    assert len(train) + len(val) == 60
-    assert 6 < len(val) < 30
-    assert not set(train.values()) & set(val.values())
 
 
 # ---- --input -----------------------------------------------------------------------------------------------
