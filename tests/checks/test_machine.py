@@ -79,36 +79,6 @@ def test_remote_store_is_no_missing_folder():
     assert "5ecret" not in str((found, check))
 
 
-def test_file_instead_of_a_folder(tmp_path):
-    (tmp_path / "file").write_text("")
-    for path in (tmp_path / "file", tmp_path / "file" / "runs"):
-        assert "is a file" in gather_folder("--output_dir", str(path), given=True, writes=True).problem
-
-
-@pytest.mark.skipif(os.name == "nt", reason="Windows does not refuse it before a folder is made")
-def test_invalid_path():
-    assert gather_folder("--output_dir", "x" * 5000, given=True, writes=True).problem
-
-
-@pytest.mark.skipif(os.name == "nt" or os.geteuid() == 0, reason="the superuser may read everything")
-def test_unreadable_folder(tmp_path):
-    closed = tmp_path / "closed"
-    closed.mkdir(mode=0)
-    assert gather_folder("--data_path", str(closed), given=True, writes=False).problem
-    assert gather_folder("--output_dir", str(closed / "runs"), given=True, writes=True).problem
-    closed.chmod(0o700)
-
-
-def test_refused_write_is_a_problem(tmp_path, monkeypatch):
-    def refuse(path, **_):
-        raise PermissionError(13, "Permission denied", str(path))
-
-    monkeypatch.setattr(Path, "touch", refuse)  # permissions do not stop root
-    assert (
-        gather_folder("--output_dir", str(tmp_path), given=True, writes=True).problem == "Permission denied"
-    )
-
-
 ANSWER = "0, NVIDIA GeForce RTX 5090, 580.95.05, 32607, 12.0\n"
 
 

@@ -70,14 +70,6 @@ def test_missing_card_is_only_a_warning():
     assert exit_code(judge(NO_CARD), strict=True) == 3
 
 
-def test_first_remedy_without_torch_is_the_set_up():
-    first = judge(WITHOUT_TORCH)[0]
-    assert (first.id, first.status, first.remedy) == ("torch.loads", FAIL, "./setup.sh")
-    windows = changed(WINDOWS, torch_files=WITHOUT_TORCH.torch_files, loaded=WITHOUT_TORCH.loaded)
-    assert verdict(windows, "torch.loads").remedy == "setup_windows.bat"
-    assert verdict(WITHOUT_TORCH, "card.computes").status == SKIP
-
-
 # --- one fault: the check, its status, and texts in its finding or remedy, in DESKTOP with changes
 
 
@@ -280,12 +272,6 @@ def test_every_check_and_group_is_in_the_text(facts):
         if check.status not in ("pass", "skip"):
             assert check.remedy in text  # on one line, to be copied
     assert text.isascii()
-
-
-def test_remedies_of_failures_come_first_and_once():
-    lines = as_text(judge(WITHOUT_TORCH)).splitlines()
-    assert lines[:3] == ["To do first:", "    ./setup.sh", ""]
-    assert "failed" in lines[-1]
 
 
 def test_json():

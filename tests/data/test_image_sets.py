@@ -173,14 +173,6 @@ def test_evaluation_leaves_out_excluded_images(folder, files, tmp_path, capsys):
         find_images(EvaluateConfig(**config, exclude=write_list(tmp_path, *files)))
 
 
-def test_run_with_every_image_excluded_is_one_line(tiny, tmp_path):
-    names = [
-        path.relative_to(tiny["data_path"]).as_posix() for path in Path(tiny["data_path"]).rglob("*.png")
-    ]
-    with pytest.raises(DataError, match=r"--exclude .* has all 12 training images"):
-        train({**tiny, "exclude": write_list(tmp_path, *names)})
-
-
 def test_run_leaves_out_the_images_of_a_list_and_records_it(tiny, tmp_path, capsys):
     gone = ["image_00.png", "image_02.png", "inner/image_01.png"]
     listed = write_list(tmp_path, *gone, "nothing")
@@ -241,12 +233,6 @@ def test_excluded_training_images_are_not_shared(data, tmp_path):
     (tmp_path / "exclude.txt").write_text("\n".join(names[1:]))
     exclude = read_exclude_list(str(tmp_path / "exclude.txt"))
     assert shared(data, data / "inner", exclude) == [(names[0].removeprefix("inner/"), names[0])]
-
-
-def test_folders_and_shards(data, tmp_path):
-    dataset = pack(data, tmp_path / "set", val_split=0.0)
-    for train_path, validation, count in ((dataset, data / "inner", 8), (data / "inner", dataset, 8)):
-        assert len(shared(train_path, validation)) == count
 
 
 def test_sets_that_take_minutes_are_not_compared_and_the_same_folder_is(data, other_images, monkeypatch):

@@ -6,12 +6,10 @@ import multiprocessing
 import multiprocessing.synchronize
 import os
 import pickle
-import platform
 import re
 import signal
 import subprocess
 import sys
-import textwrap
 import time
 from multiprocessing.reduction import ForkingPickler
 
@@ -20,11 +18,11 @@ import pytest
 import torch
 from PIL import Image
 
-from tests.harness.runs import ROOT, run_script
+from tests.harness.runs import ROOT
 from tests.harness.waiting import wait_until
 from tests.harness.workers import notice_deaths_at_once
 from vae.config.options import DataConfig
-from vae.data import image_sets, loading
+from vae.data import loading
 from vae.data.dataset import CropDataset, FolderImages, collate
 from vae.data.image_sets import accepted_bad_images, probe
 from vae.data.loading import TrainLoader, load_validation
@@ -303,11 +301,6 @@ def test_images_are_blamed_for_crashes_alone(error, codes, line):
     assert "\n" not in cause
 
 
-@pytest.mark.parametrize("error", [KeyError("1"), RuntimeError("stack expects each tensor to be equal size")])
-def test_our_own_errors_have_no_cause_in_the_system(error):
-    assert cause_of_failure(error) is None
-
-
 @pytest.mark.skipif(sys.platform == "win32", reason="needs limits of a process")
 def test_an_image_is_not_bad_because_too_many_files_are_open(image_folder):
     import resource
@@ -430,12 +423,6 @@ def test_probe_of_a_small_set_compares_all_images_with_the_accepted_fraction(ima
     assert "\n" not in message
 
 
-def test_probe_of_a_large_set_decodes_a_sample(image_folder, monkeypatch):
-    monkeypatch.setattr(image_sets, "COMPLETE", 11)
-    monkeypatch.setattr(image_sets, "SAMPLE", 4)  # images 0, 4, 7 and 11 of 12
-    assert [rejection.name for rejection in probe(dataset(image_folder), 0.0)] == ["07.png"]
-
-
 @pytest.mark.parametrize(("fraction", "total", "accepted"), [(0.05, 12, 1), (0.05, 40, 2), (0.0, 1000, 0)])
 def test_one_bad_image_is_accepted_unless_the_fraction_is_zero(fraction, total, accepted):
     assert accepted_bad_images(fraction, total) == accepted
@@ -449,26 +436,3 @@ def test_num_workers_accepts_auto_and_integers():
     for junk in ("-1", "two", "1.5", "", "²"):
         with pytest.raises(UserError, match="--num_workers"):
             resolve_num_workers(junk)
-
-
-PAGE_FAULTS = """
-    import resource, sys
-    import numpy as np
-    from vae.data.workers import start_worker
-    start_worker(0)
-    def decode():
-        return [np.full(2**20, 1, np.uint8) for _ in range(4)]
-    for _ in range(5):
-        decode()
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
-    for _ in range(20):
-        decode()
-    print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
-"""
-
-
-@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="only glibc has mallopt")
-def test_decoding_processes_use_the_memory_of_one_image_for_the_next_one():
-    done = run_script("-c", textwrap.dedent(PAGE_FAULTS))
-    assert done.returncode == 0, done.stderr
-    assert int(done.stdout) < 1000  # otherwise 20 times 1,024 pages

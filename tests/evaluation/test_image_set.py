@@ -1,7 +1,5 @@
 """The images that are measured, and how they are cropped: the same for every VAE."""
 
-import sys
-
 import numpy as np
 import pytest
 import torch
@@ -10,10 +8,7 @@ from PIL import Image
 from tests.harness.http_store import http_store, hurry
 from tests.harness.shards import pack, write_shards
 from vae.config.trained_vae_flags import WHOLE, EvaluateConfig
-from vae.data.dataset import FolderImages
-from vae.evaluation.compare import _environment, _protocol
 from vae.evaluation.image_set import find_images, square
-from vae.images.folder import list_images
 from vae.shards.dataset_json import read_dataset
 from vae.system.errors import DataError
 
@@ -50,13 +45,6 @@ def test_images_must_be_large_enough_for_every_size(folder):
         find_images(config(folder, sizes=(32, 64)))
     _, unusable = find_images(config(folder, sizes=(WHOLE,)))
     assert "8 px" in unusable["tiny.png"]
-
-
-def test_max_images_is_a_sample_by_hash(folder):
-    found, unusable = find_images(config(folder, sizes=(8,), max_images=4))
-    assert len(found.names) + len(unusable) == 4
-    names = list_images(folder)
-    assert {*found.names, *unusable} == {names[n] for n in FolderImages(folder, names).sample(4)}
 
 
 def test_dataset_of_shards_is_measured_like_its_files(folder, tmp_path_factory):
@@ -96,16 +84,6 @@ def test_remote_dataset_is_measured_like_a_local_one(tmp_path, monkeypatch):
         for name in found.names:
             assert torch.equal(found.read(name, 32), local.read(name, 32))
         assert torch.equal(few.read(few.names[-1], 32), local.read(few.names[-1], 32))
-
-
-def test_address_of_a_measured_dataset_has_no_password(monkeypatch):
-    """Neither in the protocol nor in the recorded command."""
-    address = "https://me:5ecret@host/dataset.json?a=5ecret"
-    monkeypatch.setattr(sys, "argv", ["evaluate_vae.py", "--data_path", address])
-    cpu = torch.device("cpu")
-    recorded = str((_protocol(config(address), 1, (32,), cpu, None), _environment(cpu)))
-    assert recorded.count("https://host/dataset.json") == 2
-    assert "5ecret" not in recorded
 
 
 def test_square_is_the_center():

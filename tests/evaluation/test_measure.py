@@ -1,10 +1,7 @@
 """Measuring returns every metric that the tables show, also of bicubic, JPEG and WebP."""
 
-import io
-
 import pytest
 import torch
-from torchvision.transforms.functional import to_pil_image
 
 from tests.harness.small_vae import write_vae
 from vae.config.trained_vae_flags import EvaluateConfig
@@ -98,21 +95,6 @@ def test_quality_grows_with_bytes_and_too_few_bytes_give_none(codec):
     assert values == sorted(values)
     assert values[0] < values[2]
     assert through_codec(image(), codec, 20) is None
-
-
-@pytest.mark.parametrize("codec", CODECS)
-def test_best_quality_within_the_bytes_is_used(codec):
-    budget, fitting = 1500, []
-    for quality in range(1, 96):
-        buffer = io.BytesIO()
-        to_pil_image(image()).save(buffer, format=codec, quality=quality, **CODECS[codec])
-        if len(buffer.getvalue()) <= budget:
-            fitting.append(quality)
-    buffer = io.BytesIO()
-    to_pil_image(image()).save(buffer, format=codec, quality=max(fitting), **CODECS[codec])
-    assert error_db(through_codec(image(), codec, budget)) == error_db(
-        through_codec(image(), codec, len(buffer.getvalue()))
-    )
 
 
 def test_latent_bytes_and_bits_per_pixel():

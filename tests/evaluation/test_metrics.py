@@ -23,7 +23,7 @@ from vae.evaluation.metrics import (
     reconstruction_sums,
     ssim,
 )
-from vae.images.pixels import OFF_BY_ONE_DB, psnr
+from vae.images.pixels import psnr
 from vae.losses.terms import LossTerms, Term
 from vae.system.errors import UserError
 
@@ -58,13 +58,6 @@ def test_psnr_equals_numpy():
     for index, found in enumerate(psnr(recon, images)):
         mse = np.mean((as_8_bit(recon[index]) - as_8_bit(images[index])) ** 2)
         assert math.isclose(found.item(), 10 * math.log10(255**2 / mse), rel_tol=1e-12)
-
-
-def test_psnr_of_one_level_and_of_equal_images():
-    images = torch.full((1, 3, 4, 4), 100 / 127.5 - 1)
-    recon = images + 1 / 127.5  # one 8-bit level
-    assert math.isclose(psnr(recon, images).item(), 20 * math.log10(255), rel_tol=1e-12)
-    assert psnr(images + 0.1 / 255, images).item() == math.inf  # rounds to the same image
 
 
 @pytest.mark.parametrize("size", [(11, 11), (12, 31), (40, 33)])
@@ -106,13 +99,6 @@ def test_equals_pytorch_msssim():
     # pytorch_msssim.ms_ssim(recon, images, data_range=255), one image at a time, in fp64
     expected = torch.tensor([0.8564980014, 0.8599419503], dtype=torch.float64)
     assert torch.allclose(ms_ssim(recon, images), expected, rtol=0, atol=1e-5)  # its window is fp32
-
-
-def test_equal_images_give_one_and_worse_ones_give_less():
-    recon, images = (levels / 127.5 - 1 for levels in level_pair())
-    assert torch.allclose(ms_ssim(images, images), torch.ones(2, dtype=torch.float64), rtol=1e-12)
-    assert (ms_ssim(2 * recon - images, images) < ms_ssim(recon, images)).all()
-    assert (ms_ssim(-images, images) == 0).all()  # negative factors give 0, not NaN
 
 
 def images(*shape: int) -> torch.Tensor:
@@ -181,12 +167,6 @@ def test_sums_of_ranks_add_up_even_if_one_has_no_images():
     assert all(type(total) is float and type(count) is int for total, count in parts[0].values())
 
 
-def test_exact_copies_leave_the_mean_finite():
-    found = means(reconstruction_sums(lambda batch: batch, [random_images(2)], TERMS))
-    assert found["psnr"] == OFF_BY_ONE_DB
-    assert math.isclose(found["ssim"], 1.0, rel_tol=1e-12)
-
-
 def test_crops_of_one_colour_do_not_decide_the_mean_of_the_baseline():
     """Bicubic copies them exactly; a VAE that is better on every other crop is better in the mean."""
     noisy, plain = random_images(3), torch.full_like(random_images(1), 0.25)
@@ -235,16 +215,6 @@ def test_unavailable_lpips_is_an_error_if_requested(no_weights):
         find_perceptual(config(perceptual_net="vgg"), CPU, {})
     with pytest.raises(UserError, match=r"--perceptual_weights gone\.pth is not a file"):
         find_perceptual(config(perceptual_weights="gone.pth"), CPU, {})
-
-
-def test_lpips_can_be_disabled_or_use_random_weights():
-    missing: dict[str, str] = {}
-    assert find_perceptual(config(perceptual_net="none"), CPU, missing) == (None, None)
-    assert "--perceptual_net none" in missing["lpips"]
-    loss, net = find_perceptual(config(perceptual_net="random"), CPU, {})
-    assert net == "random"
-    images = torch.rand(1, 3, 32, 32)
-    assert loss(images, images).item() == 0
 
 
 def test_rfid_is_reported_as_missing_or_names_its_packages(monkeypatch):

@@ -5,14 +5,12 @@ import io
 import re
 import shutil
 import subprocess
-from dataclasses import replace
 from html.parser import HTMLParser
 
 import numpy as np
 import pytest
 from PIL import Image
 
-from vae.evaluation.latents import TAUS
 from vae.evaluation.page import MAX_SIDE, write_report
 from vae.evaluation.results import LatentFacts, Protocol, Results, Sample, SizeResult, VaeResult
 from vae.evaluation.tables import number_column
@@ -246,37 +244,8 @@ def test_what_is_missing_is_named_once_with_its_reason(page):
         assert page.shown.count(reason) == 1
 
 
-def test_failed_report_leaves_the_old_file(results, tmp_path):
-    (tmp_path / "report.html").write_text("old")
-    results.vaes[0].samples[0].recon.unlink()
-    with pytest.raises(FileNotFoundError):
-        write_report(results, tmp_path / "report.html")
-    assert (tmp_path / "report.html").read_text() == "old"
-    assert not list(tmp_path.glob(".report*"))
-
-
 def test_values_that_look_the_same_win_together():
     cells = number_column([1.001, 1.002, 0.5], lambda value: f"{value:.2f}", best=max)
     assert [cell.kind for cell in cells] == ["best", "best", "number"]
     assert [cell.kind for cell in number_column([1.0, None], best=max)] == ["number", "missing"]
     assert number_column([None])[0].text == "missing"
-
-
-def section(page, name) -> str:
-    """The HTML of a section."""
-    found = page.html[page.html.index(f'<section id="{name}">') :]
-    return found[: found.index("</section>")]
-
-
-def test_measures_for_diffusion_are_explained_and_mark_no_best(results, tmp_path):
-    curve = {f"noise {tau:g} dB": 20.0 for tau in TAUS}
-    for network in results.vaes[:2]:
-        network.diffusability = {"effective rank": 1.0, **curve}
-        network.latents = replace(network.latents, channels=6, mean=[0.0] * 6, std=[1.0] * 6)
-    page = write_and_parse(results, tmp_path)
-    latents = section(page, "latents")
-    columns, first, second = cells(page, "Latents for diffusion")[:3]
-    assert {"noise 0.2 dB ↑", "effective rank"} <= set(columns)
-    assert "★" not in " ".join(first + second)
-    assert {"noise", "effective rank"} <= set(re.findall(r"<dt>(.*?)</dt>", latents))
-    assert "the effective rank is 1.0 of 6 channels" in latents

@@ -1,7 +1,6 @@
 """The five modes on real files, and bad files among good ones."""
 
 import json
-import os
 import re
 import shutil
 from pathlib import Path
@@ -86,26 +85,6 @@ def test_webp_is_written_by_every_mode_that_writes_images(
     )
     assert "exceeds the limit of webp, 16: use --format png" in capsys.readouterr().err
     assert not list((tmp_path / "large").glob("image*"))
-
-
-def test_results_keep_file_names_and_subfolders(command, image_folder, tmp_path):
-    assert command("reconstruct", "--input", image_folder) == 0
-    written = sorted(p.relative_to(tmp_path / "out") for p in (tmp_path / "out").rglob("*.png"))
-    assert written == sorted(p.relative_to(image_folder) for p in image_folder.rglob("*.png"))
-
-
-def test_names_too_long_for_their_ending_are_shortened(command, odd_image, tmp_path):
-    folder = tmp_path / "long"
-    folder.mkdir()
-    length = 40 if os.name == "nt" else 251  # bytes: Windows limits the whole path
-    for last in "ab":
-        shutil.copy(odd_image, folder / f"{(length - 2) // 2 * 'é'}{last}.png")
-    for mode in ("encode", "variations"):
-        assert command(mode, "--input", folder, "--output_dir", tmp_path / mode) == 0
-    assert len(list((tmp_path / "encode").glob("é*.safetensors"))) == 2
-    assert command("decode", "--input", tmp_path / "encode") == 0
-    ends = sorted(folder.iterdir())
-    assert command("interpolate", "--input", *ends, "--steps", 2, "--output_dir", tmp_path / "series") == 0
 
 
 def test_encode_then_decode_equals_reconstruct(command, odd_image, tmp_path):
@@ -292,17 +271,6 @@ def test_latents_have_the_constants_of_the_vae(command, odd_image, vae_folder, t
     scaled = (latents - float(metadata["shift_factor"])) * float(metadata["scaling_factor"])
     variance = scaled.square().mean() + logvar.exp().mean() * float(metadata["scaling_factor"]) ** 2
     torch.testing.assert_close(variance, torch.tensor(1.0))
-
-
-@pytest.mark.parametrize(
-    ("mode", "what"), [("encode", "no images"), ("decode", "reads latent files"), ("variations", "no images")]
-)
-def test_folder_without_inputs_is_an_error(command, tmp_path, mode, what):
-    (tmp_path / "empty").mkdir()
-    with pytest.raises(DataError, match=what):
-        command(mode, "--input", tmp_path / "empty")
-    with pytest.raises(DataError, match="does not exist"):
-        command(mode, "--input", tmp_path / "nowhere")
 
 
 def louder(vae_folder: Path, folder: Path, factor: float) -> Path:

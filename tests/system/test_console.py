@@ -12,7 +12,7 @@ import pytest
 from tests.harness.runs import ROOT, closed_pipe
 from vae.progress import Progress
 from vae.system import console
-from vae.system.console import command_line, fetch_command, printable
+from vae.system.console import command_line, fetch_command
 from vae.system.errors import UserError
 
 
@@ -168,18 +168,6 @@ def test_closed_pipe_with_remark_continues():
         "  console.error('finished')"
     )
     assert output_with_closed_pipe(code) == (0, "continuing silently\nfinished\n")
-
-
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        ("Bilder ü 画像", "Bilder ü 画像"),
-        ("two\nlines\t\x1b[31m", r"two\nlines\t\x1b[31m"),
-        ("not utf-8: \udcff", r"not utf-8: \udcff"),
-    ],
-)
-def test_printable_escapes_control_characters(text, expected):
-    assert printable(text) == expected
 
 
 @pytest.mark.parametrize(

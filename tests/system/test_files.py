@@ -25,7 +25,6 @@ from vae.system.files import (
     sha256_of_file,
     shortened,
     why_not_writable,
-    write_json,
 )
 
 
@@ -77,10 +76,6 @@ def test_permissions_follow_the_umask(tmp_path):
     finally:
         os.umask(before)
     assert path.stat().st_mode & 0o777 == 0o644
-
-
-def test_the_longest_name_can_be_written(tmp_path):
-    write_json(tmp_path / ("n" * 255), 1)
 
 
 def test_files_of_killed_processes_are_removed_and_no_others(tmp_path):
@@ -194,11 +189,6 @@ def test_unusable_json_is_a_value_error(tmp_path, content, message):
     (tmp_path / "a.json").write_bytes(content)
     with pytest.raises(ValueError, match=message):
         read_json(tmp_path / "a.json")
-
-
-def test_json_with_a_byte_order_mark_is_read(tmp_path):
-    (tmp_path / "a.json").write_bytes(b'\xef\xbb\xbf{"a": 1}')
-    assert read_json(tmp_path / "a.json") == {"a": 1}
 
 
 def test_json_lines_that_are_no_objects_are_skipped(tmp_path):

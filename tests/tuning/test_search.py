@@ -130,34 +130,15 @@ def test_options_of_a_trial_are_those_of_its_run(tune):
         assert options["split_seed"] == ["0"]
 
 
-def test_a_rate_that_is_not_set_is_that_of_the_trainer_in_the_defaults(tune, base):
-    options = json.loads(base.read_text())
-    del options["learning_rate"]
-    base.write_text(json.dumps(options))
-    rows = rows_of(tune(RATE, "--trials", "2"))
-    assert [list(row["params"]) for row in rows] == [[], ["learning_rate"]]
-
-
 @pytest.mark.parametrize(
-    ("options", "words", "parts"),
+    ("name", "value"),
     [
-        ({}, ["--objective", "pnsr"], ["--objective pnsr", "psnr"]),
-        ({}, ["--objective", "lpips"], ["--objective lpips", "perceptual_weight"]),
-        ({"progressive": "32:1:2"}, [], ["progressive", "one stage"]),
-        ({"val_split": 0.0}, [], ["val_split", "val_path"]),
-        ({"data_path": "nowhere"}, [], ["--data_path nowhere", "does not exist"]),
+        *(("objective", "pnsr"), ("objective", "lpips")),  # LPIPS needs a --perceptual_weight
+        *(("progressive", "32:1:2"), ("val_split", "0"), ("data_path", "nowhere")),
     ],
 )
-def test_mistakes_are_named(base, tmp_path, options, words, parts):
-    base.write_text(json.dumps({**json.loads(base.read_text()), **options}))
-    with pytest.raises(UserError) as caught:
-        tune_vae.main(["--config", str(base), "--output_dir", str(tmp_path / "search"), *words])
-    for part in parts:
-        assert part in str(caught.value)
+def test_mistakes_name_their_flag(base, tmp_path, name, value):
+    words = ["--config", str(base), "--output_dir", str(tmp_path / "search"), f"--{name}", value]
+    with pytest.raises(UserError, match=name):
+        tune_vae.main(words)
     assert not (tmp_path / "search").exists()
-
-
-def test_missing_package_is_named_with_its_install_line(monkeypatch):
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    with pytest.raises(UserError, match=r"needs optuna: run pip install -r requirements-tune.txt"):
-        tune_vae.main(["--output_dir", "search"])

@@ -11,24 +11,24 @@ from vae.tuning.space import SEARCHABLE, options_of, read_space
 
 BASE = build({"learning_rate": 1e-4})
 BAD = [
-    ('{"learning_rat": [1, 2]}', ["learning_rat", "unknown", "learning_rate"]),
-    ('{"image_size": [64, 128]}', ["image_size", "compared", "--config"]),
-    ('{"learning_rate": {"low": 1e-3, "high": 1e-4}}', ["learning_rate", "low", "high"]),
-    ('{"learning_rate": {"low": "a", "high": 1e-3}}', ["learning_rate", "float", "'a'"]),
-    ('{"learning_rate": {"low": 1e-4, "hi": 1e-3}}', ["hi"]),
-    ('{"learning_rate": 1e-3}', ["learning_rate", "list", "range"]),
-    ('{"learning_rate": []}', ["learning_rate", "choices"]),
-    ('{"batch_size": [2, 2.5]}', ["batch_size", "int", "2.5"]),
-    ('{"batch_size": {"low": 0, "high": 4}}', ["batch_size", "minimum is 1"]),
-    ('{"lr_schedule": {"low": 1, "high": 2}}', ["lr_schedule", "list of values"]),
-    ('{"beta1": [0.5, 0.8]}', ["beta1", "0.9", "widen"]),
-    ("{}", ["is empty", "at least one"]),
-    ("[]", ["one object"]),
+    ("learning_rat", '{"learning_rat": [1, 2]}'),
+    ("image_size", '{"image_size": [64, 128]}'),  # losses of two sizes are not compared
+    ("learning_rate", '{"learning_rate": {"low": 1e-3, "high": 1e-4}}'),
+    ("learning_rate", '{"learning_rate": {"low": "a", "high": 1e-3}}'),
+    ("hi", '{"learning_rate": {"low": 1e-4, "hi": 1e-3}}'),
+    ("learning_rate", '{"learning_rate": 1e-3}'),
+    ("learning_rate", '{"learning_rate": []}'),
+    ("batch_size", '{"batch_size": [2, 2.5]}'),
+    ("batch_size", '{"batch_size": {"low": 0, "high": 4}}'),
+    ("lr_schedule", '{"lr_schedule": {"low": 1, "high": 2}}'),
+    ("beta1", '{"beta1": [0.5, 0.8]}'),  # without its default
+    ("", "{}"),
+    ("", "[]"),
 ]
 
 
-@pytest.mark.parametrize(("text", "words"), BAD, ids=[text for text, _ in BAD])
-def test_mistakes_in_a_space_are_named(tmp_path, text, words):
+@pytest.mark.parametrize(("name", "text"), BAD, ids=[text for _, text in BAD])
+def test_mistakes_in_a_space_are_named(tmp_path, name, text):
     path = tmp_path / "space.json"
     path.write_text(text)
     with pytest.raises(UserError) as caught:
@@ -36,8 +36,7 @@ def test_mistakes_in_a_space_are_named(tmp_path, text, words):
     message = str(caught.value)
     assert str(path) in message
     assert "\n" not in message
-    for word in words:
-        assert word in message
+    assert name in message.replace(str(path), "")
 
 
 def test_space_is_read_with_its_types(tmp_path):
