@@ -1,4 +1,4 @@
-"""setup.sh --locked: exact versions with their SHA-256."""
+"""setup.sh --locked: exact versions with SHA-256, and minimum versions without known vulnerabilities."""
 
 import hashlib
 import json
@@ -12,6 +12,15 @@ from packaging.version import Version
 
 from tests.harness.launcher_projects import make_pair, make_wheel
 from tests.harness.runs import ROOT
+
+# The first versions with the fixes of these advisories.
+FIXED = {
+    "torch": "2.10",  # CVE-2025-32434, CVE-2026-24747
+    "tqdm": "4.66.3",  # CVE-2024-34062
+    "jinja2": "3.1.6",  # CVE-2025-27516
+    "pyvips-binary": "8.18.1",  # CVE-2026-2913; 8.17.2 for earlier ones
+    "pillow": "12.3",  # CVE-2026-59197 to CVE-2026-59200, CVE-2026-55798
+}
 
 
 def requirements() -> list[Requirement]:
@@ -32,6 +41,19 @@ def locked() -> dict[str, list[tuple[Version, Marker | None, str]]]:
         assert specifier.operator == "==", line
         found.setdefault(one.name, []).append((Version(specifier.version), one.marker, hashes))
     return found
+
+
+@pytest.mark.parametrize("name", FIXED)
+def test_minimum_version_has_the_fixes(name):
+    lowest = [
+        Version(specifier.version)
+        for one in requirements()
+        if one.name.lower() == name
+        for specifier in one.specifier
+        if specifier.operator == ">="
+    ]
+    assert lowest
+    assert min(lowest) >= Version(FIXED[name])
 
 
 def test_lock_has_a_version_with_hashes_for_every_requirement_and_python():
