@@ -76,6 +76,7 @@ def test_too_small_image_size_names_the_smallest_valid_size(size):
         resolve({"image_size": size})
     resolve({"image_size": 16})
     resolve({"image_size": 500, "channels": [128, 256, 512]})  # three levels: a multiple of 4
+    resolve({"image_size": 500}, vae={"channels": [128, 256, 512]})
 
 
 def test_build_inverts_flatten():

@@ -13,7 +13,7 @@ from tests.harness.tars import write_webdataset
 from tests.harness.training_runs import assert_same, last_checkpoint, records
 from vae.shards.dataset_json import read_dataset
 from vae.system.errors import DataError, UserError
-from vae.training.resolved_options import _keep_order
+from vae.training.resolved_options import _saved_options
 from vae.training.run import train
 
 
@@ -100,5 +100,4 @@ def test_a_resumed_run_keeps_the_streams_that_its_data_decided():
     """Whatever the default is later."""
     content = {"config": {"data_streams": None, "shuffle_shards": None}}
     content["provenance"] = {"topology": {"streams": 480, "shuffle_shards": 480}}
-    _keep_order(content)
-    assert content["config"] == {"data_streams": 480, "shuffle_shards": 480}
+    assert _saved_options(content) == {"data_streams": 480, "shuffle_shards": 480}

@@ -9,7 +9,7 @@ from typing import Any, NoReturn
 
 from vae.config.declare import base_type, coerce, coerce_all, is_list, nearest
 from vae.config.options import PROVENANCE, ActionConfig, all_options, section_title, sections
-from vae.config.resolve import BATCHES, LENGTHS
+from vae.config.resolve import override
 from vae.system import files
 from vae.system.errors import UsageError, UserError
 
@@ -185,9 +185,12 @@ def _options() -> dict[str, Field[Any]]:
 
 
 def _with_file(values: dict[str, Any]) -> dict[str, Any]:
-    if values.get("config"):
-        return {**_without_replaced(read_json(Path(values["config"])), values), **values}
-    return values
+    if not values.get("config"):
+        return values
+    loaded = read_json(Path(values["config"]))
+    if loaded.get("global_batch_size") is not None:  # the config.json of a run has both
+        loaded.pop("batch_size", None)
+    return override(loaded, values)
 
 
 def command_words(given: dict[str, Any]) -> list[str]:
@@ -203,20 +206,6 @@ def command_words(given: dict[str, Any]) -> list[str]:
         else:
             words += [f"--{name}", str(value)]
     return words
-
-
-def _without_replaced(loaded: dict[str, Any], flags: dict[str, Any]) -> dict[str, Any]:
-    """The values of a JSON file without batch sizes and lengths that flags replace by another kind."""
-    replaced: tuple[str, ...] = ()
-    if "global_batch_size" in flags:
-        replaced = BATCHES
-    elif any(name in flags for name in BATCHES):
-        replaced = ("global_batch_size",)
-    elif loaded.get("global_batch_size") is not None:  # the config.json of a run has both
-        replaced = ("batch_size",)
-    if any(name in flags for name in LENGTHS):
-        replaced += LENGTHS
-    return {name: value for name, value in loaded.items() if name not in replaced}
 
 
 def read_json(path: Path) -> dict[str, Any]:

@@ -5,7 +5,7 @@ from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from vae.config.declare import check_scaling
-from vae.config.model_options import ModelConfig, tiny_channels
+from vae.config.model_options import TINY_FAMILIES, ModelConfig, tiny_channels
 from vae.config.options import MIN_IMAGE_SIZE, MIN_VIEW, Config, DataConfig, LossConfig, build, names_where
 from vae.config.precision import exclude_precisions
 from vae.system.errors import UserError
@@ -25,50 +25,92 @@ def resolve(
     checkpoint: dict[str, Any] | None = None,
     profile: dict[str, Any] | None = None,
     card: dict[str, Any] | None = None,
+    vae: dict[str, Any] | None = None,
+    teacher: ModelConfig | None = None,
 ) -> Config:
-    """Combine all sources into one Config, in this order: given, checkpoint, profile, card, default.
+    """Combine all sources into one Config. Each overrides those before: card, profile, checkpoint, given.
 
-    `given` contains the flags and the JSON file. Raises UserError if values contradict each other or the
-    checkpoint.
+    `given` contains the flags and the JSON file. The shape in the file of --init_from (`vae`) comes last, and
+    then the one for the latents of --teacher: given values can change a decoder and image channels, and
+    otherwise only repeat it. Raises UserError if values contradict each other.
     """
-    inherited = {k: v for k, v in (checkpoint or {}).items() if k not in PER_COMMAND}
+    check_given(given)
+    values = {**(card or {}), **(profile or {})}
     if checkpoint is not None:
         check_same_model(given, checkpoint)
-    if any(given.get(name) is not None for name in BATCHES):
-        inherited.pop("global_batch_size", None)
-    values = {**(card or {}), **(profile or {})}
-    for source in (inherited, exclude_precisions(given)):
-        if any(source.get(name) is not None for name in LENGTHS):
-            values |= dict.fromkeys(LENGTHS)
-        values |= source
+        values = override(values, {k: v for k, v in checkpoint.items() if k not in PER_COMMAND})
+    values = override(values, exclude_precisions(given))
+    if checkpoint is not None:
+        values["init_from"] = checkpoint["init_from"]  # a restart loop repeats the flag
+    if vae is not None:
+        values |= _shape_in_file(values, given, vae)
+    if values.get("family") in TINY_FAMILIES:
+        _check_tiny(values, given)
+        values |= _OF_TINY
+    if teacher is not None:
+        flag = "--init_from" if vae is not None else "--resume_from" if checkpoint is not None else None
+        values |= _shape_for_teacher(values, given, teacher, flag)
     if all(values.get(name) is None for name in LENGTHS):
         values["num_epochs"] = DEFAULT_EPOCHS
     if values.get("find_lr"):
         values["adversarial_weight"] = 0.0  # its losses do not fall
     config = build(values)
-    check_given(given)
+    if vae is not None:
+        check_image_channels(config, vae.get("image_channels", 3))
     check_together(config)
     return config
 
 
+def override(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
+    """The values of two sources; a length or a batch size also replaces one of another kind below."""
+    names = {name for name, value in above.items() if value is not None}
+    replaced = set(LENGTHS) if names.intersection(LENGTHS) else set()
+    if names.intersection(BATCHES):
+        replaced.add("global_batch_size")
+    if "global_batch_size" in names:
+        replaced.update(BATCHES)
+    return {**{name: value for name, value in below.items() if name not in replaced}, **above}
+
+
+def _shape_in_file(values: dict[str, Any], given: dict[str, Any], shape: dict[str, Any]) -> dict[str, Any]:
+    """The shape in the file of --init_from, without what `values` change: the decoder, image channels."""
+    changed = [name for name in DECODER_SHAPE if values.get(name) is not None]
+    changed += ["image_channels"] if "image_channels" in given else []
+    check_shape({name: given[name] for name in given if name not in changed}, shape, "--init_from")
+    return {name: value for name, value in {"image_channels": 3, **shape}.items() if name not in changed}
+
+
+def _shape_for_teacher(
+    values: dict[str, Any], given: dict[str, Any], teacher: ModelConfig, flag: str | None
+) -> dict[str, Any]:
+    """The shape of an AutoencoderTiny for the latents of its teacher.
+
+    UserError if the file of `flag`, which the values have their shape from, has another one.
+    """
+    levels = len(teacher.channels)
+    shape = tiny_shape(teacher.z_channels, levels, values.get("family", "kl"))
+    check_shape(given, {name: shape[name] for name in ("channels", "z_channels")}, "--teacher")
+    if flag and any(_typed(values[name]) != _typed(value) for name, value in shape.items()):
+        raise UserError(
+            f"--teacher {values['teacher']} has {teacher.z_channels} latent channels and {levels} levels, "
+            f"but the file of {flag} has {values['z_channels']} and {len(values['channels'])}: give its VAE"
+        )
+    return shape
+
+
 def check_given(given: dict[str, Any]) -> None:
     """Raise UserError if two given options contradict each other, whatever the others are."""
-    check_batch(given)
-    if all(given.get(name) is not None for name in LENGTHS):
-        raise UserError(
-            f"--num_epochs {given['num_epochs']} and --num_steps {given['num_steps']} both set the length of "
-            "the stage: remove one of them"
-        )
-
-
-def check_batch(given: dict[str, Any]) -> None:
-    """Raise UserError if --global_batch_size is given with another option for the size of batches."""
     for name in BATCHES:
         if given.get("global_batch_size") is not None and given.get(name) is not None:
             raise UserError(
                 f"--global_batch_size {given['global_batch_size']} and --{name} {given[name]} both set the "
                 "size of a batch: remove one of them"
             )
+    if all(given.get(name) is not None for name in LENGTHS):
+        raise UserError(
+            f"--num_epochs {given['num_epochs']} and --num_steps {given['num_steps']} both set the length of "
+            "the stage: remove one of them"
+        )
 
 
 def with_local_batch(config: Config, processes: int) -> Config:
@@ -99,29 +141,19 @@ def check_encoder(config: Config, given: dict[str, Any]) -> None:
         raise UserError(f"{flag} decoder needs a trained encoder: give its VAE with --init_from")
 
 
-def check_decoder(config: Config) -> None:
-    """Raise UserError if a tiny decoder is to be trained with latents that change."""
-    if config.model.decoder and config.optim.train_part != "decoder":
-        raise UserError(
-            f"--decoder {config.model.decoder} learns the latents of another VAE, which must not change: "
-            "add --train_part decoder, or use --profile decoder"
-        )
+# An AutoencoderTiny has no KL term, and its latents need no scaling.
+_OF_TINY = {
+    "init": "default",
+    "scaling_factor": 1.0,
+    "shift_factor": 0.0,
+    "kl_weight": 0.0,
+    "variance_weight": 0.0,
+}
 
 
-def with_tiny(config: Config, given: dict[str, Any]) -> Config:
-    """The options as an AutoencoderTiny has them: no KL term, and latents that need no scaling.
-
-    UserError for options that have no effect on it, and for those of it without one.
-    """
-    loss = config.loss
-    if not config.model.is_tiny:
-        if loss.teacher:
-            raise UserError(
-                f"--teacher {loss.teacher}: only an AutoencoderTiny learns the latents of another VAE: add "
-                "--family tiny, or give one with --init_from"
-            )
-        return config
-    if loss.teacher and config.optim.train_part == "decoder":
+def _check_tiny(values: dict[str, Any], given: dict[str, Any]) -> None:
+    """Raise UserError for options that have no effect on an AutoencoderTiny."""
+    if values.get("teacher") and values.get("train_part") == "decoder":
         raise UserError("--teacher has no effect with --train_part decoder: remove one of them")
     for name in ("kl_weight", "variance_weight"):
         if given.get(name):
@@ -131,8 +163,6 @@ def with_tiny(config: Config, given: dict[str, Any]) -> Config:
     for name in ("scaling_factor", "shift_factor", *DECODER_SHAPE, "image_channels"):
         if given.get(name) not in (None, getattr(ModelConfig(), name)):
             raise UserError(f"--{name} {_typed(given[name])}: an AutoencoderTiny has its own: omit it")
-    model = replace(config.model, init="default", scaling_factor=1.0, shift_factor=0.0)
-    return replace(config, model=model, loss=replace(loss, kl_weight=0.0, variance_weight=0.0))
 
 
 def tiny_shape(z_channels: int, levels: int, family: str = "tiny") -> dict[str, Any]:
@@ -147,31 +177,16 @@ def tiny_shape(z_channels: int, levels: int, family: str = "tiny") -> dict[str, 
     }
 
 
-def check_image_channels(model: ModelConfig, in_file: int, train_part: str) -> None:
-    """Raise UserError if the VAE of --init_from, with `in_file` channels, cannot get those of `model`."""
+def check_image_channels(config: Config, in_file: int) -> None:
+    """Raise UserError if the VAE of --init_from, with `in_file` channels, cannot get --image_channels."""
+    model = config.model
     flag = f"--image_channels {model.image_channels}"
-    if model.image_channels != in_file and in_file != 3:
+    if model.image_channels == in_file:
+        return
+    if in_file != 3:
         raise UserError(f"{flag} contradicts the file of --init_from, which has {in_file}: remove it")
-    if model.image_channels != in_file and model.is_tiny:
-        raise UserError(f"{flag} cannot change the AutoencoderTiny of --init_from: remove it")
-    if model.image_channels != in_file and train_part == "decoder":
+    if config.optim.train_part == "decoder":
         raise UserError(f"{flag} changes the encoder, which --train_part decoder keeps: remove one of them")
-
-
-def check_background(config: Config) -> None:
-    """Raise UserError if there is a background for images that keep alpha."""
-    background = config.data.background
-    if config.model.image_channels == 4 and background != DataConfig().background:
-        raise UserError(f"--background {background} has no effect with --image_channels 4: remove it")
-
-
-def check_new_decoder(model: ModelConfig) -> None:
-    """Raise UserError if a new decoder for the encoder of --init_from cannot begin as a linear codec."""
-    if model.family == "wan" and not model.decoder:
-        raise UserError(
-            f"--init_from has RMS norms, so no new decoder of channels {_typed(model.up_channels)}: give a "
-            "file with a decoder, and no --decoder_channels"
-        )
 
 
 def check_same_model(given: dict[str, Any], checkpoint: dict[str, Any]) -> None:
@@ -207,8 +222,22 @@ def _typed(value: Any) -> str:
 
 def check_together(config: Config) -> None:
     """Raise UserError if options that are valid on their own contradict each other."""
-    check_image_size(config.data.image_size, config.model)
-    check_scaling(config.model.scaling_factor, config.model.shift_factor)
+    model = config.model
+    if model.decoder and config.optim.train_part != "decoder":
+        raise UserError(
+            f"--decoder {model.decoder} learns the latents of another VAE, which must not change: "
+            "add --train_part decoder, or use --profile decoder"
+        )
+    if config.loss.teacher and not model.is_tiny:
+        raise UserError(
+            f"--teacher {config.loss.teacher}: only an AutoencoderTiny learns the latents of another VAE: "
+            "add --family tiny, or give one with --init_from"
+        )
+    background = config.data.background
+    if model.image_channels == 4 and background != DataConfig().background:
+        raise UserError(f"--background {background} has no effect with --image_channels 4: remove it")
+    check_image_size(config.data.image_size, model)
+    check_scaling(model.scaling_factor, model.shift_factor)
     check_augmentations(config.data)
     loss: LossConfig = config.loss
     weights = [item.name for item in fields(loss) if item.metadata.get("term") == "image"]

@@ -6,7 +6,6 @@ from dataclasses import replace
 from pathlib import Path
 
 from vae.config.options import RECOMPUTE, Config, LossConfig, flatten
-from vae.config.resolve import with_local_batch
 from vae.device import pick_device
 from vae.memory.plan_table import ProfilePlan, Target, find_target, plan_profile, print_table
 from vae.system import console
@@ -15,8 +14,8 @@ from vae.system.errors import UserError
 from vae.system.files import write_json
 from vae.training.command import Command
 from vae.training.datasets import check_stage
-from vae.training.resolved_options import machine_of, resolve_options, run_stages
-from vae.training.stages import Position, Stage, first_stages, stages_left
+from vae.training.resolved_options import machine_of, resolve_options
+from vae.training.stages import Position, Stage, stages_left
 
 
 def save_config(command: Command, path: str) -> None:
@@ -28,8 +27,6 @@ def save_config(command: Command, path: str) -> None:
     if os.path.lexists(file):
         raise UserError(f"--save_config {file} exists: use another name, or delete it first")
     options = resolve_options(command, *machine_of(pick_device(command.value("device"))))
-    if options.content is None:
-        first_stages(options.config)  # checks --progressive
     values = flatten(options.config)
     del values["config"], values["profile"]  # their options are in the file
     if options.content is not None:  # --resume_from, which excludes it, has its weights
@@ -51,14 +48,13 @@ def print_stage_plans(command: Command, gpu: str | None = None, vram_gib: float 
     """
     target = find_target(gpu, vram_gib)
     options = resolve_options(command, target.is_gpu, target.settings)
-    config = with_local_batch(options.config, 1)
-    stages, position = run_stages(config, command, options.content)
-    later = stages_left(stages, position)
-    first = len(stages) - len(later) + 1
-    left = {number: _at_stage(config, stage) for number, stage in enumerate(later, first)}
+    later = stages_left(options.stages, options.position)
+    first = len(options.stages) - len(later) + 1
+    left = {number: _at_stage(options.config, stage) for number, stage in enumerate(later, first)}
     print_table(target, _plans(left, target), "stage")
     for number, stage in enumerate(later, first):
-        console.info(f"stage {number}: {_length_text(stage)}{_discriminator_text(config.loss, position)}")
+        begins = _discriminator_text(options.config.loss, options.position)
+        console.info(f"stage {number}: {_length_text(stage)}{begins}")
 
 
 def _length_text(stage: Stage) -> str:

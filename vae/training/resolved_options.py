@@ -9,20 +9,10 @@ from typing import Any
 import torch
 
 from vae.config.declare import published_flags
-from vae.config.options import Config
+from vae.config.model_options import ModelConfig
+from vae.config.options import Config, build
 from vae.config.recipes import recipe_values
-from vae.config.resolve import (
-    DECODER_SHAPE,
-    check_background,
-    check_decoder,
-    check_encoder,
-    check_image_channels,
-    check_new_decoder,
-    check_shape,
-    resolve,
-    tiny_shape,
-    with_tiny,
-)
+from vae.config.resolve import check_encoder, resolve, with_local_batch
 from vae.interop.checkpoint_file import load_checkpoint
 from vae.interop.teacher import read_teacher
 from vae.interop.vae_files import VaeFile, check_fit, missing_part, read_vae
@@ -42,9 +32,11 @@ ALONE = Distributed(0, 1, torch.device("cpu"))
 
 @dataclass(frozen=True)
 class ResolvedOptions:
-    """The options of a command from all sources, and the files among these sources."""
+    """The options of a command from all sources, its stages, and the files among these sources."""
 
     config: Config
+    stages: list[Stage]
+    position: Position  # where the run begins or resumes
     path: Path | None  # of the checkpoint of --resume_from
     content: dict[str, Any] | None  # of this checkpoint
     source: VaeFile | None  # of --init_from
@@ -72,61 +64,98 @@ def machine_of(device: torch.device) -> tuple[bool, dict[str, Any]]:
 def resolve_options(
     command: Command, has_gpu: bool, machine_settings: dict[str, Any], dist: Distributed = ALONE
 ) -> ResolvedOptions:
-    """Combine the given options with the files that they name, the profile and the machine.
+    """Read the files that the options name, and combine all sources; UserError if something is wrong.
 
     `dist`: the processes that call this together.
     """
     given = command.given
     path = None
     content = None
+    saved = None
     if command.resume_from is not None:
         path, content = load_on_all(partial(_find_checkpoint, command), dist) or (None, None)
     if content is not None:
-        _keep_order(content)
-    name = command.value("profile")
-    profile = recipe_values(name, has_gpu) if name else None
-    config = resolve(given, content["config"] if content else None, profile, machine_settings)
+        saved = _saved_options(content)
+    profile_name = command.value("profile")
+    profile = recipe_values(profile_name, has_gpu) if profile_name else None
     source = None
+    if content is None and given.get("init_from"):
+        source = dist.main_first(partial(read_vae, Path(given["init_from"])))
+    teacher_path = given.get("teacher", (saved or {}).get("teacher"))
+    teacher = dist.main_first(partial(read_teacher, teacher_path)).model if teacher_path else None
+
+    shape = source.shape if source else None
+    config = resolve(_absolute_paths(given), saved, profile, machine_settings, shape, teacher)
     if content is None:
         check_encoder(config, given)
-        config, source = _existing_vae(config, given, dist)
-        where = f"--init_from {config.model.init_from}" if source else "--latent_norm"
-        config = _with_shape_of_teacher(with_tiny(config, given), given, where if source else None, dist)
-        in_file = source is not None and source.scaling_factor is not None
-        is_trained = source is not None and source.encoder_trained
-        _check_scaling(config, in_file, where, is_trained)
-    else:
-        where = f"--resume_from {path}"
-        config = _with_shape_of_teacher(with_tiny(config, given), given, where, dist)
-        config = replace(config, model=replace(config.model, init_from=content["config"]["init_from"]))
-        _check_scaling(config, content["latent_scaling"] is not None, where)
-    check_decoder(config)
-    check_background(config)
-    return ResolvedOptions(config, path, content, source)
+    if source is not None:
+        _fit(source, config.model, f"--init_from {given['init_from']}")
+    _check_scaling(config, path, content, source)
+    config = with_local_batch(config, dist.world_size)
+    stages, position = _stages(config, command, content)
+    return ResolvedOptions(config, stages, position, path, content, source)
 
 
-def _check_scaling(config: Config, in_file: bool, where: str, encoder_trained: bool = False) -> None:
+def _saved_options(content: dict[str, Any]) -> dict[str, Any]:
+    """The options in a checkpoint, with those that the data of its run decided: defaults may change."""
+    config = content["config"]
+    topology = content["provenance"]["topology"]
+    decided = {"data_streams": topology["streams"], "shuffle_shards": topology["shuffle_shards"]}
+    return {**config, **{name: value for name, value in decided.items() if config[name] is None}}
+
+
+def _absolute_paths(given: dict[str, Any]) -> dict[str, Any]:
+    """The options with absolute paths of VAEs on this machine: another working directory may resume."""
+    paths = {name: given[name] for name in ("init_from", "teacher") if given.get(name)}
+    here = {name: str(Path(path).absolute()) for name, path in paths.items() if os.path.lexists(path)}
+    return {**given, **here}
+
+
+def _fit(source: VaeFile, model: ModelConfig, where: str) -> None:
+    """Give the VAE of --init_from the decoder and the image channels of `model`; UserError if it cannot."""
+    in_file = build({"norm_groups": model.norm_groups, **source.shape}).model
+    check_fit(in_file, source.weights, where)
+    if missing_part(source.weights) == "encoder":
+        raise UserError(f"{where} has no encoder, which training needs")
+    source.fit_decoder(model)
+    source.change_image_channels(model.image_channels)
+    if model.family == "wan" and not source.has_decoder and not model.decoder:
+        raise UserError(
+            f"{where} has RMS norms, so no new decoder of channels {' '.join(map(str, model.up_channels))}: "
+            "give a file with a decoder, and no --decoder_channels"
+        )
+
+
+def _check_scaling(
+    config: Config, path: Path | None, content: dict[str, Any] | None, source: VaeFile | None
+) -> None:
     """Raise UserError if the constants of latents that do not change are not known, or cannot be changed.
 
     They are those with which diffusion models were trained: images that a user has cannot show them.
-    `encoder_trained`: by the run of the checkpoint `where`, which measures them at its end.
     """
     model = config.model
+    where = f"--init_from {model.init_from}" if source else "--latent_norm"
+    is_known = model.latent_norm or model.scaling_factor is not None
+    if content is not None:
+        where = f"--resume_from {path}"
+        is_known = is_known or content["latent_scaling"] is not None
+    if source is not None:
+        is_known = is_known or source.scaling_factor is not None
     if model.scaling_factor is not None and model.latent_norm:
         raise UserError(
             f"--scaling_factor {model.scaling_factor:g}: {where} has latent statistics instead: omit it"
         )
-    is_known = in_file or model.latent_norm or model.scaling_factor is not None
-    if config.optim.train_part == "decoder" and not is_known:
-        if encoder_trained:
-            raise UserError(
-                f"{where} was saved before its run measured the scaling of its latents, which --train_part "
-                "decoder keeps: give the folder vae/ of that run, or export it with --data_path first"
-            )
+    if config.optim.train_part != "decoder" or is_known:
+        return
+    if source is not None and source.encoder_trained:
         raise UserError(
-            f"{where} does not contain the scaling of its latents, which --train_part decoder keeps: give "
-            f"that of its diffusion model ({published_flags()}), or the folder vae/ of that model"
+            f"{where} was saved before its run measured the scaling of its latents, which --train_part "
+            "decoder keeps: give the folder vae/ of that run, or export it with --data_path first"
         )
+    raise UserError(
+        f"{where} does not contain the scaling of its latents, which --train_part decoder keeps: give "
+        f"that of its diffusion model ({published_flags()}), or the folder vae/ of that model"
+    )
 
 
 def _find_checkpoint(command: Command) -> tuple[Path, dict[str, Any]] | None:
@@ -149,71 +178,7 @@ def _find_checkpoint(command: Command) -> tuple[Path, dict[str, Any]] | None:
     return path, content
 
 
-def _keep_order(content: dict[str, Any]) -> None:
-    """Add the --data_streams and --shuffle_shards that the data of the run decided: defaults may change."""
-    config = content["config"]
-    for name, of_run in (("data_streams", "streams"), ("shuffle_shards", "shuffle_shards")):
-        if config[name] is None:
-            config[name] = content["provenance"]["topology"][of_run]
-
-
-def _existing_vae(config: Config, given: dict[str, Any], dist: Distributed) -> tuple[Config, VaeFile | None]:
-    """The VAE of --init_from, and the configuration with its shape; unchanged and None without the flag.
-
-    Another given shape of the decoder replaces its decoder by a new one.
-    """
-    if not config.model.init_from:
-        return config, None
-    file = dist.main_first(partial(read_vae, Path(config.model.init_from)))
-    own = config.model
-    shape = {"norm_groups": own.norm_groups, "padding": own.padding, "image_channels": 3, **file.shape}
-    of_decoder = {name: value for name in DECODER_SHAPE if (value := getattr(config.model, name)) is not None}
-    can_change = (*of_decoder, "image_channels")
-    check_shape(
-        {name: value for name, value in given.items() if name not in can_change}, shape, "--init_from"
-    )
-    shape |= {name: tuple(value) for name, value in shape.items() if isinstance(value, list)}
-    model = replace(config.model, **shape)
-    check_fit(model, file.weights, f"--init_from {config.model.init_from}")
-    if missing_part(file.weights) == "encoder":
-        raise UserError(f"--init_from {config.model.init_from} has no encoder, which training needs")
-    wanted = replace(model, **{name: getattr(config.model, name) for name in of_decoder})
-    if os.path.lexists(config.model.init_from):  # not of the hub; another working directory may resume
-        wanted = replace(wanted, init_from=str(Path(config.model.init_from).absolute()))
-    if "image_channels" in given:
-        wanted = replace(wanted, image_channels=config.model.image_channels)
-        check_image_channels(wanted, model.image_channels, config.optim.train_part)
-    file.fit_decoder(wanted)
-    file.change_image_channels(wanted.image_channels)
-    if not file.has_decoder:
-        check_new_decoder(wanted)
-    return replace(config, model=wanted), file
-
-
-def _with_shape_of_teacher(
-    config: Config, given: dict[str, Any], where: str | None, dist: Distributed
-) -> Config:
-    """The shape of an AutoencoderTiny from its teacher; UserError if its file, `where`, has another one."""
-    path, model = config.loss.teacher, config.model
-    if path is None:
-        return config
-    teacher = dist.main_first(partial(read_teacher, path)).model
-    shape = tiny_shape(teacher.z_channels, len(teacher.channels), model.family)
-    check_shape(given, {name: shape[name] for name in ("channels", "z_channels")}, "--teacher")
-    wanted = replace(model, **shape)
-    if where and wanted != model:
-        raise UserError(
-            f"{where} has {model.z_channels} latent channels and {len(model.channels)} "
-            f"levels, but --teacher {path} {teacher.z_channels} and {len(teacher.channels)}: give its VAE"
-        )
-    if os.path.lexists(path):  # not of the hub; another working directory may resume
-        path = str(Path(path).absolute())
-    return replace(config, model=wanted, loss=replace(config.loss, teacher=path))
-
-
-def run_stages(
-    config: Config, command: Command, content: dict[str, Any] | None
-) -> tuple[list[Stage], Position]:
+def _stages(config: Config, command: Command, content: dict[str, Any] | None) -> tuple[list[Stage], Position]:
     """The stages of the run and the position at which it begins or resumes."""
     if content is None:
         return first_stages(config), Position()

@@ -13,7 +13,6 @@ from typing import Any
 import torch
 
 from vae.config.options import Config
-from vae.config.resolve import with_local_batch
 from vae.data.loading import TrainLoader
 from vae.data.workers import resolve_num_workers
 from vae.device import is_out_of_memory
@@ -54,7 +53,7 @@ from vae.training.provenance import (
     samples_record,
 )
 from vae.training.recorder import Recorder, step_profiler
-from vae.training.resolved_options import ResolvedOptions, machine_of, resolve_options, run_stages
+from vae.training.resolved_options import ResolvedOptions, machine_of, resolve_options
 from vae.training.saver import Saver, read_divergences
 from vae.training.schedule import StageSchedule
 from vae.training.stability import Stability
@@ -228,9 +227,9 @@ def prepare_run(command: Command, dist: Distributed) -> PreparedRun:
     Raises UserError, with nothing written, if something is wrong.
     """
     options = resolve_options(command, *machine_of(dist.device), dist)
-    content = options.content
-    config = with_local_batch(options.config, dist.world_size)
-    stages, position = run_stages(config, command, content)
+    config = options.config
+    stages = options.stages
+    position = options.position
     dtype = compute_dtype(config.speed, dist.device)
     num_workers = resolve_num_workers(config.data.num_workers, processes_here=dist.local_world_size)
     sets = find_images(config, num_workers, val_split_given="val_split" in command.given)
@@ -249,7 +248,7 @@ def prepare_run(command: Command, dist: Distributed) -> PreparedRun:
     terms = _terms(config, dist, dtype)
     waits = GradientWaits()
     networks, compiled = _networks(config, dist, state, terms, dtype, waits)
-    _continue(state, options, config, position)
+    _continue(state, options)
     state.stages = stages
     state.position = position
     state.begun_at = replace(position)
@@ -266,13 +265,13 @@ def prepare_run(command: Command, dist: Distributed) -> PreparedRun:
         sample_images=load_sample_images(config, stages) if dist.is_main else {},
         num_workers=num_workers,
         compiled=compiled,
-        provenance=_provenance(options, config, state, training_set, validation_set, dist.world_size),
+        provenance=_provenance(options, state, training_set, validation_set, dist.world_size),
     )
     if not run.provenance.resume.comparable or state.history.loss != terms.image_text:
         state.history = _new_history(state.history, terms)
     _check_discriminator_begins(run)
     if state.fp16:
-        _fit_fp16(run, content)
+        _fit_fp16(run, options.content)
     return run
 
 
@@ -351,7 +350,6 @@ def leave_fp16(run: PreparedRun) -> None:
 
 def _provenance(
     options: ResolvedOptions,
-    config: Config,
     state: TrainingState,
     training_set: TrainingSet,
     validation_set: ValidationSet | None,
@@ -366,7 +364,7 @@ def _provenance(
     if content is not None:
         step = content["position"]["step"]
         continues = {"run": content["run"]["id"], "step": step, "checkpoint": str(path)}
-    samples = samples_record(config, training_set, validation_set, stage, processes, continues)
+    samples = samples_record(options.config, training_set, validation_set, stage, processes, continues)
     resume = Resume(NEW)
     if content is not None:
         resume = compare(content["provenance"], samples)
@@ -374,8 +372,9 @@ def _provenance(
     return Provenance(samples, options.begun_from, path, resume)
 
 
-def _continue(state: TrainingState, options: ResolvedOptions, config: Config, position: Position) -> None:
+def _continue(state: TrainingState, options: ResolvedOptions) -> None:
     """Begin a run, after a checkpoint if there is one."""
+    config = options.config
     content = options.content
     divergences = read_divergences(Path(config.run.output_dir), config.optim.learning_rate)
     state.divergences_by_stage = divergences.by_stage
