@@ -11,6 +11,7 @@ import torch
 from safetensors.torch import load_file
 
 from tests.harness.small_vae import SMALL, write_vae
+from vae.config.options import Config, flatten
 from vae.config.trained_vae_flags import parse_export_flags
 from vae.interop.averaging import ENCODER, average, combine, hash_of_weights
 from vae.interop.exporting import export
@@ -49,13 +50,13 @@ def test_mean_is_accurate_to_fp32_rounding_and_exact_for_equal_tensors():
     assert torch.equal(average([parts[0]] * 3, [1 / 3] * 3)["w"], parts[0]["w"])
 
 
-def test_weights_of_scores_are_a_softmax_of_recorded_values(tmp_path, capsys):
-    """The score of the step at which each checkpoint was saved; 1/e per --temperature below the best."""
+def test_weights_of_scores_are_a_softmax_of_recorded_losses(tmp_path, capsys):
+    """The loss of the step at which each checkpoint was saved; 1/e per --temperature above the lowest."""
     vaes = []
-    for number, psnr_db in enumerate((30.0, 29.9)):
+    for number, loss in enumerate((0.2, 0.202)):
         path = write_vae(tmp_path / str(number) / "vae", 0, replace(SMALL, channels=(16,)), start=ONE)
-        records = [("validation", 4, 20.0), ("train", 8, 99.0), ("validation", 8, psnr_db)]
-        lines = [json.dumps({"kind": kind, "step": step, "psnr": value}) for kind, step, value in records]
+        records = [("validation", 4, 0.4), ("train", 8, 0.1), ("validation", 8, loss)]
+        lines = [json.dumps({"kind": kind, "step": step, "loss": value}) for kind, step, value in records]
         (path.parent / "metrics.jsonl").write_text("\n".join(lines) + "\n")
         vaes.append(load_vae(path))
         vaes[-1].file.step = 8
@@ -110,14 +111,17 @@ def test_exports_and_averages_keep_their_start(tmp_path, image_folder, capsys, o
     assert load_vae(exported("folded", written)).file.start == ""  # its channels have scales of their own
 
 
-def test_scores_of_different_validation_images_are_refused(tmp_path):
+@pytest.mark.parametrize("other", [{"version": "1"}, {"ssim_weight": 0.3}])
+def test_losses_of_other_images_or_other_terms_are_refused(other, tmp_path):
     paths = []
-    for number, start in enumerate((ONE, ONE)):
+    for number, changed in enumerate(({}, other)):
         folder = tmp_path / str(number)
         shape = replace(SMALL, channels=(16,))
-        paths.append(write_vae(folder / "vae", number, shape, start=start, init="default"))
-        record = {"provenance": {"validation": {"version": str(number)}}}
-        (folder / "config.json").write_text(json.dumps(record))
+        paths.append(write_vae(folder / "vae", number, shape, start=ONE, init="default"))
+        provenance = {"validation": {"version": changed.get("version", "0")}}
+        (folder / "config.json").write_text(
+            json.dumps({**flatten(Config()), **changed, "provenance": provenance})
+        )
     with pytest.raises(UserError, match=r"different images.*evaluate_vae\.py.*--scores"):
         combined(*paths, options="--average_by score")
 

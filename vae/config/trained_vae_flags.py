@@ -216,18 +216,20 @@ class ExportConfig:
     overwrite: bool = option(False, "replace an existing --output")
     average_by: str = option(
         "uniform",
-        "weights of the average of several --vae: equal, or a softmax of their validation PSNR",
+        "weights of the average of several --vae: equal, or by their validation loss",
         choices=("uniform", "score"),
     )
     scores: tuple[float, ...] | None = option(
         None,
-        "for --average_by score: PSNR of each --vae in dB, used instead of the records of its run",
-        metavar="DB",
+        "for --average_by score: a loss of each --vae, such as LPIPS, used instead of the records of its run",
+        metavar="LOSS",
+        at_least=1e-9,
+        at_most=10,
     )
     temperature: float = option(
-        0.1,
-        "for --average_by score: PSNR difference that scales a weight by 1/e",
-        metavar="DB",
+        0.01,
+        "for --average_by score: rise of the loss, as a share of the lowest, that scales a weight by 1/e",
+        metavar="SHARE",
         at_least=1e-6,
     )
     data_path: str | None = option(None, "images for measuring the latents and testing fp16", metavar="DIR")

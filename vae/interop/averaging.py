@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from vae.config.options import LossConfig, image_weights
 from vae.config.trained_vae_flags import ExportConfig
 from vae.interop.run_files import METRICS_NAME
 from vae.interop.vae_files import LoadedVae
@@ -20,6 +21,7 @@ from vae.system import console
 from vae.system.errors import UserError
 from vae.system.files import read_json, read_json_lines
 
+_WEIGHTS = [f"{name}_weight" for name in image_weights(LossConfig())]  # of the validation loss
 ENCODER = ("encoder.", "quant_conv.", "bn.")  # first parts of the names that decide the latents
 
 
@@ -29,8 +31,8 @@ def combine(vaes: Sequence[LoadedVae], config: ExportConfig) -> LoadedVae:
     weights = [1 / len(vaes)] * len(vaes)
     parts = [dict(vae.autoencoder.state_dict()) for vae in vaes]
     if config.average_by == "score":
-        scores = torch.tensor(_scores(vaes, config), dtype=torch.float64)
-        weights = torch.softmax(scores / config.temperature, 0).tolist()
+        losses = torch.tensor(_losses(vaes, config), dtype=torch.float64)
+        weights = torch.softmax(-losses / losses.min() / config.temperature, 0).tolist()
     for path, weight in zip(config.vae, weights, strict=True):
         console.info(f"averaged: {weight:.1%} of {path}")
     first = vaes[0]
@@ -108,21 +110,22 @@ def _mean(values: Sequence[Any], weights: Sequence[float]) -> Any:
     return sum(value * weight for value, weight in zip(values, weights, strict=True))
 
 
-def _scores(vaes: Sequence[LoadedVae], config: ExportConfig) -> Sequence[float]:
-    """The PSNR of each VAE in dB: given, or recorded by its run."""
+def _losses(vaes: Sequence[LoadedVae], config: ExportConfig) -> Sequence[float]:
+    """The validation loss of each VAE: given, or recorded by its run."""
     if config.scores is not None:
         return config.scores
-    sets = {_validation_set(path) for path in config.vae} - {None}
-    if len(sets) > 1:
+    bases = [basis for path in config.vae if (basis := _basis(path)) is not None]
+    if any(basis != bases[0] for basis in bases):
         raise UserError(
-            "--average_by score: the VAEs were validated on different images, so their PSNR cannot be "
-            "compared: measure them on the same images with evaluate_vae.py, and give --scores"
+            "--average_by score: the VAEs were validated on different images or with another loss, so their "
+            "losses cannot be compared: measure them on the same images with evaluate_vae.py, and give "
+            "--scores, for example LPIPS"
         )
     return [_recorded(path, vae) for path, vae in zip(config.vae, vaes, strict=True)]
 
 
 def _recorded(path: str, vae: LoadedVae) -> float:
-    """The PSNR of the validation at which a checkpoint was saved, from metrics.jsonl beside it."""
+    """The loss of the validation at which a checkpoint was saved, from metrics.jsonl beside it."""
     step = vae.file.step
     metrics = Path(path).parent / METRICS_NAME
     if step is None:
@@ -130,22 +133,23 @@ def _recorded(path: str, vae: LoadedVae) -> float:
             f"--average_by score: {path} is not a checkpoint of a run: give --scores, one for each --vae"
         )
     records = read_json_lines(metrics) if metrics.is_file() else ()
-    scores = [
-        r["psnr"] for r in records if (r.get("kind"), r.get("step")) == ("validation", step) and "psnr" in r
+    losses = [
+        r["loss"] for r in records if (r.get("kind"), r.get("step")) == ("validation", step) and "loss" in r
     ]
-    if not scores:
+    if not losses:
         raise UserError(
             f"--average_by score: {metrics} has no validation at step {step}, when {Path(path).name} was "
             "saved: give --scores, one for each --vae"
         )
-    return float(scores[-1])
+    return float(losses[-1])
 
 
-def _validation_set(path: str) -> str | None:
-    """What identifies the validation images of a checkpoint's run, if the run recorded them."""
+def _basis(path: str) -> tuple[Any, ...] | None:
+    """The validation images and the loss of a checkpoint's run, if the run recorded them."""
     try:
         config: Any = read_json(Path(path).parent / "config.json")
-        return str(config["provenance"]["validation"]["version"])
+        images = str(config["provenance"]["validation"]["version"])
+        return images, *(config[name] for name in ("reconstruction_loss", "perceptual_net", *_WEIGHTS))
     except (OSError, ValueError, KeyError, TypeError):
         return None
 
