@@ -20,7 +20,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from vae.config.prepare_flags import ShardConfig, parse_prepare_flags
 from vae.prepare.blocks import Block
 from vae.prepare.check import Check
-from vae.prepare.folders import check_apart
+from vae.prepare.output_folders import check_apart
 from vae.prepare.rows import RowFolder, check_block, open_rows, rules_of
 from vae.prepare.source import open_source
 from vae.system import console

@@ -180,7 +180,7 @@ def train(**options: Any) -> TrainingResult:
     `train(data_path="photos", profile="demo")` equals `train_vae.py --data_path photos --profile demo`.
     Raises UserError for invalid options; DataError and NonFiniteError are subclasses of it.
     """
-    from vae.training.command import check_command
+    from vae.training.early_checks import check_command
     from vae.training.run import train_checked
 
     command = check_command(trainer_options(_given(options)))

@@ -45,7 +45,7 @@ def train(argv: list[str]) -> int:
     for name, value in card.items():
         if not plan:
             raise UsageError(f"--{name} {value} is only used by --plan: add --plan")
-    from vae.training.command import Command, check_command
+    from vae.training.early_checks import Command, check_command
 
     if plan:
         from vae.training.dry_run import print_stage_plans
@@ -121,7 +121,7 @@ def evaluate(argv: list[str]) -> int:
     from vae.config.trained_vae_flags import parse_evaluate_flags
 
     config = parse_evaluate_flags(argv)
-    from vae.evaluation.command import check_command
+    from vae.evaluation.early_checks import check_command
     from vae.prepare.hub_dataset import with_local_data
 
     check_command(config)  # before PyTorch is imported
@@ -150,7 +150,7 @@ def export(argv: list[str]) -> int:
     from vae.config.trained_vae_flags import parse_export_flags
 
     config = parse_export_flags(argv)
-    from vae.interop.command import check_command
+    from vae.interop.early_checks import check_command
 
     check_command(config)  # before PyTorch is imported
     from vae.interop.exporting import export

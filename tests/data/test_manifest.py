@@ -11,9 +11,9 @@ from vae.data.manifest import image_root, is_manifest, read_rows, train_and_val
 from vae.images.folder import list_images
 from vae.system.errors import DataError, UserError
 from vae.system.files import sha256_of_file
-from vae.training.command import Command
 from vae.training.datasets import find_images
 from vae.training.distributed import Distributed
+from vae.training.early_checks import Command
 from vae.training.setup import prepare_run
 
 

@@ -11,7 +11,7 @@ from scipy import ndimage
 
 from vae.config.trained_vae_flags import EvaluateConfig
 from vae.evaluation import metrics
-from vae.evaluation.command import check_rfid_packages
+from vae.evaluation.early_checks import check_rfid_packages
 from vae.evaluation.metrics import (
     baseline_sums,
     bicubic_baseline,

@@ -25,8 +25,8 @@ from vae.interop.vae_path import WEIGHTS_NAME
 from vae.interop.writing import write_safetensors
 from vae.model.autoencoder import AutoencoderKL
 from vae.system.errors import UserError
-from vae.training.command import Command
 from vae.training.distributed import Distributed
+from vae.training.early_checks import Command
 from vae.training.run import train
 from vae.training.setup import prepare_run
 

@@ -14,7 +14,7 @@ from tests.harness.preparing import prepare, shard
 from tests.harness.tars import write_img2dataset
 from vae.prepare.blocks import FileBlock
 from vae.prepare.demo import draw_image
-from vae.prepare.folders import write_error
+from vae.prepare.output_folders import write_error
 from vae.prepare.rows import BlockRows, RowFolder
 from vae.prepare.source import Source
 from vae.prepare.table import Table, choose_validation

@@ -15,7 +15,7 @@ from vae.interop.vae_files import RUN_KEY
 from vae.interop.writing import save_diffusers_folder
 from vae.system.errors import NonFiniteError, UserError
 from vae.system.files import MARKER_NAME, write_json
-from vae.training.command import Command
+from vae.training.early_checks import Command
 from vae.training.export import write_export
 from vae.training.run import train
 from vae.training.setup import prepare_run

@@ -10,7 +10,7 @@ import pytest
 
 from tests.harness.training_runs import ONE_PROCESS, alive_of, assert_same
 from vae.config.flags import parse_flags, trainer_options
-from vae.training.command import Command, check_command
+from vae.training.early_checks import Command, check_command
 from vae.training.find_lr import NAME, Curve, find_learning_rate, find_lr, losses_before_steps, suggest
 from vae.training.run import train
 from vae.training.setup import prepare_run

@@ -19,7 +19,7 @@ from vae.config.flags import command_words, trainer_options
 from vae.interop.run_files import METRICS_NAME
 from vae.system.errors import UserError
 from vae.training import logbook as logbook_module
-from vae.training.command import check_command
+from vae.training.early_checks import check_command
 from vae.training.logbook import ID_NAME, Logbook, start_wandb
 from vae.training.run import train
 

@@ -14,9 +14,9 @@ from vae.shards.shard_cache import SPARE_BYTES, ShardCache
 from vae.shards.shard_images import ShardImages
 from vae.system.errors import UserError
 from vae.system.host import GIB
-from vae.training.command import Command
 from vae.training.datasets import TrainingSet, check_cache
 from vae.training.distributed import Distributed
+from vae.training.early_checks import Command
 from vae.training.report import PROBLEMS_PAGE, device_line, verdict_line
 from vae.training.run import train
 from vae.training.setup import prepare_run

@@ -12,7 +12,7 @@ from tests.harness.training_runs import last_checkpoint, train_short
 from vae.config.flags import command_words, parse_flags
 from vae.config.options import Config, all_options
 from vae.system.errors import UserError
-from vae.training.command import Command
+from vae.training.early_checks import Command
 from vae.training.resolved_options import machine_of, resolve_options
 
 CPU = torch.device("cpu")

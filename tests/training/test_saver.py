@@ -19,7 +19,7 @@ from vae.interop.checkpoint_file import load_checkpoint
 from vae.memory.plan import checkpoint_bytes, reserve_bytes
 from vae.system.errors import EXIT_CONFIG
 from vae.training import saver
-from vae.training.command import Command
+from vae.training.early_checks import Command
 from vae.training.run import train
 from vae.training.saver import CheckpointWriter, host_copy
 from vae.training.setup import prepare_run

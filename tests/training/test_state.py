@@ -12,7 +12,7 @@ from tests.harness.checkpoints import checkpoint
 from tests.harness.toy_networks import relative_difference
 from tests.harness.training_runs import ONE_PROCESS, SHORT, loop_of, train_short
 from vae.interop.checkpoint_file import CHECKPOINT_KEYS, load_checkpoint
-from vae.training.command import Command
+from vae.training.early_checks import Command
 from vae.training.loop import StageEnd
 from vae.training.setup import prepare_run
 

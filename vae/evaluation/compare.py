@@ -17,7 +17,7 @@ import torch
 from vae.config.trained_vae_flags import WHOLE, EvaluateConfig, ExportConfig
 from vae.data.exclude_list import hash_of_list
 from vae.device import DTYPES, is_out_of_memory, pick_device, precision_support, warn_of_slow_bf16
-from vae.evaluation.command import COMMAND, RESULTS_NAME
+from vae.evaluation.early_checks import COMMAND, RESULTS_NAME
 from vae.evaluation.image_set import CROPS, ImageSet, find_images
 from vae.evaluation.latents import diffusability
 from vae.evaluation.measure import (

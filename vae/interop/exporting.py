@@ -18,7 +18,7 @@ from vae.device import DTYPES, pick_device
 from vae.images.folder import list_images
 from vae.images.pixels import to_float
 from vae.interop.averaging import combine
-from vae.interop.command import check_command
+from vae.interop.early_checks import check_command
 from vae.interop.families import DIFFUSERS_IMAGES, comfyui_problem, latents_config
 from vae.interop.latent_statistics import (
     LatentConstants,

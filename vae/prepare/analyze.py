@@ -12,8 +12,8 @@ from vae.config.prepare_flags import AnalyzeConfig
 from vae.config.recipes import RECIPES
 from vae.prepare.check import Check
 from vae.prepare.database import sql
-from vae.prepare.folders import check_apart
-from vae.prepare.reasons import count_rejected, group_lines, print_summary
+from vae.prepare.output_folders import check_apart
+from vae.prepare.rejection_reasons import count_rejected, group_lines, print_summary
 from vae.prepare.rows import open_rows, rules_of
 from vae.prepare.source import open_source
 from vae.prepare.table import EXACT, Table, drop_exact, flags, name_near_groups

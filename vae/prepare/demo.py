@@ -19,7 +19,7 @@ import numpy as np
 
 from vae.config.prepare_flags import DemoConfig
 from vae.data.workers import resolve_num_workers
-from vae.prepare.folders import claim_settings, output_folder
+from vae.prepare.output_folders import claim_settings, output_folder
 from vae.prepare.pool import Failure, Limits, run_tasks
 from vae.prepare.preprocess import encode
 from vae.progress import Progress

@@ -7,7 +7,7 @@ import numpy as np
 from vae.config.prepare_flags import ShardConfig
 from vae.data.exclude_list import KEY_DIGITS
 from vae.prepare.blocks import Block
-from vae.prepare.folders import HIDDEN
+from vae.prepare.output_folders import HIDDEN
 from vae.prepare.rows import RowFolder, rules_of
 from vae.prepare.shard import INDEXES, save_index, write_datasets
 from vae.prepare.source import Source

@@ -14,8 +14,8 @@ from vae.data.exclude_list import KEY_DIGITS
 from vae.prepare.blocks import Block, common_folder, find_files
 from vae.prepare.check import HeaderCheck
 from vae.prepare.database import sql
-from vae.prepare.folders import HIDDEN, claim_content
-from vae.prepare.reasons import count_rejected, duplicates_text, print_summary
+from vae.prepare.output_folders import HIDDEN, claim_content
+from vae.prepare.rejection_reasons import count_rejected, duplicates_text, print_summary
 from vae.prepare.rows import open_rows
 from vae.prepare.shard import INDEXES, save_index, write_datasets
 from vae.prepare.source import Source

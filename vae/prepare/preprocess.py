@@ -30,8 +30,8 @@ from vae.images.formats import BadImageError, check_longest_side
 from vae.prepare.blocks import Block, FileBlock, Item, block_id
 from vae.prepare.check import Check, Row, rejected
 from vae.prepare.database import sql
-from vae.prepare.folders import check_apart
-from vae.prepare.reasons import count_rejected, duplicates_text, print_summary
+from vae.prepare.output_folders import check_apart
+from vae.prepare.rejection_reasons import count_rejected, duplicates_text, print_summary
 from vae.prepare.rows import RowFolder, open_rows, rules_of
 from vae.prepare.source import Source, open_source
 from vae.prepare.table import Table, apply_rules, check_where, drop_exact, drop_near, name_near_groups

@@ -23,7 +23,7 @@ from vae.images.formats import BadImageError
 from vae.prepare.blocks import Block, Item
 from vae.prepare.check import AnyCheck, Row, rejected, start_row
 from vae.prepare.database import connect, literal, sql
-from vae.prepare.folders import FULL_DISK, HIDDEN, claim_settings, output_folder
+from vae.prepare.output_folders import FULL_DISK, HIDDEN, claim_settings, output_folder
 from vae.prepare.pool import Failure, count_workers, run_tasks, time_limit
 from vae.prepare.source import Source
 from vae.prepare.tar_source import BrokenTarError, TarBlock

@@ -24,9 +24,9 @@ from vae.images.formats import EXTENSIONS_OF, BadImageError
 from vae.prepare.blocks import Block
 from vae.prepare.check import Check
 from vae.prepare.database import sql
-from vae.prepare.folders import HIDDEN, check_apart, claim_content
+from vae.prepare.output_folders import HIDDEN, check_apart, claim_content
 from vae.prepare.pool import Failure, Limits, count_workers, run_tasks
-from vae.prepare.reasons import broken_lines, count_rejected, duplicates_text, print_summary
+from vae.prepare.rejection_reasons import broken_lines, count_rejected, duplicates_text, print_summary
 from vae.prepare.rows import RowFolder, open_rows, rules_of
 from vae.prepare.source import open_source
 from vae.prepare.table import (

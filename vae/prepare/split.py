@@ -15,7 +15,7 @@ from vae.config.prepare_flags import SplitConfig
 from vae.data.manifest import GROUP_KEYS, IMAGE_KEYS, MANIFEST_NAME, SPLIT_KEYS, group_key, read_rows
 from vae.prepare.joined import read_column
 from vae.prepare.near_duplicates import GROUP_PREFIX, group_names, words_of
-from vae.prepare.reasons import group_lines
+from vae.prepare.rejection_reasons import group_lines
 from vae.prepare.subsets import NONE, Groups, choose_val_groups, deal_folds, gather
 from vae.system import console
 from vae.system.errors import DataError, UserError

@@ -18,8 +18,8 @@ from vae.data.manifest import MANIFEST_NAME
 from vae.prepare.blocks import FileBlock
 from vae.prepare.check import Check
 from vae.prepare.database import sql
-from vae.prepare.folders import check_apart, check_output_file, output_folder, write_error
-from vae.prepare.reasons import NOT_REJECTED, count_rejected, duplicates_text, print_summary, remedy
+from vae.prepare.output_folders import check_apart, check_output_file, output_folder, write_error
+from vae.prepare.rejection_reasons import NOT_REJECTED, count_rejected, duplicates_text, print_summary, remedy
 from vae.prepare.rows import RowFolder, parse_part, rules_of
 from vae.prepare.source import open_source
 from vae.prepare.table import EXACT, Table, drop_exact, flags

@@ -12,8 +12,8 @@ from vae.system import console
 from vae.system.console import counted
 from vae.system.errors import UserError
 from vae.system.files import write_json
-from vae.training.command import Command
 from vae.training.datasets import check_stage
+from vae.training.early_checks import Command
 from vae.training.resolved_options import machine_of, resolve_options
 from vae.training.stages import Position, Stage, stages_left
 

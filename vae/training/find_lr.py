@@ -19,7 +19,7 @@ from vae.memory.available import limit_memory
 from vae.model.autoencoder import set_recompute
 from vae.system import console
 from vae.system.files import write_json
-from vae.training.command import Command
+from vae.training.early_checks import Command
 from vae.training.liveness import Liveness
 from vae.training.recorder import RunningMetrics, loss_record
 from vae.training.run import claim_run_folder, prepared_run

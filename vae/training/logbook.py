@@ -20,7 +20,7 @@ from vae.system import console, files
 from vae.system.addresses import public_text
 from vae.system.errors import UserError
 from vae.system.files import read_text, replace_text
-from vae.training.command import check_wandb_installed
+from vae.training.early_checks import check_wandb_installed
 from vae.training.results_image import RESULTS_NAME, write_results
 
 

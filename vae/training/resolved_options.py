@@ -22,8 +22,8 @@ from vae.system.files import read_marker
 from vae.system.gpus import CPU_SETTINGS, match_card
 from vae.system.host import GIB
 from vae.training.checkpoints import load_newest, load_on_all
-from vae.training.command import Command
 from vae.training.distributed import Distributed
+from vae.training.early_checks import Command
 from vae.training.schedule import RANDOM, TRAINED, WARM
 from vae.training.stages import Position, Stage, first_stages, resumed_stages, stages_left
 

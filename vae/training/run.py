@@ -21,8 +21,8 @@ from vae.system import console
 from vae.system.errors import EXIT_SAVED_RESUMABLE, LostProcessError, NonFiniteError, UserError
 from vae.system.files import claim_folder
 from vae.training.checkpoints import abandon_newer, check_newest, position_name
-from vae.training.command import Command, check_command
 from vae.training.distributed import Distributed
+from vae.training.early_checks import Command, check_command
 from vae.training.export import (
     LATENT_IMAGES,
     check_export_folder,

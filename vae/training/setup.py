@@ -26,9 +26,9 @@ from vae.step import Networks
 from vae.system import console
 from vae.system.errors import UserError
 from vae.training.checkpoints import saved_step
-from vae.training.command import Command
 from vae.training.datasets import TrainingSet, check_stages, find_images, with_aspects, without_excluded
 from vae.training.distributed import Distributed, GradientWaits, data_parallel
+from vae.training.early_checks import Command
 from vae.training.liveness import Liveness
 from vae.training.logbook import Logbook
 from vae.training.loop import TrainingLoop

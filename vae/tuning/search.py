@@ -27,9 +27,9 @@ from vae.system import console
 from vae.system.addresses import public_options, public_text
 from vae.system.errors import UserError
 from vae.system.files import check_folder, claim_folder, replace_text, write_json
-from vae.training.command import check_command as check_training
-from vae.training.command import with_local_datasets
 from vae.training.datasets import find_images
+from vae.training.early_checks import check_command as check_training
+from vae.training.early_checks import with_local_datasets
 from vae.tuning.space import Space, as_choice, check_comparable, options_of, read_space, suggest
 from vae.tuning.training_process import TrialError, Validation, train
 
