@@ -21,7 +21,7 @@ from PIL import Image
 from tests.harness.runs import ROOT
 from tests.harness.waiting import wait_until
 from tests.harness.workers import notice_deaths_at_once
-from vae.config.options import DataConfig
+from vae.config.options import DataConfig, build
 from vae.data import loading
 from vae.data.dataset import CropDataset, FolderImages, collate
 from vae.data.image_sets import accepted_bad_images, probe
@@ -435,4 +435,4 @@ def test_num_workers_accepts_auto_and_integers():
     assert resolve_num_workers("auto", processes_here=1000) == 1
     for junk in ("-1", "two", "1.5", "", "²"):
         with pytest.raises(UserError, match="--num_workers"):
-            resolve_num_workers(junk)
+            build({"num_workers": junk})

@@ -22,7 +22,7 @@ import torch  # noqa: E402
 
 from tests.null_gpu.counters import Counters, peak_bytes, reset_peak, set_limit  # noqa: E402
 from vae.config.options import Config  # noqa: E402
-from vae.config.recipes import RECIPES  # noqa: E402
+from vae.config.recipes import recipe_values  # noqa: E402
 from vae.config.resolve import resolve  # noqa: E402
 from vae.losses.terms import build_terms  # noqa: E402
 from vae.memory.available import available_bytes, limit_memory  # noqa: E402
@@ -177,7 +177,7 @@ def main(cases: list[Case]) -> None:
     built: tuple[object, Built] | None = None
     for case in cases:
         os.environ["NULL_GPU_WORKSPACES_MIB"] = str(case.workspace_mib)
-        recipe = RECIPES[case.profile].values if case.profile else None
+        recipe = recipe_values(case.profile, has_gpu=True) if case.profile else None
         config = resolve(case.options, None, recipe, {})
         set_backends(config.speed)
         REPLACED.clear()

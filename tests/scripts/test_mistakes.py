@@ -182,7 +182,7 @@ WITH_PYTORCH = [
     ("prepare_data.py", 77, "--input_dir F/urls.parquet --mode shard --output_dir F/out"),
     ("prepare_data.py", 77, "--input_dir F/data --mode split"),
     ("prepare_data.py", 2, "--input_dir F/data --mode demo"),
-    ("prepare_data.py", 78, "--num_workers many --mode demo"),
+    ("prepare_data.py", 2, "--num_workers many --mode demo"),
     ("prepare_data.py", 2, "--mode paint"),
     ("prepare_data.py", 2, "--mode"),
 ]

@@ -94,7 +94,7 @@ def background_option() -> Any:
 def max_pixels_option(action: str) -> Any:
     """--max_pixels of every script that decodes images; `action`: what happens to larger ones."""
     help_text = f"{action} images with more pixels than this"
-    return option(MAX_PIXELS, help_text, metavar="N", at_least=64, changes_samples=True)
+    return option(MAX_PIXELS, help_text, at_least=64, changes_samples=True)
 
 
 def cache_dir_option() -> Any:

@@ -110,12 +110,13 @@ def _add(group: argparse._ActionsContainer, item: Field[Any], *, shown: bool = T
         action.metavar = f"--{item.name}" if item.default is False else f"--[no-]{item.name}"
         return
     choices = item.metadata["choices"]
+    kind = int if item.metadata["auto"] else base_type(item)
     shown_choices = f"{{{','.join(map(str, choices))}}}" if choices else None
     group.add_argument(
         f"--{item.name}",
         required=item.default is MISSING,
         nargs="+" if is_list(item) else None,
-        metavar=item.metadata["metavar"] or shown_choices or _METAVARS[base_type(item)],
+        metavar=item.metadata["metavar"] or shown_choices or _METAVARS[kind],
         help=help_text,
     )
 

@@ -94,7 +94,6 @@ class DataConfig:
     buckets: int = option(
         0,
         "shapes of training crops, from 1:2 to 2:1; even: and the square (docs/training.md); 0: square crops",
-        metavar="N",
         at_least=0,
         at_most=64,
         changes_samples=True,
@@ -119,7 +118,6 @@ class DataConfig:
     num_workers: str = option(
         "auto",
         "image decoding processes; auto: usable CPU cores minus 2, at least 1 and at most 12",
-        metavar="N",
         auto=True,
         at_least=0,
         inherited=False,
@@ -274,7 +272,6 @@ class SpeedConfig:
     micro_batch_size: str = option(
         "auto",
         "images per forward and backward pass; auto: as many as fit",
-        metavar="N",
         auto=True,
         at_least=1,
         inherited=False,

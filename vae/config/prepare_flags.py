@@ -61,18 +61,13 @@ class RulesConfig:
 
     min_size: int = option(1, "reject images whose shorter side is below this", metavar="PX", at_least=1)
     max_aspect: float = option(
-        0.0,
-        "reject images whose longer side exceeds X times the shorter side; 0: any",
-        metavar="X",
-        at_least=0,
+        0.0, "reject images whose longer side exceeds X times the shorter side; 0: any", at_least=0
     )
-    max_pixels: int = option(
-        MAX_PIXELS, "reject images with more pixels, before decoding them", metavar="N", at_least=1
-    )
+    max_pixels: int = option(MAX_PIXELS, "reject images with more pixels, before decoding them", at_least=1)
     first_frame: bool = option(
         False, "use the first frame of animations and multi-page files instead of rejecting them"
     )
-    num_workers: str = option("auto", "processes; auto: one per usable core", metavar="N")
+    num_workers: str = option("auto", "processes; auto: one per usable core", auto=True, at_least=0)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -109,7 +104,7 @@ class ReadingConfig(RulesConfig):
         unset="the only one",
     )
     background: str = background_option()
-    limit: int | None = option(None, "process only the first N files by name", metavar="N", at_least=1)
+    limit: int | None = option(None, "process only the first N files by name", at_least=1)
     time_limit: float = option(60.0, "time limit for one image", metavar="SECONDS", at_least=0.001)
     memory_gib: float | None = option(
         None,
@@ -258,7 +253,7 @@ class SplitConfig:
         "column of --join with the path of each image below the prepared or the original folder",
         metavar="NAME",
     )
-    seed: int = option(0, "another seed gives another split", metavar="N", at_least=0)
+    seed: int = option(0, "another seed gives another split", at_least=0)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -271,11 +266,11 @@ class DemoConfig:
         metavar="DIR",
         writes=True,
     )
-    count: int = option(64, "number of images", metavar="N", at_least=1)
+    count: int = option(64, "number of images", at_least=1)
     target_size: int = option(256, "side of the images", metavar="PX", at_least=8)
-    seed: int = option(0, "another seed draws other images", metavar="N", at_least=0)
+    seed: int = option(0, "another seed draws other images", at_least=0)
     num_workers: str = option(
-        "auto", "drawing processes; auto: usable cores minus 2, between 1 and 12", metavar="N"
+        "auto", "drawing processes; auto: usable cores minus 2, between 1 and 12", auto=True, at_least=0
     )
 
 

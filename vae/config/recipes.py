@@ -7,13 +7,10 @@ from typing import Any
 from vae.config.declare import nearest
 from vae.system.errors import UserError
 
-# Shared by all profiles for cards, for speed.
-_FAST = {"mixed_precision": True, "enable_tf32": True, "channels_last": True, "persistent_workers": True}
-
 
 @dataclass(frozen=True)
 class Recipe:
-    """Option values with a name and a purpose."""
+    """A purpose, and option values beside --mixed_precision, which all profiles have."""
 
     purpose: str
     values: dict[str, Any]
@@ -31,7 +28,6 @@ DISC_WARMUP = 100
 # (https://huggingface.co/stabilityai/sd-vae-ft-ema). The weight is measured: a stronger one costs more than
 # half a dB (benchmarks/LOG.md, "The adversarial loss").
 _DECODER = {
-    **_FAST,
     "train_part": "decoder",
     "image_size": 512,
     "batch_size": 16,
@@ -44,20 +40,17 @@ _DECODER = {
 }
 
 RECIPES = {
-    "ultra": Recipe("the largest crops of the menu", {**_FAST, "image_size": 2048, "batch_size": 4}),
-    "high": Recipe("large crops", {**_FAST, "image_size": 1536, "batch_size": 8}),
-    "standard": Recipe("recommended", {**_FAST, "image_size": 1024, "batch_size": 16}),
-    "fast": Recipe("fast steps", {**_FAST, "image_size": 768, "batch_size": 24}),
-    "small": Recipe("first stage of a progressive run", {**_FAST, "image_size": 512, "batch_size": 32}),
-    "maximum": Recipe(
-        "experimental", {**_FAST, "image_size": 2560, "batch_size": 2, "accumulation_steps": 2}
-    ),
+    "ultra": Recipe("the largest crops of the menu", {"image_size": 2048, "batch_size": 4}),
+    "high": Recipe("large crops", {"image_size": 1536, "batch_size": 8}),
+    "standard": Recipe("recommended", {"image_size": 1024, "batch_size": 16}),
+    "fast": Recipe("fast steps", {"image_size": 768, "batch_size": 24}),
+    "small": Recipe("first stage of a progressive run", {"image_size": 512, "batch_size": 32}),
+    "maximum": Recipe("experimental", {"image_size": 2560, "batch_size": 2, "accumulation_steps": 2}),
     # From scratch, as the field does it: most steps at 256 px with large batches, the adversarial loss late,
     # and larger crops in a later stage (docs/jobs.md).
     "new": Recipe(
         "a new VAE from scratch, first stage",
         {
-            **_FAST,
             "image_size": 256,
             "batch_size": 64,
             "adversarial_weight": 0.25,
@@ -70,14 +63,14 @@ RECIPES = {
     # those that hold from the start (docs/training.md, "Latents for diffusion models").
     "diffusable": Recipe(
         "a new VAE with latents that diffusion models learn well",
-        {**_FAST, "image_size": 256, "batch_size": 64, "kl_weight": 0.0, "variance_weight": 0.01},
+        {"image_size": 256, "batch_size": 64, "kl_weight": 0.0, "variance_weight": 0.01},
     ),
     # For cards of one size: the largest crops that fit without recomputing more than activations, so that a
     # step needs no more arithmetic than on a large card (tests/memory/test_plan_table.py runs the planner).
-    "card-8gb": Recipe("for cards with 8 GB", {**_FAST, "image_size": 512, "batch_size": 16}),
-    "card-12gb": Recipe("for cards with 12 GB", {**_FAST, "image_size": 768, "batch_size": 12}),
-    "card-16gb": Recipe("for cards with 16 GB", {**_FAST, "image_size": 1024, "batch_size": 8}),
-    "card-24gb": Recipe("for cards with 24 GB", {**_FAST, "image_size": 1280, "batch_size": 8}),
+    "card-8gb": Recipe("for cards with 8 GB", {"image_size": 512, "batch_size": 16}),
+    "card-12gb": Recipe("for cards with 12 GB", {"image_size": 768, "batch_size": 12}),
+    "card-16gb": Recipe("for cards with 16 GB", {"image_size": 1024, "batch_size": 8}),
+    "card-24gb": Recipe("for cards with 24 GB", {"image_size": 1280, "batch_size": 8}),
     "decoder": Recipe("improves the decoder of --init_from", _DECODER),
     "small-decoder": Recipe(
         "a new decoder of half the width for --init_from",
@@ -93,7 +86,6 @@ RECIPES = {
             "batch_size": 4,
             "num_epochs": 15,
             "perceptual_weight": 0.0,  # LPIPS would download 528 MiB
-            "mixed_precision": True,
             "val_freq": 5,
             "checkpoint_freq": 50,
         },
@@ -105,7 +97,6 @@ RECIPES = {
             "batch_size": 8,
             "num_epochs": 100,
             "perceptual_weight": 0.0,
-            "mixed_precision": True,
             "val_freq": 10,
             "checkpoint_freq": 100,
         },
@@ -119,7 +110,7 @@ def recipe_values(name: str, has_gpu: bool) -> dict[str, Any]:
         name = "demo-gpu"
     if name not in RECIPES:
         raise UserError(f"--profile {name} is unknown{nearest(name, RECIPES)} ({', '.join(RECIPES)})")
-    return RECIPES[name].values
+    return {"mixed_precision": True, **RECIPES[name].values}
 
 
 def profile_table() -> str:

@@ -75,8 +75,8 @@ class EvaluateConfig:
     posterior: str = option(
         "mode", "what to decode: the mode of the encoder's posterior or a sample", choices=("mode", "sample")
     )
-    seed: int = option(0, "random seed of --posterior sample", metavar="N", at_least=0, at_most=2**31)
-    max_images: int = option(0, "maximum number of images, a sample by hash; 0: all", metavar="N", at_least=0)
+    seed: int = option(0, "random seed of --posterior sample", at_least=0, at_most=2**31)
+    max_images: int = option(0, "maximum number of images, a sample by hash; 0: all", at_least=0)
     perceptual_net: str = option(
         "auto",
         "LPIPS network; auto: vgg if its weights exist or can be downloaded, otherwise LPIPS is reported as "
@@ -102,13 +102,9 @@ class EvaluateConfig:
         "also measure the bicubic baseline, and JPEG and WebP with as many bytes as the latents in 8 bit",
     )
     samples: int = option(
-        2,
-        "number of sample images of each kind: worst, typical, best; 0: none",
-        metavar="N",
-        at_least=0,
-        at_most=50,
+        2, "number of sample images of each kind: worst, typical, best; 0: none", at_least=0, at_most=50
     )
-    batch_size: int = option(1, "images to encode and decode at once", metavar="N", at_least=1)
+    batch_size: int = option(1, "images to encode and decode at once", at_least=1)
     weights: str = weights_option()
     dtype: str = option("fp32", "precision of encoder and decoder", choices=("fp32", "bf16", "fp16"))
     device: str = device_option("to compute on")
@@ -352,22 +348,13 @@ class InferConfig:
     overwrite: bool = option(False, "replace existing results")
     format: str = option("png", "format of the images; both are lossless", choices=("png", "webp"))
     steps: int = option(
-        8,
-        "interpolate: number of images in the series, including both ends",
-        metavar="N",
-        at_least=2,
-        at_most=10_000,
+        8, "interpolate: number of images in the series, including both ends", at_least=2, at_most=10_000
     )
-    count: int = option(4, "variations: samples per input", metavar="N", at_least=1, at_most=10_000)
+    count: int = option(4, "variations: samples per input", at_least=1, at_most=10_000)
     noise_scale: float = option(
-        1.0,
-        "variations: factor on the standard deviation of the VAE's own posterior",
-        metavar="X",
-        at_least=0,
+        1.0, "variations: factor on the standard deviation of the VAE's own posterior", at_least=0
     )
-    seed: int = option(
-        0, "variations: random seed of the samples", metavar="N", at_least=0, at_most=2**63 - 1
-    )
+    seed: int = option(0, "variations: random seed of the samples", at_least=0, at_most=2**63 - 1)
     tiles: str = option(
         "auto",
         "for large images; blended: overlapping tiles one by one, approximate, memory of one tile; off: "

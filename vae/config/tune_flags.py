@@ -42,10 +42,7 @@ class TuneConfig:
         unset="learning rate, warmup, perceptual weight, EMA",
     )
     trials: int = option(
-        RANDOM_TRIALS,
-        "number of trials of the whole search, over all of its processes",
-        metavar="N",
-        at_least=1,
+        RANDOM_TRIALS, "number of trials of the whole search, over all of its processes", at_least=1
     )
     objective: tuple[str, ...] = option(
         (LOSS,),
@@ -62,15 +59,10 @@ class TuneConfig:
     min_steps: int = option(
         0,
         "optimizer steps before a trial may be stopped early; 0: a ninth of those of the defaults",
-        metavar="N",
         at_least=0,
     )
     seed: int = option(
-        0,
-        "random seed of the search; that of training is in --config",
-        metavar="N",
-        at_least=0,
-        at_most=2**31,
+        0, "random seed of the search; that of training is in --config", at_least=0, at_most=2**31
     )
 
 

@@ -14,7 +14,6 @@ from typing import Any
 
 from PIL import AvifImagePlugin
 
-from vae.system.errors import UserError
 from vae.system.host import decoding_processes, usable_cores
 
 # SIGHUP: the terminal was closed. Windows has none.
@@ -24,19 +23,14 @@ M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
 MALLOC_BYTES = 32 * 2**20
 
 
-def resolve_num_workers(
-    num_workers: str | int, *, processes_here: int = 1, flag: str = "--num_workers"
-) -> int:
-    """Number of decoding processes from `auto` or an integer of at least 0; UserError for anything else.
+def resolve_num_workers(num_workers: str, *, processes_here: int = 1) -> int:
+    """The number of decoding processes of an option --num_workers, a whole number or `auto`.
 
     `processes_here`: number of training processes on this machine, which share its cores.
     """
-    text = str(num_workers).strip()
-    if text == "auto":
+    if num_workers == "auto":
         return decoding_processes(usable_cores() // processes_here, sys.platform == "win32")
-    if not (text.isascii() and text.isdigit()):
-        raise UserError(f"{flag} {num_workers} is not a number of processes: give auto, 0, 1, 2, ...")
-    return int(text)
+    return int(num_workers)
 
 
 class StartError(OSError):

@@ -51,9 +51,9 @@ class Failure(NamedTuple):
     detail: str
 
 
-def count_workers(num_workers: str | int) -> int:
+def count_workers(num_workers: str) -> int:
     """Number of processes, at least 1 so that decoding is isolated; `auto`: one per usable core."""
-    if str(num_workers).strip() == "auto":
+    if num_workers == "auto":
         return usable_cores()
     return max(1, resolve_num_workers(num_workers))
 
