@@ -123,8 +123,8 @@ def encode(
     `vae.autoencoder.bn.normalize(latents)` if the file has statistics of channels (FLUX.2, Wan, Qwen-Image).
     """
     batch = load_images(images, channels=vae.autoencoder.config.image_channels).to(_device(vae))
-    how: dict[str, Any] = {"dtype": _compute_dtype(vae, dtype), "tile": tile, "at_full_size": True}
-    posterior = encode_images(vae.autoencoder, batch, **how)
+    compute_dtype = _compute_dtype(vae, dtype)
+    posterior = encode_images(vae.autoencoder, batch, dtype=compute_dtype, tile=tile, at_full_size=True)
     if seed is None:
         return posterior.mode()
     noise = keyed_normal(posterior.mean.shape, seed).to(posterior.mean.device)
@@ -166,12 +166,12 @@ def reconstruct(
 ) -> torch.Tensor:
     """Encode and decode images: fp32 (B, C, H, W) in about [-1, 1], not clamped. See `encode`.
 
-    Of a VAE with a decoder of twice the size, the encoder reads the images at half their size.
+    If the decoder has twice the size, the encoder reads the images at half their size.
     """
     batch = load_images(images, channels=vae.autoencoder.config.image_channels).to(_device(vae))
-    how: dict[str, Any] = {"dtype": _compute_dtype(vae, dtype), "tile": tile}
-    latents = encode_images(vae.autoencoder, batch, **how).mode()
-    return decode_latents(vae.autoencoder, latents, batch.shape[2:], **how)
+    compute_dtype = _compute_dtype(vae, dtype)
+    latents = encode_images(vae.autoencoder, batch, dtype=compute_dtype, tile=tile).mode()
+    return decode_latents(vae.autoencoder, latents, batch.shape[2:], dtype=compute_dtype, tile=tile)
 
 
 def train(**options: Any) -> TrainingResult:

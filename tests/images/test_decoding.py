@@ -18,7 +18,7 @@ from tests.harness.image_bytes import (
     png_chunk,
     smooth,
 )
-from vae.images.decoding import decode_image, read_image
+from vae.images.decoding import decode_image, read_image_bytes
 from vae.images.formats import BadImageError
 
 RED, GREEN, BLUE, WHITE, BLACK = (255, 0, 0), (0, 255, 0), (0, 0, 255), (255, 255, 255), (0, 0, 0)
@@ -214,10 +214,13 @@ def test_single_frame_of_an_animation_format_is_an_ordinary_image(tmp_path, name
         extra += png_chunk(b"fcTL", struct.pack(">IIIIIHHBB", 0, 24, 16, 0, 0, 1, 10, 0, 0))
         at = whole.index(b"IDAT") - 4
         (tmp_path / name).write_bytes(whole[:at] + extra + whole[at:])
-    found = read_image(tmp_path / name)
+    content = (tmp_path / name).read_bytes()
+    found = read_image_bytes(content, name)
     assert (found.pixels == corners()).all()
     assert found.flags == ()
-    assert (read_image(tmp_path / name, first_frame=True).pixels == corners()).all()
+    assert (
+        read_image_bytes((tmp_path / name).read_bytes(), name, first_frame=True).pixels == corners()
+    ).all()
 
 
 def test_tiff_preview_pages_do_not_count(tmp_path):

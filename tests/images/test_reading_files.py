@@ -8,7 +8,7 @@ import pytest
 from PIL import Image
 
 from tests.harness.image_kinds import detailed, encoded
-from vae.images.decoding import check_header, decode_bytes, read_image
+from vae.images.decoding import check_header, decode_bytes, read_content, read_image_bytes
 from vae.images.formats import BadImageError, plain_jpeg_size
 from vae.images.metadata import ORIENTATION
 
@@ -69,7 +69,7 @@ def test_file_without_permission_is_rejected(tmp_path):
         os.seteuid(65534)
     try:
         with pytest.raises(BadImageError) as caught:
-            read_image(path)
+            read_image_bytes(read_content(path), path.name)
     finally:
         if root:
             os.seteuid(0)

@@ -12,7 +12,7 @@ import pytest
 from PIL import Image, ImageFilter
 
 from tests.harness.preparing import prepare
-from vae.images.decoding import read_image
+from vae.images.decoding import read_image_bytes
 from vae.prepare.analyze import HEIGHT, WIDTH, bin_edges
 from vae.prepare.check import estimate_jpeg_quality, measure_image, sharpness
 from vae.prepare.demo import draw_image
@@ -100,7 +100,9 @@ def test_measurements_equal_values_by_hand(tmp_path):
     pixels = np.zeros((64, 64, 3), np.uint8)
     pixels[:32] = (200, 100, 50)
     Image.fromarray(pixels).save(tmp_path / "half.png")
-    found = SimpleNamespace(**measure_image(read_image(tmp_path / "half.png"), b""))
+    found = SimpleNamespace(
+        **measure_image(read_image_bytes((tmp_path / "half.png").read_bytes(), "half.png"), b"")
+    )
     assert found.channel_means == pytest.approx((100, 50, 25))
     luma = 0.299 * 200 + 0.587 * 100 + 0.114 * 50
     assert found.brightness == pytest.approx(luma / 2, rel=1e-5)

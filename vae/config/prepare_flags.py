@@ -36,16 +36,6 @@ def _output_dir_option() -> Any:
     )
 
 
-def _rows_dir_option() -> Any:
-    return option(
-        None,
-        "folder that keeps the result of each image, so that a killed command continues; parts share it",
-        metavar="DIR",
-        writes=True,
-        unset="a temporary folder",
-    )
-
-
 def _join_option() -> Any:
     return option(
         None,
@@ -147,7 +137,13 @@ class ValidateConfig(ReadingConfig):
 
     output_file: str = option("validation_report.json", "report as JSON", metavar="FILE", writes=True)
     overwrite: bool = option(False, "replace the report if it exists")
-    rows_dir: str | None = _rows_dir_option()
+    rows_dir: str | None = option(
+        None,
+        "folder that keeps the result of each image, so that a killed command continues; parts share it",
+        metavar="DIR",
+        writes=True,
+        unset="a temporary folder",
+    )
     part: str | None = _part_option()
     strict: bool = option(False, f"exit with {EXIT_DATA} if any file was rejected")
     quarantine_dir: str | None = option(

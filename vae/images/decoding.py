@@ -78,23 +78,6 @@ def decode_image(
     return decode_bytes(read_content(path), max_pixels=max_pixels, background=background, channels=channels)
 
 
-def read_image(
-    path: str | os.PathLike[str],
-    *,
-    max_pixels: int = MAX_PIXELS,
-    background: str = "white",
-    first_frame: bool = False,
-) -> DecodedImage:
-    """Like decode_image, with format and flags; `first_frame` accepts files with several frames or pages."""
-    return read_image_bytes(
-        read_content(path),
-        os.fspath(path),
-        max_pixels=max_pixels,
-        background=background,
-        first_frame=first_frame,
-    )
-
-
 def read_content(path: str | os.PathLike[str]) -> bytes:
     """The bytes of an image file; BadImageError if it cannot be read."""
     try:
@@ -124,7 +107,10 @@ def read_image_bytes(
     background: str = "white",
     first_frame: bool = False,
 ) -> DecodedImage:
-    """Decode the content of a file with this name, as `read_image` does."""
+    """Decode the content of a file with this name as decode_image does, with its format and flags.
+
+    `first_frame` accepts files with several frames or pages.
+    """
     image = _decode(data, max_pixels, parse_background(background), first_frame)
     flag = extension_flag(name, image.format)
     return image._replace(flags=tuple(sorted({*image.flags, *flag})))
@@ -160,7 +146,7 @@ def upright_size(path: str | os.PathLike[str], max_pixels: int = MAX_PIXELS) -> 
 def check_header(data: bytes, *, max_pixels: int, first_frame: bool) -> tuple[str, tuple[int, int]]:
     """Format, and upright width and height, of an image file that is complete by its markers and checksums.
 
-    Pixels are not decoded. BadImageError as in `read_image`.
+    Pixels are not decoded. BadImageError as in `read_image_bytes`.
     """
     size = plain_jpeg_size(data) if data.startswith(b"\xff\xd8\xff") else None
     if size is not None and size[0] * size[1] <= max_pixels:

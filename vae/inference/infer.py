@@ -89,9 +89,10 @@ class Session:
         pixels = images[:, 0].numel() // (1 if alone else self.model.config.up_scale**2)
         for operation in ("encode",) if alone else ("encode", "decode"):
             self._check_cost(operation, pixels)
-        how: dict[str, Any] = {"dtype": self.dtype, "tile": self.tile, "at_full_size": alone}
         with _tile_progress("encode") as on_step:
-            posterior = encode_images(self.model, images, on_step=on_step, **how)
+            posterior = encode_images(
+                self.model, images, dtype=self.dtype, tile=self.tile, at_full_size=alone, on_step=on_step
+            )
         if self._leaves_fp16(posterior.mean):
             return self.encode(images)
         self._check_finite(posterior.mean)
@@ -101,9 +102,10 @@ class Session:
         """uint8 (H, W, C) pixels of latents (1, Z, h, w). BadImageError if --format cannot store them."""
         check_longest_side(max(size), self.config.format)
         self._check_cost("decode", latents[:, 0].numel() * self.model.encoder_downsampling**2)
-        how: dict[str, Any] = {"dtype": self.dtype, "tile": self.tile}
         with _tile_progress("decode") as on_step:
-            images = decode_latents(self.model, latents, size, on_step=on_step, **how)
+            images = decode_latents(
+                self.model, latents, size, dtype=self.dtype, tile=self.tile, on_step=on_step
+            )
         if self._leaves_fp16(images):
             return self.decode(latents, size)
         self._check_finite(images)
