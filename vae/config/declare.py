@@ -21,6 +21,7 @@ from vae.system.errors import UsageError, UserError
 from vae.system.files import expand_home
 
 PATHS = ("PATH", "DIR", "FILE", "FILES", "TARS", "PATH|latest")  # the metavars of options that are paths
+OptionValues = dict[str, Any]  # by the names of the options
 MAX_PIXELS = 300_000_000  # per image file: 0.9 GB of decoded RGB
 
 
@@ -187,7 +188,7 @@ def is_list(item: Field[Any]) -> bool:
     return typing.get_origin(_without_none(item)) is tuple
 
 
-def coerce_all(options: Mapping[str, Field[Any]], given: Mapping[str, Any]) -> dict[str, Any]:
+def coerce_all(options: Mapping[str, Field[Any]], given: Mapping[str, Any]) -> OptionValues:
     """The values by option name, each as `coerce` gives it; UsageError for a name that is no option."""
     for name in given:
         if name not in options:

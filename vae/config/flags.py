@@ -7,7 +7,7 @@ from dataclasses import MISSING, Field, fields
 from pathlib import Path
 from typing import Any, NoReturn
 
-from vae.config.declare import base_type, coerce, coerce_all, is_list, nearest
+from vae.config.declare import OptionValues, base_type, coerce, coerce_all, is_list, nearest
 from vae.config.options import PROVENANCE, ActionConfig, all_options, section_title, sections
 from vae.config.resolve import override
 from vae.system import files
@@ -144,7 +144,7 @@ def parse_section(section: type, prog: str, description: str, epilog: str, argv:
 
 def parse_values(
     section: type, prog: str, description: str, epilog: str, argv: list[str], details: Collection[str] = ()
-) -> dict[str, Any]:
+) -> OptionValues:
     """The words of the flags that were given; an option with the default MISSING is required.
 
     Only --help_all shows the options in `details`. Raises UsageError if the command line cannot be parsed.
@@ -158,7 +158,7 @@ def parse_values(
     return vars(parser.parse(argv))
 
 
-def coerce_values(section: type, given: Mapping[str, Any]) -> dict[str, Any]:
+def coerce_values(section: type, given: Mapping[str, Any]) -> OptionValues:
     """Values for the fields of `section`, from flags or from a call.
 
     Raises UsageError for a value of another type and UserError for one outside its limits.
@@ -166,7 +166,7 @@ def coerce_values(section: type, given: Mapping[str, Any]) -> dict[str, Any]:
     return coerce_all({item.name: item for item in fields(section)}, given)
 
 
-def parse_flags(argv: list[str]) -> dict[str, Any]:
+def parse_flags(argv: list[str]) -> OptionValues:
     """Option values of the trainer's command line; they override the values of its --config file.
 
     Raises UsageError for an unknown flag and UserError for a value outside its limits.
@@ -176,7 +176,7 @@ def parse_flags(argv: list[str]) -> dict[str, Any]:
     return _with_file(coerce_all({**actions, **_options()}, values))
 
 
-def trainer_options(given: Mapping[str, Any]) -> dict[str, Any]:
+def trainer_options(given: Mapping[str, Any]) -> OptionValues:
     """The same for the options of a call."""
     return _with_file(coerce_all(_options(), given))
 
@@ -185,7 +185,7 @@ def _options() -> dict[str, Field[Any]]:
     return {name: item for name, (_, item) in all_options().items()}
 
 
-def _with_file(values: dict[str, Any]) -> dict[str, Any]:
+def _with_file(values: OptionValues) -> OptionValues:
     if not values.get("config"):
         return values
     loaded = read_json(Path(values["config"]))
@@ -194,7 +194,7 @@ def _with_file(values: dict[str, Any]) -> dict[str, Any]:
     return override(loaded, values)
 
 
-def command_words(given: dict[str, Any]) -> list[str]:
+def command_words(given: OptionValues) -> list[str]:
     """These option values as the words of a command line."""
     words = []
     for name, value in given.items():
@@ -209,7 +209,7 @@ def command_words(given: dict[str, Any]) -> list[str]:
     return words
 
 
-def read_json(path: Path) -> dict[str, Any]:
+def read_json(path: Path) -> OptionValues:
     """Option values from a JSON file that contains one object; UserError if one is unknown or invalid.
 
     null is the value of an option that has no default.

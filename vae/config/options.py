@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any, get_type_hints
 
 from vae.config.declare import (
+    OptionValues,
     background_option,
     cache_dir_option,
     cache_gib_option,
@@ -461,7 +462,7 @@ def names_where(fact: str, value: bool = True) -> list[str]:
     return [name for name, (_, item) in all_options().items() if item.metadata[fact] == value]
 
 
-def flatten(config: Config) -> dict[str, Any]:
+def flatten(config: Config) -> OptionValues:
     """All options of `config` by name, as plain data that a checkpoint can store: without credentials."""
     plain = {}
     for name, section in sections().items():
@@ -471,7 +472,7 @@ def flatten(config: Config) -> dict[str, Any]:
     return public_options(plain)
 
 
-def build(values: dict[str, Any]) -> Config:
+def build(values: OptionValues) -> Config:
     """A Config from option values by name, which `coerce` checks; missing options get their defaults."""
     options = all_options()
     parts: dict[str, dict[str, Any]] = {name: {} for name in sections()}

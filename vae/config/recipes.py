@@ -2,9 +2,8 @@
 
 import re
 from dataclasses import dataclass
-from typing import Any
 
-from vae.config.declare import nearest
+from vae.config.declare import OptionValues, nearest
 from vae.system.errors import UserError
 
 
@@ -13,7 +12,7 @@ class Recipe:
     """A purpose, and option values beside --mixed_precision, which all profiles have."""
 
     purpose: str
-    values: dict[str, Any]
+    values: OptionValues
 
 
 # Steps of 16 images, however many there are. A published decoder was adapted to a style in 4,170 steps of 12
@@ -104,7 +103,7 @@ RECIPES = {
 }
 
 
-def recipe_values(name: str, has_gpu: bool) -> dict[str, Any]:
+def recipe_values(name: str, has_gpu: bool) -> OptionValues:
     """Option values of the profile `name`; with a GPU, `demo` means `demo-gpu`."""
     if name == "demo" and has_gpu:
         name = "demo-gpu"

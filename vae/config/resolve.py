@@ -4,7 +4,7 @@ import re
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
-from vae.config.declare import check_scaling
+from vae.config.declare import OptionValues, check_scaling
 from vae.config.model_options import TINY_FAMILIES, ModelConfig, tiny_channels
 from vae.config.options import MIN_IMAGE_SIZE, MIN_VIEW, Config, DataConfig, LossConfig, build, names_where
 from vae.config.precision import exclude_precisions
@@ -21,11 +21,11 @@ _DISCRIMINATOR_SHAPE = ("disc_channels", "disc_layers")
 
 
 def resolve(
-    given: dict[str, Any],
-    checkpoint: dict[str, Any] | None = None,
-    profile: dict[str, Any] | None = None,
-    card: dict[str, Any] | None = None,
-    vae: dict[str, Any] | None = None,
+    given: OptionValues,
+    checkpoint: OptionValues | None = None,
+    profile: OptionValues | None = None,
+    card: OptionValues | None = None,
+    vae: OptionValues | None = None,
     teacher: ModelConfig | None = None,
 ) -> Config:
     """Combine all sources into one Config. Each overrides those before: card, profile, checkpoint, given.
@@ -61,7 +61,7 @@ def resolve(
     return config
 
 
-def override(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
+def override(below: OptionValues, above: OptionValues) -> OptionValues:
     """The values of two sources; a length or a batch size also replaces one of another kind below."""
     names = {name for name, value in above.items() if value is not None}
     replaced = set(LENGTHS) if names.intersection(LENGTHS) else set()
@@ -72,7 +72,7 @@ def override(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
     return {**{name: value for name, value in below.items() if name not in replaced}, **above}
 
 
-def _shape_in_file(values: dict[str, Any], given: dict[str, Any], shape: dict[str, Any]) -> dict[str, Any]:
+def _shape_in_file(values: OptionValues, given: OptionValues, shape: OptionValues) -> OptionValues:
     """The shape in the file of --init_from, without what `values` change: the decoder, image channels."""
     changed = [name for name in DECODER_SHAPE if values.get(name) is not None]
     changed += ["image_channels"] if "image_channels" in given else []
@@ -81,8 +81,8 @@ def _shape_in_file(values: dict[str, Any], given: dict[str, Any], shape: dict[st
 
 
 def _shape_for_teacher(
-    values: dict[str, Any], given: dict[str, Any], teacher: ModelConfig, flag: str | None
-) -> dict[str, Any]:
+    values: OptionValues, given: OptionValues, teacher: ModelConfig, flag: str | None
+) -> OptionValues:
     """The shape of an AutoencoderTiny for the latents of its teacher.
 
     UserError if the file of `flag`, which the values have their shape from, has another one.
@@ -98,7 +98,7 @@ def _shape_for_teacher(
     return shape
 
 
-def check_given(given: dict[str, Any]) -> None:
+def check_given(given: OptionValues) -> None:
     """Raise UserError if two given options contradict each other, whatever the others are."""
     for name in BATCHES:
         if given.get("global_batch_size") is not None and given.get(name) is not None:
@@ -129,7 +129,7 @@ def with_local_batch(config: Config, processes: int) -> Config:
     return replace(config, run=replace(config.run, batch_size=local))
 
 
-def check_encoder(config: Config, given: dict[str, Any]) -> None:
+def check_encoder(config: Config, given: OptionValues) -> None:
     """Raise UserError if a new run is to train the decoder of no VAE, or a family without initial weights."""
     family = config.model.family
     if config.model.is_tiny and not (config.model.init_from or config.loss.teacher):
@@ -151,7 +151,7 @@ _OF_TINY = {
 }
 
 
-def _check_tiny(values: dict[str, Any], given: dict[str, Any]) -> None:
+def _check_tiny(values: OptionValues, given: OptionValues) -> None:
     """Raise UserError for options that have no effect on an AutoencoderTiny."""
     if values.get("teacher") and values.get("train_part") == "decoder":
         raise UserError("--teacher has no effect with --train_part decoder: remove one of them")
@@ -165,7 +165,7 @@ def _check_tiny(values: dict[str, Any], given: dict[str, Any]) -> None:
             raise UserError(f"--{name} {_typed(given[name])}: an AutoencoderTiny has its own: omit it")
 
 
-def tiny_shape(z_channels: int, levels: int, family: str = "tiny") -> dict[str, Any]:
+def tiny_shape(z_channels: int, levels: int, family: str = "tiny") -> OptionValues:
     """ModelConfig values of an AutoencoderTiny, by name."""
     return {
         "family": family,
@@ -189,7 +189,7 @@ def check_image_channels(config: Config, in_file: int) -> None:
         raise UserError(f"{flag} changes the encoder, which --train_part decoder keeps: remove one of them")
 
 
-def check_same_model(given: dict[str, Any], checkpoint: dict[str, Any]) -> None:
+def check_same_model(given: OptionValues, checkpoint: OptionValues) -> None:
     """Raise UserError if a given value contradicts the architecture of the checkpoint's networks."""
     if given.get("init_from") and given.get("resume_from") != "latest":  # a restart loop begins with it
         raise UserError("--init_from and --resume_from exclude each other: give only one of them")
@@ -205,7 +205,7 @@ def check_same_model(given: dict[str, Any], checkpoint: dict[str, Any]) -> None:
             )
 
 
-def check_shape(given: dict[str, Any], shape: dict[str, Any], flag: str) -> None:
+def check_shape(given: OptionValues, shape: OptionValues, flag: str) -> None:
     """Raise UserError if a given value contradicts the `shape` of the file of `flag`."""
     for name, value in shape.items():
         if name in given and _typed(given[name]) != _typed(value):

@@ -8,6 +8,7 @@ from itertools import chain, permutations
 from pathlib import Path
 from typing import Any
 
+from vae.config.declare import OptionValues
 from vae.config.flags import command_words
 from vae.config.options import Config, all_options
 from vae.config.recipes import recipe_values
@@ -38,10 +39,10 @@ _OF_START = {
 class Command:
     """What a user gave, as flags or in --config: a checkpoint, a profile and the card may add to it."""
 
-    given: dict[str, Any]  # option values by name
+    given: OptionValues
 
     @classmethod
-    def of(cls, given: dict[str, Any]) -> "Command":
+    def of(cls, given: OptionValues) -> "Command":
         """With the folder of the checkpoint of --resume_from as --output_dir, if none is given."""
         resumed = given.get("resume_from")
         if resumed not in (None, "latest"):
@@ -75,7 +76,7 @@ class Command:
         return Path(self.resume_from) if self.resume_from not in (None, "latest") else None
 
 
-def check_command(given: dict[str, Any]) -> Command:
+def check_command(given: OptionValues) -> Command:
     """The command with these options; UserError for mistakes, as far as they are known without PyTorch."""
     command = Command.of(given)
     _check_options(command)
@@ -95,7 +96,7 @@ def check_command(given: dict[str, Any]) -> Command:
     return command
 
 
-def with_local_datasets(given: dict[str, Any]) -> dict[str, Any]:
+def with_local_datasets(given: OptionValues) -> OptionValues:
     """The options with a local dataset.json instead of each dataset of the hub, as the run records them."""
     options = dict(given)
     cache_dir = given.get("cache_dir")

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from vae.config.declare import published_flags
+from vae.config.declare import OptionValues, published_flags
 from vae.config.model_options import ModelConfig
 from vae.config.options import Config, build
 from vae.config.recipes import recipe_values
@@ -52,7 +52,7 @@ class ResolvedOptions:
         return WARM if model.init == "warm" else RANDOM
 
 
-def machine_of(device: torch.device) -> tuple[bool, dict[str, Any]]:
+def machine_of(device: torch.device) -> tuple[bool, OptionValues]:
     """Whether the device is a card, and the options that it sets."""
     if device.type != "cuda":
         return False, CPU_SETTINGS
@@ -62,7 +62,7 @@ def machine_of(device: torch.device) -> tuple[bool, dict[str, Any]]:
 
 
 def resolve_options(
-    command: Command, has_gpu: bool, machine_settings: dict[str, Any], dist: Distributed = ALONE
+    command: Command, has_gpu: bool, machine_settings: OptionValues, dist: Distributed = ALONE
 ) -> ResolvedOptions:
     """Read the files that the options name, and combine all sources; UserError if something is wrong.
 
@@ -96,7 +96,7 @@ def resolve_options(
     return ResolvedOptions(config, stages, position, path, content, source)
 
 
-def _saved_options(content: dict[str, Any]) -> dict[str, Any]:
+def _saved_options(content: dict[str, Any]) -> OptionValues:
     """The options in a checkpoint, with those that the data of its run decided: defaults may change."""
     config = content["config"]
     topology = content["provenance"]["topology"]
@@ -104,7 +104,7 @@ def _saved_options(content: dict[str, Any]) -> dict[str, Any]:
     return {**config, **{name: value for name, value in decided.items() if config[name] is None}}
 
 
-def _absolute_paths(given: dict[str, Any]) -> dict[str, Any]:
+def _absolute_paths(given: OptionValues) -> OptionValues:
     """The options with absolute paths of VAEs on this machine: another working directory may resume."""
     paths = {name: given[name] for name in ("init_from", "teacher") if given.get(name)}
     here = {name: str(Path(path).absolute()) for name, path in paths.items() if os.path.lexists(path)}
