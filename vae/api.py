@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from vae.evaluation.results import Results
 
 PathLike = str | os.PathLike[str]
-# Standard deviations: of scaled latents about 1, of a VAE's own 1 / scaling: 2.8 (FLUX.1) to 7.7 (SDXL).
+# Scaled latents have a standard deviation of about 1, unscaled ones 1 / scaling: 2.8 (FLUX.1) to 7.7 (SDXL).
 MAX_TOLD_SCALING, MAX_SCALED_STD = 0.4, 1.3
 MAX_VALUE = 4.0  # of float images: a reconstruction may exceed [-1, 1], values of 0 to 255 are a mistake
 ImageLike = PathLike | Image.Image | np.ndarray | torch.Tensor

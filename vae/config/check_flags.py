@@ -31,7 +31,7 @@ exit code:
 
 @dataclass(frozen=True)
 class CheckConfig:
-    """What to check, and how to print it."""
+    """The checks to run, and the form of their report."""
 
     json: bool = option(False, "print one JSON object and nothing else")
     strict: bool = option(False, "exit with code 3 if there are warnings")

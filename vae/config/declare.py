@@ -1,7 +1,7 @@
-"""How an option is declared: a dataclass field with its help text, its limits and facts about it.
+"""The declaration of an option: a dataclass field with its help text, its limits and facts about it.
 
-The options that several scripts have are declared here, once. A value is checked here, and a known name
-suggested for an unknown one.
+This module declares the options that several scripts share, checks the value of an option, and suggests a
+known name for an unknown one.
 """
 
 import difflib
@@ -128,7 +128,7 @@ def weights_option() -> Any:
 
 
 # ---- scaling of latents ------------------------------------------------------------------------------------
-# (scaling, shift) from the published config.json of each model.
+# Each is (scaling, shift), from the published config.json of the model.
 PUBLISHED_SCALING = {
     "sd": (0.18215, 0.0),
     "sdxl": (0.13025, 0.0),
@@ -289,7 +289,8 @@ def nearest(name: str, known: typing.Iterable[str]) -> str:
 
 
 # ---- names of settings in other trainers -------------------------------------------------------------------
-# Of diffusers' example scripts, kohya's sd-scripts, OneTrainer, ai-toolkit and the VAE trainers of CompVis.
+# They are from diffusers' example scripts, kohya's sd-scripts, OneTrainer, ai-toolkit and the VAE trainers of
+# CompVis.
 
 _OTHER_NAMES = {
     "accumulation_steps": "gradient_accumulation_steps gradient_accumulation grad_accum",

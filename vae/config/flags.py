@@ -35,7 +35,7 @@ class OneLineParser(argparse.ArgumentParser):
         raise UsageError(message)
 
 
-# What --help of train_vae.py shows; docs/flags.md has the others, --help_all both.
+# --help of train_vae.py shows these; docs/flags.md lists the others, and --help_all shows both.
 _COMMON = """
 list_profiles plan
 channels z_channels init_from
@@ -177,7 +177,7 @@ def parse_flags(argv: list[str]) -> OptionValues:
 
 
 def trainer_options(given: Mapping[str, Any]) -> OptionValues:
-    """The same for the options of a call."""
+    """The option values of a call, which override those of their --config file; raises as `parse_flags`."""
     return _with_file(coerce_all(_options(), given))
 
 
@@ -189,7 +189,9 @@ def _with_file(values: OptionValues) -> OptionValues:
     if not values.get("config"):
         return values
     loaded = read_json(Path(values["config"]))
-    if loaded.get("global_batch_size") is not None:  # the config.json of a run has both
+    if (
+        loaded.get("global_batch_size") is not None
+    ):  # a run saves both in its config.json
         loaded.pop("batch_size", None)
     return override(loaded, values)
 

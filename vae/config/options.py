@@ -33,7 +33,7 @@ RECOMPUTE = ("none", "activations", "top_level", "blocks", "blocks_encoder", "al
 
 @dataclass(frozen=True)
 class DataConfig:
-    """Which images are read, and how batches are made from them."""
+    """The images that are read, and the batches that are made from them."""
 
     data_path: tuple[str, ...] = option(
         ("./data/train",),

@@ -9,7 +9,7 @@ from vae.system.errors import UserError
 
 @dataclass(frozen=True)
 class PrecisionSupport:
-    """What a device can do. `bf16` is "slow" on a CPU that has no instructions for it."""
+    """The dtypes that a device supports. `bf16` is "slow" on a CPU that has no instructions for it."""
 
     device_name: str
     is_gpu: bool
@@ -17,7 +17,7 @@ class PrecisionSupport:
 
     @property
     def mixed_dtype(self) -> str:
-        """What --mixed_precision computes in: fp16 with loss scaling on a GPU, on a CPU bf16 if it is fast.
+        """The dtype of --mixed_precision: fp16 with loss scaling on a GPU, and on a CPU bf16 if it is fast.
 
         bf16 has as many bytes and the same rate, but its 8 bits cost smooth images (benchmarks/LOG.md).
         """
@@ -46,12 +46,12 @@ def choose_dtype(speed: SpeedConfig, support: PrecisionSupport) -> str:
 
 
 def dtype_without_fp16(speed: SpeedConfig, support: PrecisionSupport) -> str:
-    """What replaces fp16: bf16, or fp32 on a card without bf16 and for --no-use_bf16."""
+    """The dtype that replaces fp16: bf16, or fp32 on a card without bf16 and for --no-use_bf16."""
     return "bfloat16" if support.bf16 == "native" and speed.use_bf16 is not False else "float32"
 
 
 def precision_remark(speed: SpeedConfig, support: PrecisionSupport) -> str | None:
-    """What a user should know about the chosen dtype on a CPU without instructions for bf16, or None."""
+    """A line about the chosen dtype on a CPU without instructions for bf16, or None."""
     if support.bf16 != "slow":
         return None
     if speed.use_bf16:
@@ -62,7 +62,7 @@ def precision_remark(speed: SpeedConfig, support: PrecisionSupport) -> str | Non
 
 
 def slow_bf16(support: PrecisionSupport) -> str:
-    """Why bf16 is slow on a CPU without instructions for it.
+    """The reason why bf16 is slow on a CPU without instructions for it.
 
     Measured on an AMD EPYC with AVX2 only: one 64-channel convolution takes 84 ms in bf16 and 11 ms in fp32.
     """

@@ -11,7 +11,7 @@ from vae.config.precision import exclude_precisions
 from vae.system.errors import UserError
 
 PER_COMMAND = frozenset(names_where("inherited", False))
-BATCHES = ("batch_size", "progressive")  # that --global_batch_size would contradict
+BATCHES = ("batch_size", "progressive")  # these contradict --global_batch_size
 LENGTHS = ("num_epochs", "num_steps")  # of a stage
 DEFAULT_EPOCHS = 100
 _NO_SHAPE = ("init", "init_from", "scaling_factor", "shift_factor")
@@ -41,7 +41,7 @@ def resolve(
         values = override(values, {k: v for k, v in checkpoint.items() if k not in PER_COMMAND})
     values = override(values, exclude_precisions(given))
     if checkpoint is not None:
-        values["init_from"] = checkpoint["init_from"]  # a restart loop repeats the flag
+        values["init_from"] = checkpoint["init_from"]  # a restart loop may give the flag again
     if vae is not None:
         values |= _shape_in_file(values, given, vae)
     if values.get("family") in TINY_FAMILIES:
@@ -53,7 +53,7 @@ def resolve(
     if all(values.get(name) is None for name in LENGTHS):
         values["num_epochs"] = DEFAULT_EPOCHS
     if values.get("find_lr"):
-        values["adversarial_weight"] = 0.0  # its losses do not fall
+        values["adversarial_weight"] = 0.0  # it does not fall, so it would hide the best rate
     config = build(values)
     if vae is not None:
         check_image_channels(config, vae.get("image_channels", 3))
@@ -196,7 +196,7 @@ def check_same_model(given: OptionValues, checkpoint: OptionValues) -> None:
     discriminator = _DISCRIMINATOR_SHAPE if checkpoint["adversarial_weight"] > 0 else ()
     shape = {name: checkpoint[name] for name in (*SHAPE, *discriminator)}
     check_shape(given, shape, "--resume_from")
-    for name in ("train_part", "optimizer"):  # each has other moments
+    for name in ("train_part", "optimizer"):  # the optimizer's state would not fit
         saved = checkpoint[name]
         if given.get(name, saved) != saved:
             raise UserError(

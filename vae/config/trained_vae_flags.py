@@ -144,7 +144,7 @@ def parse_evaluate_flags(argv: list[str]) -> EvaluateConfig:
 
 
 def evaluate_config(given: Mapping[str, Any]) -> EvaluateConfig:
-    """The same for the options of a call."""
+    """The options from given values. Raises UserError if they contradict each other."""
     values = coerce_values(EvaluateConfig, given)
     config = EvaluateConfig(**{**values, "vae": _matching(values["vae"])})
     _check_evaluation(config)
@@ -153,16 +153,16 @@ def evaluate_config(given: Mapping[str, Any]) -> EvaluateConfig:
 
 def _matching(paths: Sequence[str]) -> tuple[str, ...]:
     """The paths, and what their wildcards match: no shell of Windows does this."""
-    found: list[str] = []
+    matching: list[str] = []
     for path in paths:
         if os.path.lexists(path) or not has_magic(path):
-            found.append(path)
+            matching.append(path)
             continue
         matches = sorted(glob(path), key=lambda match: (len(match), match))  # epoch 9 before 10
         if not matches:
             raise UserError(f"--vae {path} matches no file: give the path of a VAE")
-        found += matches
-    return tuple(found)
+        matching += matches
+    return tuple(matching)
 
 
 def _check_evaluation(config: EvaluateConfig) -> None:
@@ -192,7 +192,7 @@ FOLDED_SCALING = {**PUBLISHED_SCALING, CHANNELS: (1.0, 0.0)}
 
 @dataclass(frozen=True)
 class ExportConfig:
-    """What export_vae.py reads and writes, and how it changes the weights."""
+    """The files that export_vae.py reads and writes, and its changes of the weights."""
 
     vae: tuple[str, ...] = option(
         MISSING,
@@ -280,7 +280,7 @@ def parse_export_flags(argv: list[str]) -> ExportConfig:
 
 
 def export_config(given: Mapping[str, Any]) -> ExportConfig:
-    """The same for the options of a call."""
+    """The options from given values; UserError if they contradict each other."""
     config = ExportConfig(**coerce_values(ExportConfig, given))
     _check_export(config)
     return config
@@ -316,7 +316,7 @@ def _check_export(config: ExportConfig) -> None:
 
 # ---- infer_vae.py ------------------------------------------------------------------------------------------
 MODES = ("reconstruct", "encode", "decode", "interpolate", "variations")
-# Options that only one mode reads.
+# These options are read by one mode only.
 _MODE_OF = {"steps": "interpolate", "count": "variations", "noise_scale": "variations", "seed": "variations"}
 
 

@@ -289,7 +289,7 @@ def quality_lines(results: Results) -> list[str]:
 
 
 def rank_lines(results: Results) -> list[str]:
-    """Whose channels repeat each other."""
+    """Warnings of VAEs whose channels repeat each other."""
     warnings = (
         rank_warning(printable(vae.name), vae.diffusability.get(RANK), vae.latents.channels)
         for vae in results.vaes

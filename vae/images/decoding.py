@@ -369,8 +369,8 @@ UPRIGHT: dict[int, Callable[[np.ndarray], np.ndarray]] = {  # EXIF 2.32, tag 274
 
 
 # ---- JPEG by simplejpeg ------------------------------------------------------------------------------------
-# If it is installed. Every warning of the decoder counts as damage; Pillow ignores libjpeg's warnings: of 200
-# images with one flipped byte it detected 1, simplejpeg 89. Both use libjpeg-turbo and give the same pixels;
+# simplejpeg is optional. It treats every warning of libjpeg as damage, and Pillow ignores them: of 200 images
+# with one flipped byte, simplejpeg rejected 89 and Pillow 1. Both use libjpeg-turbo and give the same pixels;
 # simplejpeg takes a third of the time.
 
 COLOR_SPACES = {"RGB": "RGB", "L": "GRAY"}  # Pillow's mode: simplejpeg's name

@@ -15,7 +15,7 @@ from vae.system.addresses import address_problem, is_remote
 from vae.system.console import counted
 from vae.system.errors import DataError
 
-# In lower case; * stands for any characters, and what is before a slash is the folder around it.
+# Names are in lower case. * stands for any characters, and a slash follows the name of the parent folder.
 NAMES = {
     "Windows": ("$recycle.bin", "system volume information", "thumbs.db", "ehthumbs*.db", "desktop.ini"),
     "macOS": ("__macosx", "._*", ".ds_store", "icon\r", ".trashes", ".spotlight-v100", ".fseventsd"),
@@ -59,7 +59,7 @@ def code_of(path: str) -> str | None:
 
 
 def remedy_for(name: str) -> str:
-    """What makes a file of another format readable."""
+    """The remedy for a file of another format."""
     extension = os.path.splitext(name)[1].lower()
     packages = [package for kind, (_, package) in PLUGINS.items() if extension in EXTENSIONS_OF[kind]]
     return "".join(f"run pip install {package}, or " for package in packages) + "convert them to PNG or JPEG"
@@ -72,12 +72,12 @@ EXTENSIONS = (
 # With fewer images a hash threshold would miss the requested share by too much (5 % of 1000: sd 0.7 %).
 SMALL_SET = 1000
 EXAMPLES = 3
-# Our own files beside prepared images: not counted.
+# prepare_data.py writes these files beside prepared images; they are not counted.
 OF_PREPARATION = (
     ".prepare", ".vae_folder.json", "manifest.jsonl", "rejected.jsonl", "preprocess_settings.json",
     "demo_settings.json", "dataset.json", "validation.json",
 )  # fmt: skip
-# The way on for files of many images, and for a path that is no folder, by the end of its name.
+# Remedies for archives, and for a path that is not a folder, by the end of its name.
 _SHARD = "prepare_data.py --mode shard --input_dir {path} --output_dir DIR makes a dataset.json of it"
 ARCHIVES = {
     (".tar",): "prepare_data.py --mode index --input {path} --output_dir DIR makes a dataset.json of it",
@@ -92,7 +92,7 @@ PATHS = {**ARCHIVES, (".txt",): _SHARD, EXTENSIONS: "give the folder that contai
 
 @dataclass
 class Skips:
-    """What a folder has that is not read: how many of each code, and a few examples."""
+    """The entries of a folder that are not read: the number of each code, and a few examples."""
 
     counts: Counter[str] = field(default_factory=Counter)
     examples: dict[str, list[str]] = field(default_factory=dict)
@@ -194,15 +194,15 @@ def no_images(root: str | os.PathLike[str], flag: str, skips: Skips) -> DataErro
     for name in skips.examples.get("archive", ()):
         return DataError(f"{flag} {folder} contains no images, but {name}: {_way_on(name, folder, ARCHIVES)}")
     kinds = " ".join(extension[1:] for extension in readable_extensions())
-    found = "; ".join(filter(None, (skips.formats(), skips.unreadable(), skips.others())))
-    remedy = f", but {found}" if found else ": add some or give another folder"
+    others = "; ".join(filter(None, (skips.formats(), skips.unreadable(), skips.others())))
+    remedy = f", but {others}" if others else ": add some or give another folder"
     return DataError(f"{flag} {folder} contains no images ({kinds}){remedy}")
 
 
 def _way_on(name: str, path: str, known: dict[tuple[str, ...], str]) -> str:
-    """What to do with a file, or with the folder of many; empty if unknown."""
-    found = (text for ends, text in known.items() if name.lower().endswith(ends))
-    return next(found, "").format(path=console.command_line(path))
+    """The remedy for a file, or for the folder of many; empty if unknown."""
+    remedies = (text for ends, text in known.items() if name.lower().endswith(ends))
+    return next(remedies, "").format(path=console.command_line(path))
 
 
 def walk_images(
@@ -337,7 +337,7 @@ def split_names(names: list[str], val_split: float, seed: int) -> tuple[list[str
 
 
 def count_lowest(hashes: Sequence[int], share: float) -> int:
-    """How many of these sorted 64-bit hashes are a `share` of them: the rule of split_names."""
+    """The number of the lowest of these sorted 64-bit hashes that make up a `share`, as in split_names."""
     if share == 0 or len(hashes) < 2:
         return 0
     if len(hashes) < SMALL_SET:

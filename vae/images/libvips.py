@@ -28,7 +28,7 @@ GREYS = {"uchar": "b-w", "ushort": "grey16"}
 INKS = "cmyk"
 LAB = ("lab", "labs")
 SPACES = {*LAB, INKS, *COLORS.values(), *GREYS.values()}
-# What its TIFF reader says about a file that is whole.
+# libvips' TIFF reader reports these problems about complete files.
 NOT_SUPPORTED = ("not configured", "not supported", "unsupported", "not a whole number", "out of range")
 
 

@@ -104,8 +104,8 @@ def orientation_of(image: Image.Image, flags: set[str]) -> int:
 def _xmp_orientation(image: Image.Image) -> int:
     """The orientation in XMP, with either kind of quotes; Pillow reads one of them."""
     packet = image.info.get("xmp") or image.info.get("XML:com.adobe.xmp") or b""
-    found = XMP_ORIENTATION.search(packet.encode() if isinstance(packet, str) else packet)
-    return int(found[1]) if found else 1
+    match = XMP_ORIENTATION.search(packet.encode() if isinstance(packet, str) else packet)
+    return int(match[1]) if match else 1
 
 
 def profile_of(image: Image.Image, kind: str, data: bytes) -> bytes | None:
@@ -218,7 +218,7 @@ def _nclx(data: bytes) -> tuple[int, int] | None:
 
 
 def _boxes(data: bytes, start: int, end: int, skip: int = 0) -> dict[bytes, list[tuple[int, int]]]:
-    """Where the contents of the boxes between two positions start and end, by their kind."""
+    """The starts and ends of the contents of the boxes between two positions, by their kind."""
     boxes: dict[bytes, list[tuple[int, int]]] = {}
     position = start + skip
     while position + 8 <= end:
@@ -239,11 +239,11 @@ def _associations(data: bytes, start: int) -> dict[int, list[int]]:
     version, is_wide = data[start], data[start + 3] & 1
     (count,) = struct.unpack_from(">I", data, start + 4)
     position = start + 8
-    found: dict[int, list[int]] = {}
+    properties: dict[int, list[int]] = {}
     for _ in range(count):
         item, number = struct.unpack_from(">HB" if version < 1 else ">IB", data, position)
         position += 3 if version < 1 else 5
         numbers = struct.unpack_from(f">{number}{'H' if is_wide else 'B'}", data, position)
         position += number * (2 if is_wide else 1)
-        found[item] = [value & (0x7FFF if is_wide else 0x7F) for value in numbers]
-    return found
+        properties[item] = [value & (0x7FFF if is_wide else 0x7F) for value in numbers]
+    return properties

@@ -35,7 +35,7 @@ def attention_reference(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 
 
 def attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """The same as attention_reference, with memory linear in N; softmax in fp32 (fp64 for fp64 inputs)."""
+    """Compute attention_reference with memory linear in N; softmax in fp32 (fp64 for fp64 inputs)."""
     return _Attention.apply(q, k, v, torch.is_grad_enabled())
 
 

@@ -92,7 +92,7 @@ def norm_silu_conv(
     groups: int,
     eps: float,
 ) -> Tensor:
-    """The same as norm_silu_conv_reference, with a forward in `end_dtype` before the result is rounded.
+    """Compute norm_silu_conv_reference, with a forward in `end_dtype` before the result is rounded.
 
     It saves only h and the statistics (B, groups) for backward, which computes in h's dtype.
     """

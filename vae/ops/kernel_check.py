@@ -1,4 +1,4 @@
-"""Whether the Triton kernels work on this card: each is compared with the PyTorch code that can replace it.
+"""A test of the Triton kernels on this card: each is compared with the PyTorch code that can replace it.
 
 Nobody can try all cards, drivers and versions of Triton. So every command tests the kernels when it starts,
 on small tensors, and continues without those that fail.
@@ -32,7 +32,7 @@ from vae.system.errors import UserError
 # by a few times that. A wrong kernel differs by about 1.
 TOLERANCE = {torch.bfloat16: 2**-5, torch.float16: 2**-8, torch.float32: 1e-4}
 DTYPE_NAMES = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32"}
-# What the ends of encoder and decoder get: vae.ops.fused_conv
+# The dtypes of the ends of encoder and decoder: see vae.ops.fused_conv.
 END_DTYPES = {torch.bfloat16: (torch.float16, torch.float32), torch.float16: (torch.float32,)}
 
 EPS = 1e-6
@@ -92,7 +92,7 @@ SHAPES: tuple[Shape, ...] = (
     NormShape(96, 192, 256, groups=0, silu=False, has_h_bias=False),
 )
 
-MODULES = {  # of the reference, which is PyTorch for tensors in fp64, and of the kernels
+MODULES = {  # the reference, which computes tensors in fp64 with PyTorch, and the kernels
     "norm": ("vae.ops.norm", "vae.ops.norm_triton"),
     "attention": ("vae.ops.attention", "vae.ops.attention_triton"),
     "feature_distance": ("vae.losses.feature_distance", "vae.losses.feature_distance_triton"),
@@ -252,7 +252,7 @@ Cases = Iterator[tuple[str, Call, list[Tensor]]]  # kernel name, call and inputs
 
 
 def _norm_cases(shape: NormShape, dtype: torch.dtype, device: torch.device) -> Cases:
-    """The call works for vae.ops.norm, and for norm_triton or rms_norm_triton."""
+    """The calls work for vae.ops.norm, and for norm_triton or rms_norm_triton."""
     draw, channels, groups = _draw(device), shape.channels, shape.groups
     rows = _rows(shape.height, channels * shape.width)
     sizes = (1, channels, rows, shape.width)
@@ -300,7 +300,7 @@ def _norm_cases(shape: NormShape, dtype: torch.dtype, device: torch.device) -> C
 
 
 def _attention_cases(shape: AttentionShape, dtype: torch.dtype, device: torch.device) -> Cases:
-    """The same for vae.ops.attention and attention_triton, whose functions overwrite arguments."""
+    """The calls work for vae.ops.attention and attention_triton, whose functions overwrite arguments."""
     draw, sizes = _draw(device), (1, QUERIES, shape.tokens)
     scores, others = draw(*sizes), draw(*sizes)
     weights, products = (torch.empty(sizes, dtype=dtype, device=device) for _ in range(2))
@@ -325,7 +325,7 @@ def _attention_cases(shape: AttentionShape, dtype: torch.dtype, device: torch.de
 
 
 def _distance_cases(shape: FeatureShape, dtype: torch.dtype, device: torch.device) -> Cases:
-    """The same for vae.losses.feature_distance and feature_distance_triton."""
+    """The calls work for vae.losses.feature_distance and feature_distance_triton."""
     draw, images = _draw(device), 2
     rows = _rows(shape.height, images * shape.channels * shape.width)
     sizes = (images, shape.channels, rows, shape.width)

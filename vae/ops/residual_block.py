@@ -47,7 +47,7 @@ def residual_block_reference(x: Tensor, parameters: Sequence[Tensor], groups: in
 def residual_block(
     x: Tensor, parameters: Sequence[Tensor], groups: int, eps: float, recompute: str = "block"
 ) -> Tensor:
-    """The same as residual_block_reference; `recompute`: "none", "activations" or "block"."""
+    """Compute residual_block_reference; `recompute`: "none", "activations" or "block"."""
     recompute = recompute if torch.is_grad_enabled() else "block"
     return _ResidualBlock.apply(x, groups, eps, recompute, *parameters)
 

@@ -28,7 +28,7 @@ from vae.system.errors import UserError
 from vae.system.files import check_folder, check_utf8
 from vae.training.run_folder import checkpoint_paths, contains_run
 
-# Options of a command that say what begins, and where
+# These options say what a command begins, and where.
 _OF_START = {
     *("config", "find_lr", "find_lr_steps", "init_from", "new_stage", "output_dir", "profile", "progressive"),
     "resume_from",
@@ -37,7 +37,7 @@ _OF_START = {
 
 @dataclass(frozen=True)
 class Command:
-    """What a user gave, as flags or in --config: a checkpoint, a profile and the card may add to it."""
+    """The options that a user gave, as flags or in --config; a checkpoint, profile or card may add others."""
 
     given: OptionValues
 
@@ -145,7 +145,7 @@ def _check_one_kind(data_path: Sequence[str]) -> None:
     if len(data_path) > 1 and (any(map(is_manifest, data_path)) or len({*map(is_dataset, data_path)}) > 1):
         raise UserError(f"{shown}: several are read as one if all are folders, or all a dataset.json")
     local = [Path(os.path.realpath(path)) for path in data_path if not is_remote(path)]
-    inside = (one for one, other in permutations(local, 2) if one.is_relative_to(other))
+    inside = (inner for inner, outer in permutations(local, 2) if inner.is_relative_to(outer))
     twice = (path for path in data_path if data_path.count(path) > 1)
     if path := next(chain(inside, twice), None):
         raise UserError(f"{shown} names {path} twice: give it once")
