@@ -6,9 +6,17 @@ from dataclasses import astuple
 import pytest
 
 from vae.config.flags import parse_flags
+from vae.config.model_options import ModelConfig
 from vae.config.options import Config, build, flatten
 from vae.config.recipes import RECIPES, profile_table, recipe_values, suggested_profile
-from vae.config.resolve import PER_COMMAND, check_encoder, parse_progressive, resolve, with_local_batch
+from vae.config.resolve import (
+    PER_COMMAND,
+    check_encoder,
+    parse_progressive,
+    resolve,
+    tiny_shape,
+    with_local_batch,
+)
 from vae.system.errors import UserError
 
 # The value that each source sets for one option, in order of precedence.
@@ -83,6 +91,46 @@ def test_build_inverts_flatten():
     config = build({"channels": [64, 128], "learning_rate": 3e-4, "use_bf16": True, "max_steps": 5})
     assert build(flatten(config)) == config
     assert json.loads(json.dumps(flatten(config))) == flatten(config)
+
+
+def test_the_file_of_init_from_has_the_shape_except_for_what_is_changed():
+    shape = {"channels": [16, 32, 32], "norm_groups": 8, "z_channels": 4, "decoder_layers_per_block": 1}
+    given = {"init_from": "v", "z_channels": 4, "image_channels": 4, "decoder_layers_per_block": 3}
+    profile = {"channels": [8], "layers_per_block": 1, "decoder_channels": [8, 16, 16]}
+    model = resolve(given, profile=profile, vae=shape).model
+    assert (model.channels, model.z_channels, model.norm_groups) == ((16, 32, 32), 4, 8)
+    assert (model.image_channels, model.layers_per_block) == (4, 1)
+    assert (model.decoder_channels, model.decoder_layers_per_block) == ((8, 16, 16), 3)
+    assert resolve({}, vae=shape).model.decoder_layers_per_block == 1
+    for wrong, flag in (
+        ({"channels": [16, 32]}, "--channels 16 32 contradicts the file of --init_from"),
+        ({"image_channels": 4, "train_part": "decoder"}, "--image_channels 4 changes the encoder"),
+        ({"decoder": "tiny"}, "--decoder tiny learns"),
+    ):
+        with pytest.raises(UserError, match=flag):
+            resolve(wrong, vae=shape)
+    with pytest.raises(UserError, match="--image_channels 3 contradicts"):
+        resolve({"image_channels": 3}, vae=shape | {"image_channels": 4})
+
+
+def test_an_autoencoder_tiny_has_the_latents_of_its_teacher():
+    teacher = ModelConfig(channels=(8, 8, 8), z_channels=4)
+    given = {"family": "tiny", "teacher": "t"}
+    config = resolve(given, teacher=teacher)
+    assert (config.model.channels, config.model.z_channels) == ((64, 64, 64), 4)
+    assert (config.model.scaling_factor, config.model.init, config.loss.kl_weight) == (1, "default", 0)
+    other = tiny_shape(4, 2)
+    assert resolve({"teacher": "t"}, vae=tiny_shape(4, 3), teacher=teacher).model == config.model
+    saved = checkpoint(**other, adversarial_weight=0.0)
+    for wrong, sources, flag in (
+        ({"z_channels": 8}, {}, "--z_channels 8 contradicts the file of --teacher"),
+        ({}, {"vae": other}, "--teacher t has 4 .* 3 levels, but the file of --init_from has 4 and 2"),
+        ({}, {"checkpoint": saved}, "--teacher t has .* but the file of --resume_from has 4 and 2"),
+        ({"variance_weight": 0.1}, {}, "--variance_weight 0.1: .* has no variance"),
+        ({"train_part": "decoder"}, {}, "--teacher has no effect"),
+    ):
+        with pytest.raises(UserError, match=flag):
+            resolve({**given, **wrong}, **sources, teacher=teacher)
 
 
 # --- profiles -------------------------------------------------------------------------------------------

@@ -189,9 +189,7 @@ def _with_file(values: OptionValues) -> OptionValues:
     if not values.get("config"):
         return values
     loaded = read_json(Path(values["config"]))
-    if (
-        loaded.get("global_batch_size") is not None
-    ):  # a run saves both in its config.json
+    if loaded.get("global_batch_size") is not None:  # a run saves both in its config.json
         loaded.pop("batch_size", None)
     return override(loaded, values)
 
