@@ -8,7 +8,8 @@ import torch
 from PIL import Image
 
 from vae.config.options import DataConfig
-from vae.data.dataset import CropDataset, FolderImages, color_jitter, resized_crop, unit
+from vae.data.dataset import CropDataset, color_jitter, resized_crop, unit
+from vae.data.image_files import FolderImages
 
 SPAN = (2**64 - 1) // 1000
 

@@ -1,4 +1,4 @@
-"""--exclude finds images by each of their keys; validation images that are training images are found."""
+"""--exclude finds images by name and key; validation images that are training images are found."""
 
 import hashlib
 import json
@@ -18,9 +18,10 @@ from tests.harness.training_runs import last_checkpoint
 from vae.config.options import DataConfig, build
 from vae.config.trained_vae_flags import EvaluateConfig
 from vae.data import image_sets
-from vae.data.dataset import CropDataset, FolderImages
+from vae.data.dataset import CropDataset
 from vae.data.exclude_list import Excluded, read_exclude_list, refuse_unmatched
-from vae.data.image_sets import NotComparedError, find_excluded, find_shared_images
+from vae.data.image_files import FolderImages
+from vae.data.image_sets import NotComparedError, find_shared_images
 from vae.data.loading import TrainLoader
 from vae.evaluation.image_set import find_images
 from vae.images.folder import list_images
@@ -76,27 +77,29 @@ def write_list(path: Path, *keys: str) -> str:
     return str(path / "list.txt")
 
 
-def names_of(images, tmp_path, *keys, manifest=None) -> list[str]:
-    """The names of the images that these keys exclude; three processes find the same together."""
-    listed = read_exclude_list(write_list(tmp_path, *keys))
-    indices = find_excluded(images, listed, manifest)
-    shares = [find_excluded(images, listed, manifest, rank, 3) for rank in range(3)]
+def names_of(images, tmp_path, *lines) -> list[str]:
+    """The names of the images that these lines exclude; three processes find the same together."""
+    listed = read_exclude_list(write_list(tmp_path, *lines))
+    indices = images.find(listed.names, listed.keys)
+    shares = [images.find(listed.names, listed.keys, rank, 3) for rank in range(3)]
     assert np.unique(np.concatenate(shares)).tolist() == indices.tolist()
     return [images.name(index) for index in indices.tolist()]
 
 
-def test_files_are_found_by_name_and_hash(folder, files, tmp_path):
-    images, data = FolderImages(folder, list(files)), files["a/03.png"]
-    keys = ["a/01.png", "./a/02.png", sha256(data).upper(), f"{sha256(files['a/04.png'])}  photo.png"]
-    assert names_of(images, tmp_path, *keys, "a/99.png", "") == [f"a/{n:02}.png" for n in (1, 2, 3, 4)]
-    assert names_of(images, tmp_path, sha256(data)[:32]) == ["a/03.png"]
+def test_files_are_found_by_name(folder, files, tmp_path):
+    """Their SHA-256 are not read for this: a list that has some is refused."""
+    images = FolderImages(folder, list(files))
+    assert names_of(images, tmp_path, "a/01.png", "./a/02.png", "a/99.png", "") == ["a/01.png", "a/02.png"]
+    key = sha256(files["a/03.png"])
+    with pytest.raises(UserError, match=rf"--exclude lists the SHA-256 {key[:32]}, .*list their names"):
+        names_of(images, tmp_path, "a/01.png", key)
 
 
-def test_manifest_gives_hashes(folder, files, tmp_path):
-    images = FolderImages("nowhere", list(files))  # no file is read
-    keys = ["a/01.png", sha256(files["a/04.png"])]
-    found = names_of(images, tmp_path, *keys, manifest=str(folder / "manifest.jsonl"))
-    assert found == ["a/01.png", "a/04.png"]
+def test_manifest_gives_keys(folder, files, tmp_path):
+    images = FolderImages("nowhere", list(files), str(folder / "manifest.jsonl"))  # no file is read
+    keys = [sha256(files[f"a/{n:02}.png"]) for n in range(5)]
+    lines = ["a/01.png", keys[2].upper(), keys[3][:32], f"{keys[4]}  photo.png", 64 * "f"]
+    assert names_of(images, tmp_path, *lines) == [f"a/{n:02}.png" for n in (1, 2, 3, 4)]
 
 
 def test_shards_are_found_by_hash_and_name(own, files, tmp_path, monkeypatch):
@@ -160,7 +163,7 @@ def test_list_that_cannot_be_read_is_one_line(tmp_path, monkeypatch):
 
 def test_evaluation_leaves_out_excluded_images(folder, files, tmp_path, capsys):
     config = {"vae": ("x",), "data_path": str(folder), "output_dir": "x", "sizes": (32,)}
-    listed = write_list(tmp_path, sha256(files["a/00.png"]), "a/06.png", "nothing")
+    listed = write_list(tmp_path, "a/00.png", "a/06.png", "nothing")
     found, _ = find_images(EvaluateConfig(**config, exclude=listed))
     assert found.names == [name for name in files if name not in ("a/00.png", "a/06.png")]
     assert "2 images are left out\n" in capsys.readouterr().out

@@ -23,7 +23,8 @@ from tests.harness.waiting import wait_until
 from tests.harness.workers import notice_deaths_at_once
 from vae.config.options import DataConfig, build
 from vae.data import loading
-from vae.data.dataset import CropDataset, FolderImages, collate
+from vae.data.dataset import CropDataset, collate
+from vae.data.image_files import FolderImages
 from vae.data.image_sets import accepted_bad_images, probe
 from vae.data.loading import TrainLoader, load_validation
 from vae.data.workers import cause_of_failure, resolve_num_workers
@@ -346,7 +347,8 @@ def test_waiting_for_images_can_be_ended(image_folder, fast_poll, workers, monke
 
 INTERRUPTED = """
 import signal, sys
-from vae.data.dataset import CropDataset, FolderImages
+from vae.data.dataset import CropDataset
+from vae.data.image_files import FolderImages
 from vae.images.folder import list_images
 from vae.data.loading import TrainLoader
 stopped = []

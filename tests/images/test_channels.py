@@ -7,7 +7,8 @@ import pytest
 import torch
 from PIL import Image
 
-from vae.data.dataset import CropDataset, DataConfig, FolderImages
+from vae.data.dataset import CropDataset, DataConfig
+from vae.data.image_files import FolderImages
 from vae.evaluation.image_set import square
 from vae.evaluation.metrics import baseline_sums
 from vae.images.composites import as_rgb, over_checkerboard, per_image, premultiply, shown, unpremultiply

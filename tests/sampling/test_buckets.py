@@ -8,8 +8,8 @@ import pytest
 from PIL import Image
 
 from vae.config.options import DataConfig
-from vae.data.dataset import CropDataset, FolderImages
-from vae.data.image_sets import image_sizes
+from vae.data.dataset import CropDataset
+from vae.data.image_files import FolderImages
 from vae.data.loading import TrainLoader
 from vae.sampling.buckets import BucketOrder, aspects, bucket_shapes, nearest
 from vae.sampling.order import ShuffledOrder, StepSampler, StreamOrder
@@ -167,7 +167,7 @@ def wide_and_high(tmp_path) -> FolderImages:
 
 
 def crops_of(images: FolderImages, size: int, **data) -> CropDataset:
-    sizes = image_sizes(images, np.arange(len(images)))
+    sizes = images.sizes(np.arange(len(images)))
     assert sizes.tolist() == [[120, 60], [60, 120], [64, 64], [0, 0]]
     return CropDataset(images, DataConfig(**data), image_size=size, shapes=bucket_shapes(size, 8, 3))
 
@@ -193,7 +193,7 @@ def test_loaded_batches_have_one_shape(wide_and_high):
     images = FolderImages(wide_and_high.root, ["wide.png", "turned.jpg", "square.png"] * 4)
     shapes = bucket_shapes(48, 8, 3)
     crops = CropDataset(images, image_size=48, shapes=shapes)
-    order = BucketOrder(images.order(0), lambda some: aspects(image_sizes(images, some)), shapes, 2, 1)
+    order = BucketOrder(images.order(0), lambda some: aspects(images.sizes(some)), shapes, 2, 1)
     with TrainLoader(crops, local_batch=2, order=order) as loader:
         shapes = [tuple(batch.images.shape) for batch in loader.batches(0)]
         later = [batch.images for batch in loader.batches(0, first_step=3)]

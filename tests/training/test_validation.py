@@ -12,7 +12,7 @@ from tests.harness.images import centre_crops
 from tests.harness.preparing import write_manifest
 from tests.harness.shards import pack
 from tests.harness.training_runs import ONE_PROCESS, records, train_on_two_processes
-from vae.data.dataset import FolderImages
+from vae.data.image_files import FolderImages
 from vae.images import pixels
 from vae.images.folder import list_images
 from vae.interop.vae_files import load_vae

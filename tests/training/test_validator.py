@@ -17,7 +17,7 @@ from tests.harness.training_runs import (
     train_short,
 )
 from vae.config.options import build
-from vae.data.dataset import FolderImages
+from vae.data.image_files import FolderImages
 from vae.images.pixels import psnr, to_float
 from vae.model.autoencoder import AutoencoderKL
 from vae.system.errors import DataError

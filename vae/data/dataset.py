@@ -3,12 +3,8 @@
 Shapes: B usable images of a batch, C channels, S = image_size.
 """
 
-import hashlib
 import math
-import os
-from collections import Counter
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
@@ -20,13 +16,12 @@ from torch.utils.data import Dataset
 
 from vae.config.options import NO_JITTER, DataConfig
 from vae.data.exclude_list import Excluded
+from vae.data.image_files import ImageSet
 from vae.images.channels import resize, with_channels
-from vae.images.decoding import decode_image, parse_background
+from vae.images.decoding import parse_background
 from vae.images.formats import BadImageError
 from vae.sampling.buckets import Shape, aspects, nearest
-from vae.sampling.order import Key, Order, ShuffledOrder
-from vae.sampling.subset import by_hash
-from vae.shards.shard_images import ShardImages
+from vae.sampling.order import Key
 from vae.system.console import printable
 
 
@@ -134,7 +129,7 @@ class Batch:
     indices: Tensor  # int64 (B,)
     rejected: list[Rejection] = field(default_factory=list)
     excluded: int = 0  # images that --exclude names, which are not replaced either
-    # Of Images.counts in the process that made it, and the time for all images:
+    # Of ImageSet.counts in the process that made it, and the time for all images:
     # load_seconds, and the CPU time in it, decode_seconds.
     counts: dict[str, float] = field(default_factory=dict)
 
@@ -142,70 +137,6 @@ class Batch:
         """Copy the batch to page-locked memory; DataLoader calls this with pin_memory=True."""
         images, epochs, indices = (part.pin_memory() for part in (self.images, self.epochs, self.indices))
         return replace(self, images=images, epochs=epochs, indices=indices)
-
-
-@dataclass(frozen=True)
-class FolderImages:
-    """The image files `names` below the folder `root`. Datasets of shards have the same methods."""
-
-    root: str | os.PathLike[str]
-    names: Sequence[str]
-    _counts: Counter[str] = field(default_factory=Counter, repr=False, compare=False)
-
-    def __len__(self) -> int:
-        return len(self.names)
-
-    @property
-    def location(self) -> str:
-        """The folder."""
-        return os.fspath(self.root)
-
-    def name(self, index: int) -> str:
-        """The file's name, relative to the folder."""
-        return self.names[index]
-
-    def decode(self, index: int, *, max_pixels: int, background: str, channels: int = 3) -> np.ndarray:
-        """The pixels of a file: uint8 (H, W, channels)."""
-        path = os.path.join(self.root, self.names[index])
-        pixels = decode_image(path, max_pixels=max_pixels, background=background, channels=channels)
-        with suppress(OSError):
-            self._counts["disk_bytes"] += os.stat(path).st_size
-        return pixels
-
-    def sample(self, count: int) -> np.ndarray:
-        """The numbers of at most `count` images, chosen by the hashes of their names, in order."""
-        if count >= len(self):
-            return np.arange(len(self))
-        return np.sort(by_hash(name.encode("utf-8", "surrogateescape") for name in self.names)[:count])
-
-    def order(self, seed: int) -> Order:
-        """All images in each epoch."""
-        return ShuffledOrder(len(self.names), seed)
-
-    @property
-    def version(self) -> str:
-        """SHA-256 of the names: as long as it is the same, a run resumes in the same order."""
-        return hashlib.sha256("\n".join(self.names).encode("utf-8", "surrogateescape")).hexdigest()
-
-    def record(self) -> list[str]:
-        """What `split.json` says about the images: their names."""
-        return list(self.names)
-
-    def counts(self) -> dict[str, int]:
-        """What this process has read since the last call: disk_bytes, from the folder or a cache.
-
-        For shards also remote_bytes, from a store; hits, misses: images whose shard was in the cache, or was
-        not.
-        """
-        counts = dict(self._counts)
-        self._counts.clear()
-        return counts
-
-    def expect(self, order: Order, epoch: int, position: int, world_size: int) -> None:
-        """Training continues with every world_size-th image from this position on: shards are fetched."""
-
-
-Images = FolderImages | ShardImages  # a set of image files, by their index
 
 
 DEFAULTS = DataConfig()
@@ -216,7 +147,7 @@ class CropDataset(Dataset[Sample]):
 
     def __init__(
         self,
-        images: Images,
+        images: ImageSet,
         data: DataConfig = DEFAULTS,
         *,
         image_size: int,

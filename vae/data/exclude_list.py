@@ -1,7 +1,7 @@
 """The list of --exclude: images that are not used. A removed image keeps its place in the order.
 
-Each line of the text file is the SHA-256 of an image file or its first half, or the name of an image in its
-dataset. Needs no PyTorch.
+Each line of the text file is the name of an image in its dataset or, of shards and manifests, its key: the
+SHA-256 of the image file or its first half. Needs no PyTorch.
 """
 
 import hashlib
@@ -23,19 +23,12 @@ _HASH = re.compile(r"\\?([0-9a-f]{32})(?:[0-9a-f]{32}(?: [ *].*)?)?", re.IGNOREC
 
 @dataclass(frozen=True)
 class ExcludeList:
-    """The hashes and names of a list."""
+    """The keys and names of a list."""
 
     path: str
     sha256: str  # of the file
-    hashes: np.ndarray  # S32, sorted and different
+    keys: np.ndarray  # S32, sorted and different
     names: frozenset[str]  # those of Windows also with /
-
-    def contains(self, digests: np.ndarray) -> np.ndarray:
-        """Whether each of these hashes is in the list."""
-        if not len(self.hashes):
-            return np.zeros(len(digests), bool)
-        places = np.searchsorted(self.hashes, digests).clip(max=len(self.hashes) - 1)
-        return self.hashes[places] == digests
 
 
 @dataclass(frozen=True)
@@ -58,12 +51,12 @@ class Excluded:
         return {**record, "excluded": len(self.indices)}
 
 
-def refuse_unmatched(keys: ExcludeList) -> None:
+def refuse_unmatched(listed: ExcludeList) -> None:
     """UserError for a list of which no line is an image."""
-    example = min(keys.names, default="") or next((one.decode() for one in keys.hashes), "no line")
+    example = min(listed.names, default="") or next((key.decode() for key in listed.keys), "no line")
     raise UserError(
-        f"--exclude {keys.path}: none of its lines is an image of this set, for example "
-        f"{printable(example)}: give the SHA-256 of files or names below the folder, or omit the flag"
+        f"--exclude {listed.path}: none of its lines is an image of this set, for example "
+        f"{printable(example)}: give names of images or, of shards and manifests, SHA-256, or omit the flag"
     )
 
 
@@ -76,12 +69,11 @@ def read_exclude_list(path: str) -> ExcludeList:
         raise UserError(f"--exclude {path} cannot be read: {error.strerror}: give a text file") from None
     except ValueError as error:
         raise UserError(f"--exclude {path} is no list of keys: {error}") from None
-    hashes = [found[1].lower().encode() for word in words if (found := _HASH.fullmatch(word))]
-    names = {
-        word.removeprefix("./") for word in words if word and not _HASH.fullmatch(word)
-    }  # as of `find .`
+    matches = [(word, _HASH.fullmatch(word)) for word in words if word]
+    keys = [match[1].lower().encode() for _, match in matches if match]
+    names = {word.removeprefix("./") for word, match in matches if not match}  # as of `find .`
     names |= {name.replace("\\", "/").removeprefix("./") for name in names}
-    different = np.unique(np.array(hashes, f"S{KEY_DIGITS}"))
+    different = np.unique(np.array(keys, f"S{KEY_DIGITS}"))
     return ExcludeList(path, hashlib.sha256(data).hexdigest(), different, frozenset(names))
 
 

@@ -16,7 +16,8 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 
 from vae.config.options import NO_JITTER, DataConfig
-from vae.data.dataset import DEFAULTS, Batch, CropDataset, Images, Sample, collate
+from vae.data.dataset import DEFAULTS, Batch, CropDataset, Sample, collate
+from vae.data.image_files import ImageSet
 from vae.data.workers import cause_of_failure, start_worker, starting_processes
 from vae.sampling.buckets import BucketOrder
 from vae.sampling.order import Key, Order, StepSampler
@@ -104,7 +105,7 @@ class _Announced:
 
 
 def load_validation(
-    images: Images,
+    images: ImageSet,
     indices: Sequence[int],
     data: DataConfig = DEFAULTS,
     *,

@@ -15,9 +15,8 @@ import torch
 from PIL import Image
 
 from vae.config.trained_vae_flags import MIN_SIZE, WHOLE, EvaluateConfig
-from vae.data.dataset import FolderImages, Images
+from vae.data import image_files
 from vae.data.exclude_list import read_exclude_list, refuse_unmatched
-from vae.data.image_sets import find_excluded
 from vae.images.channels import resize
 from vae.images.folder import list_images
 from vae.images.formats import BadImageError
@@ -40,7 +39,7 @@ _Result = TypeVar("_Result")
 class ImageSet:
     """The images that are measured, and how they are cropped."""
 
-    images: Images
+    images: image_files.ImageSet
     indices: dict[str, int]  # number of each measured image by its name, in order
     crop: str  # one of CROPS
     background: str
@@ -128,14 +127,16 @@ def find_images(config: EvaluateConfig, channels: int = 3) -> tuple[ImageSet, di
     return replace(images, indices=usable), unusable
 
 
-def _without_excluded(source: Images, chosen: Sequence[int], config: EvaluateConfig) -> Sequence[int]:
+def _without_excluded(
+    source: image_files.ImageSet, chosen: Sequence[int], config: EvaluateConfig
+) -> Sequence[int]:
     """The chosen images that --exclude does not name; DataError if none is left."""
     if config.exclude is None:
         return chosen
-    keys = read_exclude_list(config.exclude)
-    indices = find_excluded(source, keys)
+    listed = read_exclude_list(config.exclude)
+    indices = source.find(listed.names, listed.keys)
     if not len(indices):
-        refuse_unmatched(keys)
+        refuse_unmatched(listed)
     left = np.setdiff1d(chosen, indices).tolist()
     if not left:
         raise DataError(
@@ -145,10 +146,10 @@ def _without_excluded(source: Images, chosen: Sequence[int], config: EvaluateCon
     return left
 
 
-def _open(config: EvaluateConfig) -> Images:
+def _open(config: EvaluateConfig) -> image_files.ImageSet:
     """The images of --data_path. Raises DataError or UserError if there are none."""
     if not is_dataset(config.data_path):
-        return FolderImages(config.data_path, list_images(config.data_path))
+        return image_files.FolderImages(config.data_path, list_images(config.data_path))
     dataset = read_dataset(config.data_path)
     return ShardImages([dataset], 1, open_cache([dataset], config.cache_dir, config.cache_gib))
 

@@ -11,7 +11,7 @@ import torch
 from vae.config.declare import published_flags
 from vae.config.options import build
 from vae.config.trained_vae_flags import CHANNELS, FOLDED_SCALING, ExportConfig
-from vae.data.dataset import FolderImages, Images
+from vae.data.image_files import FolderImages, ImageSet
 from vae.data.loading import load_validation
 from vae.data.manifest import image_root, is_manifest, train_and_val
 from vae.device import DTYPES, pick_device
@@ -69,7 +69,7 @@ class _Findings:
 class Crops:
     """Centre crops of a set of images."""
 
-    images: Images
+    images: ImageSet
     image_size: int
     channels: int = 3
 

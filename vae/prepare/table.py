@@ -257,7 +257,7 @@ def refuse_divided_look_alikes(table: Table) -> None:
 def _exclude(table: Table, file: str) -> None:
     """Leave out the images that a text file lists, by the SHA-256 or key of the file or by name."""
     listed = read_exclude_list(file)
-    words = [*(key.decode() for key in listed.hashes), *map(utf8_text, listed.names)]
+    words = [*(key.decode() for key in listed.keys), *map(utf8_text, listed.names)]
     is_listed = f"sha256[1:{KEY_DIGITS}] IN (FROM excluded) OR name IN (FROM excluded)"
     with table.arrays("excluded", word=np.array(words, object)):
         if not table.count(is_listed):

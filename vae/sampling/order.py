@@ -51,6 +51,7 @@ class ShuffledOrder:
     """All images of a set, permuted in each epoch."""
 
     num_streams: int | None = None
+    shuffle_shards: int | None = None
 
     def __init__(self, num_images: int, seed: int):
         self._num_images = num_images
@@ -188,10 +189,6 @@ class StreamOrder:
         self._windows: dict[int, tuple[tuple[int, int], np.ndarray]] = {}  # the last one of each stream
         self._shards = lru_cache(maxsize=2)(self._shard_order)  # of this epoch and the next one
 
-    def mixing(self, shuffle_shards: int | None) -> "StreamOrder":
-        """The order with windows of so many shards in all streams; None: the default."""
-        return StreamOrder(self._counts, self.num_streams, self.seed, shuffle_shards)
-
     @property
     def shuffle_shards(self) -> int:
         """Shards of the windows of all streams."""
@@ -278,3 +275,6 @@ class StreamOrder:
         """The shards of an epoch in their order, and the place after the last sample of each."""
         order = permutation(len(self._counts), [self.seed, epoch, 0])
         return order, np.cumsum(self._counts[order])
+
+
+EpochOrder = StreamOrder | ShuffledOrder  # the orders of all images of a set

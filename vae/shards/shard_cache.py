@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 from filelock import FileLock, Timeout
@@ -40,6 +40,7 @@ from vae.system.host import GIB
 FOLDER_NAME = "vae-trainer-shards"
 SPARE_BYTES = GIB  # of the disk that stay free
 LOCK_DIGITS = 3  # of a SHA-256: at most 4096 files with locks, which stay
+_Content = TypeVar("_Content")
 _OWN_NAME = re.compile(r"([0-9a-f]{64})\.(?:tar|npy|[0-9a-f]{8}\.part)")
 
 
@@ -209,10 +210,14 @@ class ShardCache:
 
     def _is_free(self, lock: FileLock, path: Path) -> bool:
         """Whether the process that held a lock has ended; its file is then removed."""
-        with suppress(Timeout, OSError), lock.acquire(blocking=False):
+        try:
+            lock.acquire(blocking=False)
+        except Timeout:
+            return False
+        lock.release()
+        with suppress(OSError):
             path.unlink()
-            return True
-        return False
+        return True
 
 
 # ---- Shards in the cache -----------------------------------------------------------------------------------
@@ -235,47 +240,59 @@ class CachedShards:
         file = self._dataset.index_file(shard)
         if isinstance(file, Path):
             return read_index(file, shard)
-        data = self._read_file(file, shard.index_sha256, max_index_bytes(shard), Path.read_bytes)
-        try:
-            return check_index(data, shard)
-        except BadImageError:
-            self._cache.discard_damaged(self._cache.path(file.name, shard.index_sha256))
-            raise
+        return self._use(
+            file,
+            shard.index_sha256,
+            max_index_bytes(shard),
+            lambda path: check_index(path.read_bytes(), shard),
+        )
 
     def read(self, shard: Shard, row: Row) -> bytes:
         """The bytes of an image file. BadImageError for a damaged copy, which is removed."""
-        try:
-            return check_bytes(self.read_unchecked(shard, row.offset, row.size), row)
-        except BadImageError:
-            self._cache.discard_damaged(self._path(shard))
-            raise
+        return self._read(shard, lambda path: check_bytes(read_part(path, row.offset, row.size), row))
 
     def read_unchecked(self, shard: Shard, offset: int, size: int) -> bytes:
         """Any bytes of a shard."""
-        path = self._path(shard)
-        self._counts["hits" if path.exists() else "misses"] += 1
-        with suppress(OSError):  # it is not here, or of another user
-            os.utime(path)
-        read = partial(read_part, offset=offset, size=size)
-        data = self._read_file(self._dataset.shard_file(shard), shard.sha256, shard.bytes, read)
-        self._counts["disk_bytes"] += len(data)
-        return data
+        return self._read(shard, lambda path: read_part(path, offset, size))
 
     def expect(self, shards: Sequence[Shard]) -> None:
         """Fetch these shards ahead, in this order, and no others; they count as used now."""
         self._expected = deque(shards)
         for _ in range(min(THREADS, len(shards))):
-            threading.Thread(
-                target=self._fetch_all, args=[self._expected], name="read ahead", daemon=True
-            ).start()
+            arguments = [self._expected]
+            threading.Thread(target=self._fetch_all, args=arguments, name="read ahead", daemon=True).start()
 
     def counts(self) -> dict[str, int]:
         """Bytes and images read since the last call."""
         counts, self._counts = self._counts, _no_counts()
         return dict(counts)
 
-    def _path(self, shard: Shard) -> Path:
-        return self._cache.path(shard.name, shard.sha256)
+    def _read(self, shard: Shard, read: Callable[[Path], bytes]) -> bytes:
+        path = self._cache.path(shard.name, shard.sha256)
+        self._counts["hits" if path.exists() else "misses"] += 1
+        with suppress(OSError):  # it is not here, or of another user
+            os.utime(path)
+        data = self._use(self._dataset.shard_file(shard), shard.sha256, shard.bytes, read)
+        self._counts["disk_bytes"] += len(data)
+        return data
+
+    def _use(
+        self, file: Path | StoreFile, sha256: str, size: int, read: Callable[[Path], _Content]
+    ) -> _Content:
+        """The result of `read` for a file, which is fetched if it is not here, or removed if it is bad."""
+        path = self._cache.path(file.name, sha256)
+        for _ in range(READ_TRIES):
+            try:
+                return read(path)
+            except FileNotFoundError:
+                self._obtain(file, sha256, size)
+            except BadImageError:
+                self._cache.discard_damaged(path)
+                raise
+        raise DataError(
+            f"--cache_dir {self._cache.folder}: other processes remove shards before they are read: raise "
+            "--cache_gib"
+        )
 
     def _fetch_all(self, shards: deque[Shard]) -> None:
         """Fetch shards until none is left, or until others are expected; several threads do."""
@@ -295,21 +312,6 @@ class CachedShards:
         path = self._obtain(self._dataset.shard_file(shard), shard.sha256, shard.bytes)
         with suppress(OSError):
             os.utime(path)
-
-    def _read_file(
-        self, file: Path | StoreFile, sha256: str, size: int, read: Callable[[Path], bytes]
-    ) -> bytes:
-        """The bytes that `read` gets from a file, which is fetched if it is not here."""
-        path = self._cache.path(file.name, sha256)
-        for _ in range(READ_TRIES):
-            try:
-                return read(path)
-            except FileNotFoundError:
-                self._obtain(file, sha256, size)
-        raise DataError(
-            f"--cache_dir {self._cache.folder}: other processes remove shards before they are read: raise "
-            "--cache_gib"
-        )
 
     def _obtain(self, file: Path | StoreFile, sha256: str, size: int) -> Path:
         if sha256 in self._bad:

@@ -7,7 +7,7 @@ import posixpath
 import re
 import tarfile
 from collections import Counter, OrderedDict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from contextlib import suppress
 from functools import cached_property
 from pathlib import Path
@@ -17,7 +17,8 @@ import numpy as np
 
 from vae.images.decoding import decode_bytes
 from vae.images.formats import BadImageError
-from vae.sampling.order import Order, StreamOrder, count_streams, default_streams
+from vae.progress import track
+from vae.sampling.order import Order, StreamOrder, count_streams, default_streams, fitting_shuffle
 from vae.sampling.subset import by_hash
 from vae.shards.dataset_json import (
     Row,
@@ -148,6 +149,8 @@ class ShardImages:
     Several datasets are as one with the shards of all. Keeps INDEX_BYTES of indexes.
     """
 
+    has_index = True
+
     def __init__(
         self, datasets: Sequence[ShardedDataset], num_streams: int | None, cache: ShardCache | None = None
     ):
@@ -179,9 +182,9 @@ class ShardImages:
         """Shards of all datasets."""
         return len(self._samples)
 
-    @property
+    @cached_property
     def firsts(self) -> np.ndarray:
-        """The number of the first image of each shard."""
+        """The index of the first image of each shard."""
         return self._ends - self._samples
 
     @property
@@ -213,9 +216,16 @@ class ShardImages:
         part, shard = self._shard(number)
         return self.datasets[part], shard
 
-    def order(self, seed: int) -> Order:
-        """Every sample in each epoch, except fewer than `num_streams`."""
-        return StreamOrder(self._samples, count_streams(len(self), self.num_streams), seed)
+    def order(self, seed: int, shuffle_shards: int | None = None) -> StreamOrder:
+        """Every sample in each epoch, except fewer than `num_streams`.
+
+        The default of `shuffle_shards` fits into the cache of one machine with all streams.
+        """
+        streams = count_streams(len(self), self.num_streams)
+        sizes = self.cached_bytes
+        if shuffle_shards is None and self.cache is not None and sizes.sum() > self.cache.max_bytes:
+            shuffle_shards = fitting_shuffle(streams, float(sizes.mean()), self.cache.max_bytes)
+        return StreamOrder(self._samples, streams, seed, shuffle_shards)
 
     def record(self) -> dict[str, Any]:
         """Path, version and size of the dataset."""
@@ -237,7 +247,7 @@ class ShardImages:
     def locate(self, index: int) -> tuple[int, int]:
         """The shard of a sample, and its row there."""
         number = int(np.searchsorted(self._ends, index, side="right"))
-        return number, index - int(self._ends[number] - self._samples[number])
+        return number, index - int(self.firsts[number])
 
     def name(self, index: int) -> str:
         """A name for messages: shard and key or member, or shard and row if the index cannot be read."""
@@ -254,9 +264,46 @@ class ShardImages:
         number, row = self.locate(index)
         return self._index(number)["key"][row].decode("ascii", "replace")
 
-    def indexes(self) -> Iterator[np.ndarray]:
-        """The index of each shard: index_type (samples,). BadImageError for a bad one."""
-        return map(self.rows, range(self.num_shards))
+    def label(self, index: int) -> str | None:
+        """The label in the texts beside an image; None also if they cannot be read."""
+        with suppress(BadImageError):  # decoding the image names it
+            label = self.metadata(index).get("label")
+            return None if label is None else str(label)
+        return None
+
+    def find(self, names: Set[str], keys: np.ndarray, rank: int = 0, world_size: int = 1) -> np.ndarray:
+        """The indices of images with one of these names or keys (S32, sorted), in this process's shards.
+
+        For names such as 00000.tar/cat.jpg, only the indexes of their shards are read.
+        """
+        tars = {name.rpartition(".tar/")[0] + ".tar" for name in names}
+        indices = [np.empty(0, np.int64)]
+        searched = range(rank, self.num_shards, world_size)
+        for number in track(searched, "searching --exclude", len(searched), "shard", keep=False):
+            dataset, shard = self.shard(number)
+            prefixes = {shard.name, f"{dataset.path}: {shard.name}"} & tars  # messages have the second
+            if not (len(keys) or prefixes):
+                continue
+            with suppress(BadImageError):  # training names the images of a bad index
+                rows = self.rows(number)
+                own = rows["key"]
+                is_found = np.searchsorted(keys, own, "right") > np.searchsorted(keys, own, "left")
+                for prefix in prefixes:
+                    is_found |= np.array([f"{prefix}/{row_name(row)}" in names for row in rows])
+                indices.append(self.firsts[number] + np.flatnonzero(is_found))
+        return np.concatenate(indices)
+
+    def file_sizes(self) -> np.ndarray:
+        """The size of each image file in bytes. BadImageError for a bad index."""
+        return np.concatenate([self.rows(number)["size"] for number in range(self.num_shards)])
+
+    def keys(self, indices: np.ndarray) -> np.ndarray:
+        """The keys of images: S32. BadImageError for a bad index."""
+        return np.concatenate([self.rows(number)["key"] for number in range(self.num_shards)])[indices]
+
+    def paths(self) -> Iterator[tuple[str, str]]:
+        """Images in shards are no files of their own."""
+        return iter(())
 
     def rows(self, number: int) -> np.ndarray:
         """The index of a shard, which is not kept. BadImageError for a bad one."""
@@ -271,8 +318,7 @@ class ShardImages:
         for places in np.split(order, np.flatnonzero(np.diff(numbers[order])) + 1):
             with suppress(BadImageError, IndexError):  # no images at all
                 number = int(numbers[places[0]])
-                first = self._ends[number] - self._samples[number]
-                rows = self._index(number)[indices[places] - first]
+                rows = self._index(number)[indices[places] - self.firsts[number]]
                 sizes[places] = np.stack([rows["width"], rows["height"]], axis=1)
         return sizes
 

@@ -6,7 +6,6 @@ What is read of every image for --exclude and --buckets is divided among the pro
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -14,28 +13,15 @@ import numpy as np
 
 from vae.config.options import MIN_IMAGE_SIZE, Config, DataConfig
 from vae.config.resolve import check_discriminator, check_image_size, check_views
-from vae.data.dataset import CropDataset, FolderImages, Images
+from vae.data.dataset import CropDataset
 from vae.data.exclude_list import Excluded, ExcludeList, read_exclude_list, refuse_unmatched
-from vae.data.image_sets import (
-    SAMPLE,
-    NotComparedError,
-    find_excluded,
-    find_shared_images,
-    image_sizes,
-    probe,
-)
-from vae.data.manifest import MANIFEST_NAME, image_root, manifest_of, read_rows, train_and_val
+from vae.data.image_files import FolderImages, ImageSet
+from vae.data.image_sets import SAMPLE, NotComparedError, find_shared_images, probe
+from vae.data.manifest import MANIFEST_NAME, image_root, manifest_of, train_and_val
 from vae.images.folder import list_folders, list_images, split_names
 from vae.images.formats import BadImageError
 from vae.sampling.buckets import BucketOrder, Shape, aspects, bucket_shapes
-from vae.sampling.order import (
-    Order,
-    ShuffledOrder,
-    StreamOrder,
-    fitting_shuffle,
-    shards_at_once,
-    streams_of_process,
-)
+from vae.sampling.order import EpochOrder, Order, StreamOrder, shards_at_once, streams_of_process
 from vae.shards.dataset_json import ShardedDataset, is_dataset, read_dataset
 from vae.shards.shard_cache import open_cache
 from vae.shards.shard_images import ShardImages
@@ -52,8 +38,8 @@ from vae.training.validation import ValidationSet
 class TrainingSet:
     """The training images of a run, and their order."""
 
-    images: Images
-    order: Order
+    images: ImageSet
+    order: EpochOrder
     excluded: Excluded = Excluded()  # noqa: RUF009 - never modified
     aspects: np.ndarray | None = None  # of a folder, for --buckets
 
@@ -66,27 +52,19 @@ class TrainingSet:
         """What `split.json` says about the images."""
         return self.excluded.without(self.images.record())
 
-    @classmethod
-    def of(cls, images: Images, seed: int, data: DataConfig) -> "TrainingSet":
-        """The images in the order that the seed and the options give."""
-        order = images.order(seed)
-        if isinstance(order, StreamOrder):
-            order = order.mixing(data.shuffle_shards or _fitting_shuffle(images, order, data))
-        return cls(images, order)
-
     def sample(self, count: int, position: Position, rank: int, world_size: int) -> Sequence[int]:
         """About `count` images, spread over all.
 
         If a cache has the shards: those with which this process has trained last, or begins.
         """
         order = self.order
-        if not isinstance(order, StreamOrder) or not len(cached_shards(self.images)):
+        if not len(self.images.cached_bytes):
             return range(0, len(self.images), max(1, len(self.images) // count))
         own = len(order) // world_size
         epoch, done = position.epoch, position.images_in_epoch // world_size
         if epoch and not done:
             epoch, done = epoch - 1, own
-        count = min(count, own, order.window_length * order.num_streams // world_size)
+        count = min(count, own, order.block_length(1) // world_size)
         first = max(0, min(done, own) - count)
         return order.samples(epoch, rank + first * world_size, count, world_size)
 
@@ -100,13 +78,11 @@ class TrainingSet:
         shapes = self.shapes(config, image_size)
         if shapes is None:
             return self.order
-        assert isinstance(self.order, StreamOrder | ShuffledOrder)
         return BucketOrder(self.order, self._aspects_of, shapes, local_batch, world_size)
 
     def _aspects_of(self, indices: np.ndarray) -> np.ndarray:
-        if isinstance(self.images, ShardImages):
+        if self.aspects is None:
             return aspects(self.images.sizes(indices))
-        assert self.aspects is not None
         return self.aspects[indices]
 
     def crops(self, config: Config, image_size: int) -> CropDataset:
@@ -122,15 +98,10 @@ class TrainingSet:
         )
 
 
-def cached_shards(images: Images) -> np.ndarray:
-    """The sizes in bytes of the shards that a cache keeps."""
-    return images.cached_bytes if isinstance(images, ShardImages) else np.empty(0, np.int64)
-
-
 def check_cache(training_set: TrainingSet, dist: Distributed) -> None:
     """UserError if the cache has no room for the shards that the processes of this machine read at once."""
     order, images = training_set.order, training_set.images
-    sizes = cached_shards(images)
+    sizes = images.cached_bytes
     if not len(sizes):
         return
     assert isinstance(order, StreamOrder)
@@ -160,15 +131,6 @@ def check_cache(training_set: TrainingSet, dist: Distributed) -> None:
     )
 
 
-def _fitting_shuffle(images: Images, order: StreamOrder, data: DataConfig) -> int | None:
-    """The default of --shuffle_shards that fits into the cache of one machine with all streams."""
-    sizes = cached_shards(images)
-    room = data.cache_gib * GIB
-    if sizes.sum() <= room:
-        return None
-    return fitting_shuffle(order.num_streams, float(sizes.mean()), room)
-
-
 def find_images(
     config: Config, num_workers: int = 0, val_split_given: bool = False
 ) -> tuple[TrainingSet, ValidationSet | None]:
@@ -179,8 +141,8 @@ def find_images(
     data = config.data
     datasets, val_datasets = _read_datasets(data, val_split_given)
     cache = open_cache([*datasets, *val_datasets], data.cache_dir, data.cache_gib)
-    train: Images
-    validation: Images | None = None
+    train: ImageSet
+    validation: ImageSet | None = None
     if datasets:
         train = ShardImages(datasets, data.data_streams, cache)
     else:
@@ -194,38 +156,12 @@ def find_images(
     elif validation is not None and len(datasets) > 1:  # one may train with an image of another one's set
         shown = f"--data_path {public_text(validation.location)}"
         _refuse_same_images(train, validation, shown, data.exclude)
-    training_set = TrainingSet.of(train, config.run.seed, config.data)
+    training_set = TrainingSet(train, train.order(config.run.seed, data.shuffle_shards))
     if validation is None or not len(validation):
         return training_set, None
     indices = validation.sample(data.max_val_images or len(validation)).tolist()
-    labels = _labels(data, validation, indices)
     channels = config.model.image_channels
-    return training_set, ValidationSet(validation, indices, data, channels, num_workers, label=labels)
-
-
-def _labels(data: DataConfig, images: Images, indices: Sequence[int]) -> Callable[[int], str | None]:
-    """The labels of the validation images, read when needed: of shards, or of the manifest."""
-    if isinstance(images, ShardImages):
-        return partial(_shard_label, images)
-    manifest = manifest_of(data.data_path)
-    if data.val_path or manifest is None:
-        return lambda _index: None
-    wanted = {images.name(index): index for index in indices}
-
-    @lru_cache
-    def read() -> dict[int, str]:
-        rows = ((wanted.get(row["path"]), row.get("label")) for row in read_rows(manifest))
-        return {index: str(label) for index, label in rows if index is not None and label is not None}
-
-    return lambda index: read().get(index)
-
-
-def _shard_label(images: ShardImages, index: int) -> str | None:
-    try:
-        label = images.metadata(index).get("label")
-    except BadImageError:  # the validation reports it
-        return None
-    return None if label is None else str(label)
+    return training_set, ValidationSet(validation, indices, data, channels, num_workers)
 
 
 def _read_datasets(
@@ -251,7 +187,7 @@ def _read_datasets(
     return datasets, [read_dataset(path) for path in written]
 
 
-def _refuse_same_images(train: Images, images: Images, shown: str, exclude: str | None) -> None:
+def _refuse_same_images(train: ImageSet, images: ImageSet, shown: str, exclude: str | None) -> None:
     """DataError if validation images are training images too, unless --exclude has them."""
     try:
         shared = find_shared_images(train, images, read_exclude_list(exclude) if exclude else None)
@@ -270,10 +206,11 @@ def _refuse_same_images(train: Images, images: Images, shown: str, exclude: str 
         )
 
 
-def _image_files(config: Config, val_split_given: bool) -> tuple[Images, Images | None]:
+def _image_files(config: Config, val_split_given: bool) -> tuple[FolderImages, FolderImages | None]:
     """The images of a folder or a manifest, and those of them that are set aside for validation."""
     data = config.data
-    if manifest := manifest_of(data.data_path):
+    manifest = manifest_of(data.data_path)
+    if manifest is not None:
         root = image_root(manifest)
         train, validation = _images_of_manifest(config, manifest, val_split_given)
     elif data.fold is not None:
@@ -285,7 +222,8 @@ def _image_files(config: Config, val_split_given: bool) -> tuple[Images, Images 
         root = Path(folder)
         share = 0.0 if data.val_path else data.val_split
         train, validation = split_names(names, share, _split_seed(config))
-    return FolderImages(root, train), FolderImages(root, validation) if validation else None
+    held_out = FolderImages(root, validation, manifest) if validation else None
+    return FolderImages(root, train, manifest), held_out
 
 
 def _split_seed(config: Config) -> int:
@@ -312,10 +250,10 @@ def _images_of_manifest(config: Config, manifest: str, val_split_given: bool) ->
 def with_aspects(training_set: TrainingSet, config: Config, dist: Distributed) -> TrainingSet:
     """The training set with the aspects of a folder that --buckets needs; each process reads a share."""
     images, data = training_set.images, config.data
-    if not data.buckets or not isinstance(images, FolderImages):
+    if not data.buckets or images.has_index:
         return training_set
     indices = np.array_split(np.arange(len(images)), dist.world_size)[dist.rank]
-    measured = results_by_rank(lambda: aspects(image_sizes(images, indices)).tobytes(), dist)
+    measured = results_by_rank(lambda: aspects(images.sizes(indices)).tobytes(), dist)
     return replace(training_set, aspects=np.frombuffer(b"".join(measured), dtype=np.float32))
 
 
@@ -338,36 +276,32 @@ def without_excluded(
     """Both sets without the images that --exclude names; DataError if one of them has no other images."""
     if data.exclude is None:
         return training_set, validation_set
-    keys = read_exclude_list(data.exclude)
-    manifest = manifest_of(data.data_path)
-    training = _excluded(training_set, keys, manifest, dist)
+    listed = read_exclude_list(data.exclude)
+    training = _excluded(training_set.images, listed, dist)
     _check_rest(len(training_set.images), training, data, "training")
     count = 0
     matched = len(training.indices)
     if validation_set is not None:
-        validation = _excluded(validation_set, keys, None if data.val_path else manifest, dist)
+        validation = _excluded(validation_set.images, listed, dist)
         matched += len(validation.indices)
         validation = replace(validation, indices=np.intersect1d(validation.indices, validation_set.indices))
         _check_rest(validation_set.count, validation, data, "validation")
         validation_set = replace(validation_set, excluded=validation)
         count = len(validation.indices)
     if not matched:
-        refuse_unmatched(keys)
+        refuse_unmatched(listed)
     console.info(f"exclude {len(training.indices)} training and {count} validation images are left out")
     return replace(training_set, excluded=training), validation_set
 
 
-def _excluded(
-    images_of: TrainingSet | ValidationSet, keys: ExcludeList, manifest: str | None, dist: Distributed
-) -> Excluded:
+def _excluded(images: ImageSet, listed: ExcludeList, dist: Distributed) -> Excluded:
     """The excluded images of a set; each process reads a share."""
 
     def find() -> bytes:
-        found = find_excluded(images_of.images, keys, manifest, dist.rank, dist.world_size)
-        return found.astype(np.int64).tobytes()
+        return images.find(listed.names, listed.keys, dist.rank, dist.world_size).tobytes()
 
     parts = [np.frombuffer(part, np.int64) for part in results_by_rank(find, dist)]
-    return Excluded(np.unique(np.concatenate(parts)), keys.sha256)
+    return Excluded(np.unique(np.concatenate(parts)), listed.sha256)
 
 
 def _check_rest(count: int, excluded: Excluded, data: DataConfig, name: str) -> None:
@@ -400,7 +334,7 @@ def check_stages(
         check_stage(config, stage)
     if stages:  # an image that is usable at the largest size is usable in every stage
         sample = None
-        if len(cached_shards(training_set.images)):  # others would have to be fetched for this
+        if len(training_set.images.cached_bytes):  # others would have to be fetched for this
             sample = training_set.sample(SAMPLE, position, dist.rank, dist.world_size)
         largest = max(stage.image_size for stage in stages)
         probe(training_set.crops(config, largest), config.data.max_bad_fraction, sample)

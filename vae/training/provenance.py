@@ -15,7 +15,6 @@ import torch
 
 from vae.config.options import Config, DataConfig, names_where
 from vae.interop.run_files import OTHER_DATA, RUN_NAME
-from vae.sampling.order import StreamOrder
 from vae.system import console
 from vae.system.addresses import public_text
 from vae.system.files import read_json
@@ -118,7 +117,7 @@ def samples_record(
             "batch_size": stage.batch_size,
             "accumulation_steps": config.run.accumulation_steps,
             "streams": order.num_streams,
-            "shuffle_shards": order.shuffle_shards if isinstance(order, StreamOrder) else None,
+            "shuffle_shards": order.shuffle_shards,
         },
         "code": code_revision(),
         "continues": dict(continues) if continues else None,

@@ -9,7 +9,7 @@ import torch
 
 from vae.config.model_options import ModelConfig
 from vae.config.options import Config, DataConfig, SpeedConfig
-from vae.data.dataset import Images
+from vae.data.image_files import ImageSet
 from vae.images.pixels import OFF_BY_ONE_DB
 from vae.interop.latent_statistics import LatentConstants
 from vae.losses.perceptual import RANDOM_NOTE
@@ -19,7 +19,6 @@ from vae.model.autoencoder import AutoencoderKL
 from vae.sampling.buckets import Shape
 from vae.shards.dataset_json import is_dataset
 from vae.shards.shard_cache import default_folder
-from vae.shards.shard_images import ShardImages
 from vae.system import console
 from vae.system.addresses import public_text
 from vae.system.console import command_line, counted
@@ -156,9 +155,9 @@ def device_line(dist: Distributed, speed: SpeedConfig, dtype: torch.dtype, compi
     return f"{device.type} ({name}){world}, " + ", ".join([DTYPE_NAMES[dtype], *extras])
 
 
-def cache_line(data: DataConfig, sets: Iterable[Images]) -> str | None:
+def cache_line(data: DataConfig, sets: Iterable[ImageSet]) -> str | None:
     """Where the shards of these sets are kept, or that they are read in place; None for image files."""
-    if any(len(images.cached_bytes) for images in sets if isinstance(images, ShardImages)):
+    if any(len(images.cached_bytes) for images in sets):
         return f"cache   at most {data.cache_gib:g} GiB of shards in {data.cache_dir or default_folder()}"
     if not any(path and is_dataset(path) for path in (*data.data_path, data.val_path)):
         return None

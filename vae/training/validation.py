@@ -9,8 +9,9 @@ from typing import Any
 import torch
 
 from vae.config.options import DataConfig
-from vae.data.dataset import Batch, Images
+from vae.data.dataset import Batch
 from vae.data.exclude_list import Excluded
+from vae.data.image_files import ImageSet
 from vae.data.loading import load_validation
 from vae.evaluation.latents import NOISE_SEED, NoiseSums, noise_curve
 from vae.evaluation.metrics import Sums, baseline_sums, reconstruction_sums
@@ -35,13 +36,12 @@ Metrics = dict[str, float]
 class ValidationSet:
     """The validation images of a run: those at `indices` of a set."""
 
-    images: Images
+    images: ImageSet
     indices: Sequence[int]
     data: DataConfig = field(default_factory=DataConfig)
     channels: int = 3  # of an image
     num_workers: int = 0
     reported: set[str] = field(default_factory=set)  # unusable files that were reported
-    label: Callable[[int], str | None] = lambda _index: None  # of an image, for slices
     excluded: Excluded = Excluded()  # noqa: RUF009 - never modified
 
     @property

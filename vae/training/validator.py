@@ -162,7 +162,7 @@ class Validator:
     def _all_slices(self) -> Slices:
         """The slices of the validation set, whose labels are read once in a stage."""
         if self._slices is None:
-            labels = {index: self.images.label(index) for index in self.images.share(self.dist)}
+            labels = {index: self.images.images.label(index) for index in self.images.share(self.dist)}
             self._slices = Slices.of(labels, self.dist)
         return self._slices
 
