@@ -258,7 +258,7 @@ def test_full_disk_is_one_line(web, cache, monkeypatch):
 def test_disk_without_room_limits_the_cache(cache, monkeypatch):
     free = SimpleNamespace(free=3 * GIB)
     monkeypatch.setattr("vae.shards.shard_cache.shutil.disk_usage", lambda _folder: free)
-    assert ShardCache(cache.folder.parent, 50).room() == 2 * GIB
+    assert ShardCache(cache.folder.parent, 50).available_bytes() == 2 * GIB
 
 
 def test_folder_that_cannot_be_used_is_one_line(tmp_path, monkeypatch):

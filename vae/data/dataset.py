@@ -70,7 +70,7 @@ def cover_crop(
             f"{width}x{height} is below its {wide}x{high} of --buckets: add --upscale or use a smaller "
             "--image_size",
         )
-    h, w = min(height, high / scale), min(width, wide / scale)  # what is visible of the image
+    h, w = min(height, high / scale), min(width, wide / scale)  # the part of the image that remains
     down, across = (unit(word) for word in words) if words is not None else (0.5, 0.5)
     top, left = (height - h) * down, (width - w) * across
     if scale == 1:
@@ -129,8 +129,8 @@ class Batch:
     indices: Tensor  # int64 (B,)
     rejected: list[Rejection] = field(default_factory=list)
     excluded: int = 0  # images that --exclude names, which are not replaced either
-    # Of ImageSet.counts in the process that made it, and the time for all images:
-    # load_seconds, and the CPU time in it, decode_seconds.
+    # ImageSet.counts of the process that made the batch, its time (load_seconds), and the CPU time in it
+    # (decode_seconds).
     counts: dict[str, float] = field(default_factory=dict)
 
     def pin_memory(self) -> "Batch":

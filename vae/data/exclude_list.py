@@ -15,7 +15,7 @@ from vae.system.console import printable
 from vae.system.errors import UserError
 from vae.system.files import decode_text, read_regular, unquoted
 
-MAX_BYTES = 2**28  # of a list: four million SHA-256
+MAX_BYTES = 2**28  # maximum size of a list: four million SHA-256
 KEY_DIGITS = 32
 # A line of sha256sum has the name of the file behind its hash.
 _HASH = re.compile(r"\\?([0-9a-f]{32})(?:[0-9a-f]{32}(?: [ *].*)?)?", re.IGNORECASE)
@@ -28,12 +28,12 @@ class ExcludeList:
     path: str
     sha256: str  # of the file
     keys: np.ndarray  # S32, sorted and different
-    names: frozenset[str]  # those of Windows also with /
+    names: frozenset[str]  # a name with \ is also here with /
 
 
 @dataclass(frozen=True)
 class Excluded:
-    """Which images of a set are not used, and by which list."""
+    """The images of a set that --exclude leaves out."""
 
     indices: np.ndarray = field(default_factory=lambda: np.empty(0, np.int64), compare=False)  # sorted
     sha256: str | None = None  # of the list
@@ -43,7 +43,7 @@ class Excluded:
         return place < len(self.indices) and int(self.indices[place]) == index
 
     def without(self, record: Any) -> Any:
-        """What `split.json` says about a set, without these images."""
+        """The entry of a set in `split.json`, without these images."""
         if not len(self.indices):
             return record
         if isinstance(record, list):

@@ -22,7 +22,7 @@ MAX_THREADS = 8  # decoding releases the GIL; each thread holds one decoded imag
 
 
 def accepted_bad_images(max_bad_fraction: float, total: int) -> int:
-    """How many of `total` training images may be unusable; at least one, unless the fraction is 0."""
+    """The number of `total` training images that may be unusable; at least one, unless the fraction is 0."""
     return max(1, int(max_bad_fraction * total)) if max_bad_fraction else 0
 
 
@@ -79,9 +79,9 @@ def _reasons(rejected: list[Rejection]) -> str:
 
 # ---- Images of both sets -----------------------------------------------------------------------------------
 
-MAX_FILES = 100_000  # of a folder whose sizes are compared: 12 s on a share that takes 1 ms for each
-MAX_ROWS = 2_000_000  # of the indexes of shards that are compared, whose reading takes minutes
-MAX_BYTES = 8 * 2**30  # that are hashed: BMP and TIFF files of one camera have one size
+MAX_FILES = 100_000  # files of a folder whose sizes are compared: 12 s on a share that takes 1 ms for each
+MAX_ROWS = 2_000_000  # rows of indexes that are compared: reading more takes minutes
+MAX_BYTES = 8 * 2**30  # maximum that is hashed: BMP and TIFF files of one camera have one size
 
 Pairs = list[tuple[int, int]]  # indices of an image: in the validation set, and in the training set
 

@@ -67,7 +67,7 @@ class TrainLoader:
         with closing(self._decoding.batches()) as batches:
             for step, batch in enumerate(batches, first_step):
                 self._announce(epoch, step)
-                if self._has_processes:  # what the training process itself has read
+                if self._has_processes:  # the training process itself reads shards ahead
                     for name, count in self._images.counts().items():
                         batch.counts[name] = batch.counts.get(name, 0) + count
                 yield batch
@@ -133,7 +133,7 @@ class _CropBatches(Dataset[Sample]):
 
     def __init__(self, crops: CropDataset) -> None:
         self._crops = crops
-        crops.images.counts()  # without what was read before
+        crops.images.counts()  # forget what was read before
 
     def __getitems__(self, keys: Sequence[tuple[int, int] | Key]) -> Batch | DataError:
         started, cpu_started = time.perf_counter(), time.thread_time()
@@ -227,7 +227,7 @@ class DecodingProcesses:
             self._kill()
         if not self._is_waiting:  # otherwise, the thread soon notices that the processes were killed
             self._thread.join(END_SECONDS)
-        self._kill()  # what hangs
+        self._kill()  # those that hang
         for process in self._processes:
             if self._closes and process.exitcode is not None and not self._thread.is_alive():
                 process.close()  # its pipes: Python collects them as garbage only much later

@@ -12,7 +12,7 @@ import numpy as np
 from vae.sampling.order import ShuffledOrder, StreamOrder
 
 MAX_ASPECT = 2.0  # 1:2 to 2:1; images beyond it are cropped
-MIN_BATCHES = 32  # of a block, if an epoch has so many: the last ones are squares
+MIN_BATCHES = 32  # in a block, if an epoch has so many: the last batches of a block are squares
 
 Shape = tuple[int, int]
 
@@ -23,14 +23,14 @@ def bucket_shapes(image_size: int, factor: int, count: int) -> list[Shape]:
     They have at most image_size^2 pixels. Each side is a multiple of `factor`, as `image_size` is. The square
     fits every image whose short side is at least `image_size`, and so does the nearest shape.
     """
-    found = [(image_size, image_size)]
+    shapes = [(image_size, image_size)]
     for number in range(count):
         aspect = MAX_ASPECT ** ((2 * number + 1) / count - 1)  # the middle of equal parts of the range
         long = factor * round(image_size * math.sqrt(max(aspect, 1 / aspect)) / factor)
         short = image_size**2 // long // factor * factor
         if short:
-            found.append((short, long) if aspect >= 1 else (long, short))
-    return sorted(set(found), key=lambda shape: shape[1] / shape[0])
+            shapes.append((short, long) if aspect >= 1 else (long, short))
+    return sorted(set(shapes), key=lambda shape: shape[1] / shape[0])
 
 
 def aspects(sizes: np.ndarray) -> np.ndarray:
@@ -51,8 +51,8 @@ class BucketOrder:
     """Batches of one shape from the images of another order, as a function of (seed, epoch, step, rank).
 
     An epoch is cut into blocks: windows of streams, or the whole epoch of a folder. In each, a process puts
-    its own images, in their order, into a buffer for each shape; a full buffer is a batch. What is left in
-    the buffers at the end of a block makes the last batches, as squares. So all processes make the same
+    its own images, in their order, into a buffer for each shape; a full buffer is a batch. The images left in
+    the buffers at the end of a block make the last batches, as squares. So all processes make the same
     number of batches, and another number of processes makes other ones.
     """
 

@@ -20,7 +20,7 @@ class Order(Protocol):
 
     @property
     def num_streams(self) -> int | None:
-        """What a number of processes should divide; None: it does not matter."""
+        """The number that the number of processes should divide; None: any number is as good."""
         ...
 
     def __len__(self) -> int: ...
@@ -65,7 +65,7 @@ class ShuffledOrder:
         return self._permutation(epoch)[first : first + step * count : step].tolist()
 
     def take(self, epoch: int, first: int, count: int, step: int) -> np.ndarray:
-        """As `samples`, for many of them: int64."""
+        """The images at the positions first, first + step, ...: int64."""
         return self._permutation(epoch)[first : first + step * count : step]
 
     def block_length(self, _least: int) -> int:
@@ -124,10 +124,10 @@ class StepSampler:
 # ---- Streams of shards -------------------------------------------------------------------------------------
 
 SHUFFLE_SHARDS = 256  # samples are permuted within so many shards, over all streams; one of each at least
-MIN_SAMPLES = 16  # of a stream: an epoch leaves out fewer than one of 16
-CACHE_BYTES = 48 * 10**9  # in the default --cache_gib: all streams of one machine, or the whole dataset
+MIN_SAMPLES = 16  # in a stream: an epoch leaves out fewer than one image of 16
+CACHE_BYTES = 48 * 10**9  # fit into the default --cache_gib: a whole dataset, or all streams of a machine
 FEW_STREAMS = 96  # above, a dataset is read by several machines, and each has a part of the streams
-MIN_SHARDS = 64  # of each of so many streams
+MIN_SHARDS = 64  # in a stream, if there are more than FEW_STREAMS
 # Many processes divide them: 48 those of 1, 2, 3 or 6 nodes of 8 cards, 96 also those of 4 and 12, 480 also
 # those of 5 and 10, and 6720 those of 1 to 8, 10, 12, 14 and 15 nodes.
 STREAMS = (1, 2, 4, 8, 16, 24, 48, FEW_STREAMS, 192, 480, 960, 3360, 6720)
@@ -164,7 +164,7 @@ def count_streams(samples: int, most: int) -> int:
 
 
 def streams_of_process(streams: int, world_size: int) -> int:
-    """How many of the streams each process reads."""
+    """The number of streams that each process reads."""
     return streams // math.gcd(streams, world_size)
 
 
@@ -218,13 +218,13 @@ class StreamOrder:
         window, streams = self.window(position), range(position % apart, self.num_streams, apart)
         is_last = (window + 1) * self.window_length >= self.length
         places = [(epoch, window), (epoch + 1, 0) if is_last else (epoch, window + 1)]
-        found = [self._window_shards(*place, stream) for place in places for stream in streams]
-        return list(dict.fromkeys(np.concatenate(found).tolist()))
+        shards = [self._window_shards(*place, stream) for place in places for stream in streams]
+        return list(dict.fromkeys(np.concatenate(shards).tolist()))
 
     def window_samples(self, epoch: int, stream: int, window: int) -> np.ndarray:
         """The samples of a window in their order, int64."""
-        found, samples = self._windows.get(stream, (None, None))
-        if samples is None or found != (epoch, window):
+        key, samples = self._windows.get(stream, (None, None))
+        if samples is None or key != (epoch, window):
             first = window * self.window_length
             count = min(self.window_length, self.length - first)
             places = stream * self.length + first + np.arange(count)
@@ -233,19 +233,19 @@ class StreamOrder:
         return samples
 
     def take(self, epoch: int, first: int, count: int, step: int) -> np.ndarray:
-        """As `samples`, for many of them: int64."""
+        """The images at the positions first, first + step, ...: int64."""
         places, streams = np.divmod(first + step * np.arange(count), self.num_streams)
-        found = np.empty(count, np.int64)
+        samples = np.empty(count, np.int64)
         apart = self.num_streams // math.gcd(self.num_streams, step)  # samples of one stream
         for begin in range(min(apart, count)):
             own = places[begin::apart]
             windows, starts = np.unique(own // self.window_length, return_index=True)
             parts = zip(windows.tolist(), np.split(own % self.window_length, starts[1:]), strict=True)
             stream = int(streams[begin])
-            found[begin::apart] = np.concatenate(
+            samples[begin::apart] = np.concatenate(
                 [self.window_samples(epoch, stream, window)[within] for window, within in parts]
             )
-        return found
+        return samples
 
     def block_length(self, least: int) -> int:
         """Positions of whole windows of all streams, at least so many."""

@@ -1,8 +1,8 @@
 """A dataset of shards: WebDataset tar files, an index of each, a table of them, and a `dataset.json`.
 
 `dataset.json` has `format`, `version` (the SHA-256 of the table), `policy` (the rules by which images were
-accepted) and `validation` (the file name of the dataset of
-held-out images, or null). The table is `dataset.npy` beside it, with a row for each shard.
+accepted) and `validation` (the file name of the dataset of validation images, or null). The table is
+`dataset.npy` beside it, with a row for each shard.
 
 Tar files that others wrote are not beside `dataset.json`: it has `tars`, their folder or address, and
 `indexes`, the folder beside it with the indexes. Images without a row there are left out. `tars` does not
@@ -26,7 +26,7 @@ from vae.system.addresses import address_problem, is_remote
 from vae.system.errors import DataError, UserError
 from vae.system.files import decode_text, replace_bytes, write_json
 
-MAX_NAME_BYTES = 256  # of an image's name in a tar file
+MAX_NAME_BYTES = 256  # maximum length of an image's name in a tar file
 # key: the first 32 digits of the SHA-256 of the image file; offset: of its first byte within the tar file;
 # text_start, text_end: the part of the tar file with the TEXTS of an image, which may be around it, or 0.
 _COLUMNS = [
@@ -45,7 +45,7 @@ class Shard(NamedTuple):
     """One shard of a dataset."""
 
     name: str  # file name, below the folder of the tar files
-    samples: int  # that the index has
+    samples: int  # images in the index
     bytes: int
     sha256: str
     index_sha256: str
@@ -165,7 +165,7 @@ class ShardedDataset(NamedTuple):
     version: str
     tars: str | None = None  # folder or address of tar files that others wrote; None: that of dataset.json
     indexes: str = ""  # folder of the indexes, beside dataset.json
-    flag: str = "--data_path"  # that the user gave, for messages
+    flag: str = "--data_path"  # given by the user, for messages
 
     @property
     def samples(self) -> int:

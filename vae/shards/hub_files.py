@@ -1,7 +1,7 @@
 """Datasets of the Hugging Face hub by name, hf://datasets/OWNER/NAME[@REVISION][/SPLIT]: their Parquet files.
 
-Those of the repository; or, if it has none, those that the hub made of its images (refs/convert/parquet). Any
-other hf:// address is that of a file or, with a slash at its end, of a folder, as on other stores.
+The files are those of the repository or, if it has none, those into which the hub has converted its images
+(refs/convert/parquet). Any other hf:// address is that of a file or, with a slash at its end, of a folder.
 """
 
 import re
@@ -73,16 +73,16 @@ def _of_split(names: Iterable[str], wanted: str | None, where: str, root: str) -
     splits: dict[str, list[str]] = {}
     for name in names:
         splits.setdefault(_split_of(name), []).append(name)
-    found = splits
+    chosen = list(splits)
     if wanted is not None:
-        found = {split: files for split, files in splits.items() if f"/{split}/".endswith(f"/{wanted}/")}
-        found = found or {split: files for split, files in splits.items() if split.startswith(f"{wanted}/")}
-    if len(found) == 1:
-        return next(iter(found.values()))
-    if not found:
+        chosen = [split for split in splits if f"/{split}/".endswith(f"/{wanted}/")]
+        chosen = chosen or [split for split in splits if split.startswith(f"{wanted}/")]
+    if len(chosen) == 1:
+        return splits[chosen[0]]
+    if not chosen:
         raise UserError(f"{where}: it has no such split, only {_listed(splits)}")
-    example = next((split for split in sorted(found) if split.endswith("train")), min(found))
-    raise UserError(f"{where} has several splits, {_listed(found)}: choose one, as in {root}/{example}")
+    example = next((split for split in sorted(chosen) if split.endswith("train")), min(chosen))
+    raise UserError(f"{where} has several splits, {_listed(chosen)}: choose one, as in {root}/{example}")
 
 
 def _listed(splits: Iterable[str]) -> str:

@@ -38,8 +38,8 @@ from vae.system.files import in_home, sha256_of_file, why_not_writable
 from vae.system.host import GIB
 
 FOLDER_NAME = "vae-trainer-shards"
-SPARE_BYTES = GIB  # of the disk that stay free
-LOCK_DIGITS = 3  # of a SHA-256: at most 4096 files with locks, which stay
+SPARE_BYTES = GIB  # of the disk stay free
+LOCK_DIGITS = 3  # of a SHA-256 name a lock: at most 4096 files, which stay
 _Content = TypeVar("_Content")
 _OWN_NAME = re.compile(r"([0-9a-f]{64})\.(?:tar|npy|[0-9a-f]{8}\.part)")
 
@@ -123,7 +123,7 @@ class ShardCache:
                 if path.exists():
                     return path
                 with self._lock():
-                    self._make_room(name, size)
+                    self._free_space(name, size)
                     part.touch()
                 try:
                     fetch(part)
@@ -143,7 +143,7 @@ class ShardCache:
                 "another disk"
             ) from error
         with self._lock():
-            self._make_room(name, 0)
+            self._free_space(name, 0)
         return path
 
     def discard_damaged(self, path: Path) -> None:
@@ -152,8 +152,8 @@ class ShardCache:
             if sha256_of_file(path) != path.stem:
                 path.unlink()
 
-    def room(self) -> int:
-        """Bytes that the files of this cache may have now: the given limit, or what the disk has."""
+    def available_bytes(self) -> int:
+        """The size that all files of this cache may have now: the limit, or less if the disk is full."""
         return self._limit(self._files())
 
     def claim(self, size: int) -> int:
@@ -172,7 +172,7 @@ class ShardCache:
         """The lock of downloads whose SHA-256 begins alike; without one, of removing files."""
         return FileLock(self.folder / f"{sha256[:LOCK_DIGITS]}.lock")
 
-    def _make_room(self, name: str, size: int) -> None:
+    def _free_space(self, name: str, size: int) -> None:
         """Remove the files that were used longest ago until one of `size` bytes fits; DataError if none does.
 
         Downloads that are running count as if they had this size: while several run, the limit is not exact.
@@ -222,8 +222,8 @@ class ShardCache:
 
 # ---- Shards in the cache -----------------------------------------------------------------------------------
 
-THREADS = 4  # that fetch ahead: one connection seldom has the bandwidth of a network
-READ_TRIES = 5  # to read a file that other processes remove
+THREADS = 4  # fetch ahead: one connection seldom has the bandwidth of a network
+READ_TRIES = 5  # until an error, if other processes remove a file before it is read
 
 
 class CachedShards:

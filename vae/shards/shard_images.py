@@ -75,17 +75,17 @@ class LocalShards:
 TEXTS = ("json", "txt", "cls")  # extensions of members that describe an image
 # As in webdataset's base_plus_ext: the extension is what follows the first point behind the last slash.
 _NAME = re.compile(r"((?:.*/|)[^.]+)[.]([^/]*)", re.DOTALL)
-# Bytes of a stranger can make tarfile raise all of these.
+# A damaged tar file can make tarfile raise any of these.
 TAR_ERRORS = (tarfile.TarError, ValueError, ArithmeticError, IndexError)
 
 
 def split_name(name: str) -> tuple[str, str] | None:
     """Key, with its folders, and extension of a member; None if it is no part of a sample."""
     name = posixpath.normpath(name)  # ./a.jpg
-    found = _NAME.fullmatch(name)
-    if found is None or name.startswith(("/", "../", "__")):  # __x__ is WebDataset's own
+    match = _NAME.fullmatch(name)
+    if match is None or name.startswith(("/", "../", "__")):  # __x__ is WebDataset's own
         return None
-    return found[1], found[2].lower()
+    return match[1], match[2].lower()
 
 
 def split_last(name: str) -> tuple[str, str]:
@@ -132,21 +132,21 @@ def metadata_of(texts: Mapping[str, bytes]) -> dict[str, Any]:
 
 # ---- Images by their number --------------------------------------------------------------------------------
 
-INDEX_BYTES = 256 * 2**20  # of indexes that one process keeps; reading one again takes milliseconds
+INDEX_BYTES = 256 * 2**20  # memory for indexes in each process; reading one again takes milliseconds
 MIN_INDEXES = 64
-TEXT_BYTES = 2**20  # at most, of the texts before and after an image, with their headers
+TEXT_BYTES = 2**20  # maximum that is read before and after an image, with the headers of the texts
 
 
 def streams_of(datasets: Sequence[ShardedDataset]) -> int:
     """The default of --data_streams."""
-    totals = [(one.samples, len(one.shards), int(one.shards.bytes.sum())) for one in datasets]
+    totals = [(part.samples, len(part.shards), int(part.shards.bytes.sum())) for part in datasets]
     return default_streams(*map(sum, zip(*totals, strict=True)))
 
 
 class ShardImages:
     """The image files of one or several datasets by their index, checked by their crc32.
 
-    Several datasets are as one with the shards of all. Keeps INDEX_BYTES of indexes.
+    Several datasets count as one dataset with the shards of all. Keeps INDEX_BYTES of indexes.
     """
 
     has_index = True
@@ -154,7 +154,7 @@ class ShardImages:
     def __init__(
         self, datasets: Sequence[ShardedDataset], num_streams: int | None, cache: ShardCache | None = None
     ):
-        """`num_streams`: of the order of training, at most.
+        """`num_streams`: the maximum number of streams in the order of training.
 
         A remote dataset needs a cache; a local one is read in place, unless the cache is for local ones too.
         """
@@ -166,7 +166,8 @@ class ShardImages:
         self._expected: tuple[int, int] | None = None
 
     @cached_property
-    def _samples(self) -> np.ndarray:  # of each shard
+    def _samples(self) -> np.ndarray:
+        """The number of images of each shard."""
         return np.concatenate([dataset.shards.samples for dataset in self.datasets])
 
     @cached_property
@@ -174,7 +175,8 @@ class ShardImages:
         return np.cumsum(self._samples)
 
     @cached_property
-    def _first_shards(self) -> np.ndarray:  # of each dataset
+    def _first_shards(self) -> np.ndarray:
+        """The number of the first shard of each dataset."""
         return np.cumsum([0, *(len(dataset.shards) for dataset in self.datasets)])
 
     @property
@@ -315,17 +317,18 @@ class ShardImages:
         numbers = np.searchsorted(self._ends, indices, side="right")
         sizes = np.zeros((len(indices), 2), np.int64)
         order = np.argsort(numbers, kind="stable")
-        for places in np.split(order, np.flatnonzero(np.diff(numbers[order])) + 1):
-            with suppress(BadImageError, IndexError):  # no images at all
-                number = int(numbers[places[0]])
-                rows = self._index(number)[indices[places] - self.firsts[number]]
-                sizes[places] = np.stack([rows["width"], rows["height"]], axis=1)
+        for own in np.split(order, np.flatnonzero(np.diff(numbers[order])) + 1):
+            with suppress(BadImageError, IndexError):  # IndexError: there are no images at all
+                number = int(numbers[own[0]])
+                rows = self._index(number)[indices[own] - self.firsts[number]]
+                sizes[own] = np.stack([rows["width"], rows["height"]], axis=1)
         return sizes
 
     def sample(self, count: int) -> np.ndarray:
         """The numbers of at most `count` images of all datasets, in order.
 
-        Of each dataset its share, from as few shards as have so many, which the hashes of their names choose.
+        Each dataset contributes its share. The images are in as few shards as possible, which the hashes of
+        their names choose.
         """
         if count >= len(self):
             return np.arange(len(self))
@@ -347,20 +350,20 @@ class ShardImages:
         return self._files[part].read(shard, self._row(number, row))
 
     def metadata(self, index: int) -> dict[str, Any]:
-        """What the texts beside an image say: json, txt as `caption`, cls as `label`; its name as `source`.
+        """The metadata beside an image: its json, txt as `caption`, cls as `label`, its name as `source`.
 
         BadImageError if they cannot be read.
         """
         number, row = self.locate(index)
         part, shard = self._shard(number)
         rows = self._index(number)
-        place = self._row(number, row)
-        end = place.offset + -(-place.size // tarfile.BLOCKSIZE) * tarfile.BLOCKSIZE  # of the image
+        image = self._row(number, row)
+        end = image.offset + -(-image.size // tarfile.BLOCKSIZE) * tarfile.BLOCKSIZE
         first, last = (rows[column][row].item() for column in ("text_start", "text_end"))
         name = row_name(rows[row])
         keys = {(split_name(name) or ("", ""))[0], split_last(name)[0]}
         texts = dict[str, bytes]()
-        for start, stop in ((first, min(last, place.offset)), (max(first, end), last)):
+        for start, stop in ((first, min(last, image.offset)), (max(first, end), last)):
             if start < stop:
                 text = self._files[part].read_unchecked(shard, start, min(stop - start, TEXT_BYTES))
                 texts |= texts_in(text, *keys)
@@ -395,7 +398,7 @@ class ShardImages:
                 files.expect(shards)
 
     def counts(self) -> dict[str, int]:
-        """What this process has read since the last call (vae.data.dataset)."""
+        """The bytes and images that this process has read since the last call."""
         total: Counter[str] = Counter()
         for files in self._files:
             total.update(files.counts())

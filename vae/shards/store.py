@@ -19,7 +19,7 @@ from vae.system import console
 from vae.system.addresses import public_text
 from vae.system.errors import DataError, UserError
 
-STALL_SECONDS = 30.0  # of aiohttp: to connect, and without any byte
+STALL_SECONDS = 30.0  # limit of aiohttp for connecting, and for a pause between two bytes
 # Between the tries, each times 0.5 to 1.5, so that processes do not ask together. A store that is away for
 # 30 s is back in time; 503 is how S3 asks to slow down.
 PAUSES = (0.5, 1.5, 5.0, 15.0, 45.0)
@@ -39,7 +39,7 @@ class StoreFile:
     """The address of a file on a remote store; its text has no credentials."""
 
     url: str
-    flag: str  # that the user gave, for messages
+    flag: str  # given by the user, for messages
 
     def __str__(self) -> str:
         return public_text(self.url)
@@ -140,7 +140,7 @@ def _with_tries(file: StoreFile, action: Callable[[Any, str], _T]) -> _T:
 
 
 def _reason(error: Exception) -> tuple[str, bool]:
-    """What went wrong, without credentials, and whether the store refused."""
+    """The reason of an error, without credentials, and whether the store refused the request."""
     if isinstance(error, FileNotFoundError) and isinstance(error.__cause__, Exception):
         return _reason(error.__cause__)  # fsspec calls every failure to ask for a size a missing file
     response = getattr(error, "response", None)  # of botocore

@@ -1,6 +1,6 @@
 """The training and validation images of a run: a folder, a manifest or a dataset of shards.
 
-What is read of every image for --exclude and --buckets is divided among the processes.
+The processes divide the reading of all images for --exclude and --buckets.
 """
 
 import math
@@ -49,7 +49,7 @@ class TrainingSet:
         return len(self.order)
 
     def record(self) -> Any:
-        """What `split.json` says about the images."""
+        """The entry of the images in `split.json`."""
         return self.excluded.without(self.images.record())
 
     def sample(self, count: int, position: Position, rank: int, world_size: int) -> Sequence[int]:
@@ -99,7 +99,7 @@ class TrainingSet:
 
 
 def check_cache(training_set: TrainingSet, dist: Distributed) -> None:
-    """UserError if the cache has no room for the shards that the processes of this machine read at once."""
+    """Raise UserError if the cache is too small for the shards that this machine reads at once."""
     order, images = training_set.order, training_set.images
     sizes = images.cached_bytes
     if not len(sizes):
@@ -108,22 +108,23 @@ def check_cache(training_set: TrainingSet, dist: Distributed) -> None:
     assert isinstance(images, ShardImages)
     assert images.cache is not None
     cache = images.cache
-    room = cache.room()
+    available = cache.available_bytes()
     streams = order.num_streams
     window = order.shuffle_shards // streams
     here = min(streams, dist.local_world_size * streams_of_process(streams, dist.world_size))
     wanted = float(min(sizes.sum(), shards_at_once(here, window) * sizes.mean()))
-    if wanted <= room:
+    if wanted <= available:
         is_first_here = dist.rank % dist.local_world_size == 0
         total = wanted + (cache.claim(int(wanted)) if is_first_here else 0)
-        if total > room:
+        if total > available:
+            needed = math.ceil(total / GIB)
             console.warning(
-                f"--cache_dir {cache.folder.parent}: the commands that share it now read about "
-                f"{total / GIB:.3g} GiB of shards at once, more than its {room / GIB:.3g} GiB, and download "
-                f"them again: give all --cache_gib {math.ceil(total / GIB)}, or each another --cache_dir"
+                f"--cache_dir {cache.folder.parent}: the commands that share it read about "
+                f"{total / GIB:.3g} GiB of shards at once, more than its {available / GIB:.3g} GiB, and "
+                f"download them again: give all --cache_gib {needed}, or each its own --cache_dir"
             )
         return
-    disk = f" ({room / GIB:.3g} on this disk)" if room < cache.max_bytes else ""
+    disk = f" ({available / GIB:.3g} on this disk)" if available < cache.max_bytes else ""
     raise UserError(
         f"--cache_gib {cache.max_bytes / GIB:.3g}{disk}: this machine reads about {wanted / GIB:.3g} GiB of "
         f"shards at once: use --cache_gib {math.ceil(wanted / GIB)}, or start a new run with less than "
@@ -244,7 +245,7 @@ def _images_of_manifest(config: Config, manifest: str, val_split_given: bool) ->
     )
 
 
-# ---- What the processes read together ------------------------------------------------------------------
+# ---- Reading by all processes --------------------------------------------------------------------------
 
 
 def with_aspects(training_set: TrainingSet, config: Config, dist: Distributed) -> TrainingSet:
@@ -278,14 +279,14 @@ def without_excluded(
         return training_set, validation_set
     listed = read_exclude_list(data.exclude)
     training = _excluded(training_set.images, listed, dist)
-    _check_rest(len(training_set.images), training, data, "training")
+    _refuse_empty(len(training_set.images), training, data, "training")
     count = 0
     matched = len(training.indices)
     if validation_set is not None:
         validation = _excluded(validation_set.images, listed, dist)
         matched += len(validation.indices)
         validation = replace(validation, indices=np.intersect1d(validation.indices, validation_set.indices))
-        _check_rest(validation_set.count, validation, data, "validation")
+        _refuse_empty(validation_set.count, validation, data, "validation")
         validation_set = replace(validation_set, excluded=validation)
         count = len(validation.indices)
     if not matched:
@@ -304,12 +305,12 @@ def _excluded(images: ImageSet, listed: ExcludeList, dist: Distributed) -> Exclu
     return Excluded(np.unique(np.concatenate(parts)), listed.sha256)
 
 
-def _check_rest(count: int, excluded: Excluded, data: DataConfig, name: str) -> None:
+def _refuse_empty(count: int, excluded: Excluded, data: DataConfig, name: str) -> None:
     if count and len(excluded.indices) == count:
         raise DataError(f"--exclude {data.exclude} has all {count} {name} images: leave some of them out")
 
 
-# ---- What the stages need of the images ------------------------------------------------------------------
+# ---- Checks of the stages --------------------------------------------------------------------------------
 
 
 def check_stages(
