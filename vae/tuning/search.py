@@ -5,6 +5,7 @@ import json
 import logging
 import warnings
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -247,10 +248,8 @@ def _open_study(folder: Path, identity: dict[str, Any]) -> Study:
     """The study in the folder, or a new one; UserError if it is damaged or that of another command."""
     path = folder / JOURNAL_NAME
     lock = JournalFileOpenLock(str(path))  # works on Windows, too
-    line = _damaged_line(path, lock)
     try:
-        if line is not None:
-            raise ValueError(f"line {line} is damaged; if it is the last one, delete it")
+        _check_last_line(path, lock)
         study = optuna.create_study(
             storage=JournalStorage(JournalFileBackend(str(path), lock)),
             study_name="vae",
@@ -272,22 +271,18 @@ def _open_study(folder: Path, identity: dict[str, Any]) -> Study:
     return study
 
 
-def _damaged_line(path: Path, lock: JournalFileOpenLock) -> int | None:
-    """The first line of a journal that is not JSON, or that a full disk has cut, counted from 1."""
+def _check_last_line(path: Path, lock: JournalFileOpenLock) -> None:
+    """Raise ValueError if the last line of a journal is damaged: Optuna would write behind it."""
     path.touch()
     lock.acquire()  # another process may be writing
     try:
-        lines = path.read_bytes().splitlines(keepends=True)
+        last = path.read_bytes().splitlines(keepends=True)[-1:]
     finally:
         lock.release()
-    for number, line in enumerate(lines, 1):
-        try:
-            json.loads(line)
-        except ValueError:
-            return number
-        if not line.endswith(b"\n"):
-            return number
-    return None
+    with suppress(ValueError):
+        if all(line.endswith(b"\n") and json.loads(line) for line in last):
+            return
+    raise ValueError("its last line is damaged: delete that line")
 
 
 def _identity(config: TuneConfig, base: Base) -> dict[str, Any]:
