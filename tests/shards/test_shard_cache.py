@@ -185,11 +185,16 @@ ShardImages([read_dataset(sys.argv[1])], 1, ShardCache(Path(sys.argv[2]), 1)).re
 """
 
 
+def read_elsewhere(web, cache) -> subprocess.Popen:
+    """A process that reads an image of the second shard."""
+    words = [sys.executable, "-c", READER, web.url(), str(cache.folder.parent)]
+    return subprocess.Popen(words, cwd=ROOT)
+
+
 def test_killed_download_leaves_nothing_behind(web, cache, files):
     """While others wait for it; a command that uses the same folder finishes it."""
     web.answers["images-000001.tar"] = [HANG, 200]
-    words = [sys.executable, "-c", READER, web.url(), str(cache.folder.parent)]
-    with subprocess.Popen(words, cwd=ROOT) as process:
+    with read_elsewhere(web, cache) as process:
         while "images-000001.tar" not in web.wholes():
             assert process.poll() is None
         (part,) = cache.folder.glob("*.part")
@@ -201,10 +206,15 @@ def test_killed_download_leaves_nothing_behind(web, cache, files):
     assert read_all(images) == files
 
 
-def test_two_commands_share_the_downloads(web, cache, files):
-    with ThreadPoolExecutor(2) as threads:
-        assert list(threads.map(read_all, [remote(web, cache) for _ in range(2)])) == [files] * 2
-    assert sorted(web.wholes()) == [f"images-{n:06}.tar" for n in range(5)]
+def test_two_processes_download_a_shard_once(web, cache, files):
+    """The second one waits, here for a try after an error."""
+    web.answers["images-000001.tar"] = [500, 200]
+    with read_elsewhere(web, cache) as process:
+        while "images-000001.tar" not in web.wholes():
+            assert process.poll() is None
+        assert remote(web, cache).read(9) == files[9]
+        assert process.wait(60) == 0
+    assert web.wholes().count("images-000001.tar") == 2
 
 
 def test_two_commands_share_a_small_cache(web, cache, files):

@@ -1,12 +1,15 @@
 """What changes no weight: settings of time and memory, non-finite steps; and what --val_freq decides."""
 
+from itertools import islice
+
 import pytest
 import torch
 
 from tests.harness.faults import Fault, injected
 from tests.harness.training_runs import SHORT, assert_weights_close, records, train_short
+from vae.data.loading import TrainLoader
 from vae.interop.checkpoint_file import load_checkpoint
-from vae.system.errors import EXIT_NON_FINITE, DataError, NonFiniteError
+from vae.system.errors import EXIT_DATA, EXIT_NON_FINITE, EXIT_WORKER, DataError, NonFiniteError, WorkerError
 from vae.training.run import train
 
 # --- settings that do not change the weights ------------------------------------------------------------
@@ -60,6 +63,23 @@ def test_too_many_nonfinite_steps_in_a_row_stop_the_run(tiny):
         train({**tiny, **SHORT, "max_nonfinite_steps": 3})
     assert caught.value.exit_code == EXIT_NON_FINITE == 76
     assert "\n" not in str(caught.value)
+
+
+# --- failed decoding ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("steps", "code"), [(0, EXIT_DATA), (1, EXIT_WORKER)])
+def test_failed_decoding_is_worth_another_start_after_a_step(tiny, monkeypatch, steps, code):
+    batches = TrainLoader.batches
+
+    def few_batches(self, epoch, first_step=0):
+        yield from islice(batches(self, epoch, first_step), steps)
+        raise WorkerError("decoding processes failed: any")
+
+    monkeypatch.setattr(TrainLoader, "batches", few_batches)
+    with pytest.raises(DataError, match=rf"failed: any; saved at step {steps}, resume with") as caught:
+        train(tiny)
+    assert caught.value.exit_code == code
 
 
 # --- records --------------------------------------------------------------------------------------------

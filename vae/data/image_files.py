@@ -17,8 +17,7 @@ from vae.data.manifest import read_rows
 from vae.images.decoding import decode_image, upright_size
 from vae.images.formats import BadImageError
 from vae.progress import track
-from vae.sampling.order import EpochOrder, Order, ShuffledOrder
-from vae.sampling.subset import by_hash
+from vae.sampling.order import EpochOrder, Order, ShuffledOrder, by_hash
 from vae.system.errors import UserError
 from vae.system.files import sha256_of_file
 

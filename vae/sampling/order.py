@@ -7,8 +7,9 @@ next one of stream q mod V. So every number of processes W gives the same batche
 reads only the streams that are r modulo gcd(V, W): every W-th one if W divides V.
 """
 
+import hashlib
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache
 from typing import Protocol
 
@@ -74,6 +75,15 @@ class ShuffledOrder:
 
     def shape(self, _epoch: int, _position: int) -> None:
         """Crops are squares."""
+
+
+def by_hash(names: Iterable[bytes]) -> np.ndarray:
+    """The numbers of the names in the order of their hashes, whose first n are a sample of n: int64 (N,).
+
+    The sample represents all parts of a set, and stays when others are added.
+    """
+    hashes = [hashlib.blake2b(name, digest_size=8, person=b"sample").digest() for name in names]
+    return np.argsort(np.frombuffer(b"".join(hashes), ">u8"), kind="stable")
 
 
 def steps_per_epoch(num_images: int, local_batch: int, world_size: int = 1) -> int:

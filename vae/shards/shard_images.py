@@ -18,8 +18,7 @@ import numpy as np
 from vae.images.decoding import decode_bytes
 from vae.images.formats import BadImageError
 from vae.progress import track
-from vae.sampling.order import Order, StreamOrder, count_streams, default_streams, fitting_shuffle
-from vae.sampling.subset import by_hash
+from vae.sampling.order import Order, StreamOrder, by_hash, count_streams, default_streams, fitting_shuffle
 from vae.shards.dataset_json import (
     Row,
     Shard,
