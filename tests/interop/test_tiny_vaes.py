@@ -27,6 +27,7 @@ from vae.interop.vae_files import load_vae
 from vae.interop.vae_path import WEIGHTS_NAME
 from vae.model.autoencoder import RECOMPUTE_LEVELS, AutoencoderKL, set_recompute
 from vae.system.errors import UserError
+from vae.training.early_checks import check_command
 from vae.training.run import train
 
 RUN = {name: TINY[name] for name in ("batch_size", "perceptual_weight", "num_workers", "val_split", "device")}
@@ -241,6 +242,13 @@ def test_a_resumed_run_equals_one_without_a_stop_and_micro_batches_change_nothin
     for name, value in last_checkpoint(tmp_path / "cut")["model"].items():
         # Adam's first steps are about the learning rate, whatever the gradient: 3e-4 each
         assert (value - whole[name]).abs().max() < 2e-3, name
+
+
+def test_the_teacher_decides_which_image_sizes_fit(teacher, image_folder, tmp_path):
+    """It has two levels, and a network that is not of its shape four."""
+    folders = {"data_path": (str(image_folder),), "output_dir": str(tmp_path / "run")}
+    check_command({"family": "tiny", "teacher": str(teacher), "image_size": 34, **folders})
+    assert train(folders | {**RUN, "family": "tiny", "teacher": str(teacher), "image_size": 34}) == 0
 
 
 @pytest.mark.parametrize("family", ["sd", "sd3", "wan", "flux2"])

@@ -27,9 +27,9 @@ def _part_option() -> Any:
     )
 
 
-def _output_dir_option() -> Any:
+def _output_dir_option(default: Any = MISSING) -> Any:
     return option(
-        MISSING,
+        default,
         "new or empty folder, or one that the same command has started to fill",
         metavar="DIR",
         writes=True,
@@ -256,12 +256,7 @@ class SplitConfig:
 class DemoConfig:
     """Draw synthetic images to try the trainer with."""
 
-    output_dir: str = option(
-        "./data/demo",
-        "new or empty folder, or one that the same command has started to fill",
-        metavar="DIR",
-        writes=True,
-    )
+    output_dir: str = _output_dir_option("./data/demo")
     count: int = option(64, "number of images", at_least=1)
     target_size: int = option(256, "side of the images", metavar="PX", at_least=8)
     seed: int = option(0, "another seed draws other images", at_least=0)

@@ -163,14 +163,15 @@ def _check_apart(output_dir: Path, flag: str, images: str) -> None:
 def _check_options(command: Command) -> None:
     """Check the options themselves; across options only if no file and no device adds others."""
     given = command.given
-    name = command.value("profile")
+    profile = command.value("profile")
     progressive = command.value("progressive")
-    recipe = recipe_values(name, has_gpu=False) if name else None
+    recipe = recipe_values(profile, has_gpu=False) if profile else None
     parse_background(command.value("background"))
     check_given(given)
     if progressive:
         parse_progressive(progressive)
-    if command.resume_from or command.value("init_from") or name == "demo":  # demo depends on the device
+    by_files = any(command.value(name) for name in ("resume_from", "init_from", "teacher"))
+    if by_files or profile == "demo":  # demo depends on the device
         return
     config = resolve(given, profile=recipe)
     check_encoder(config, given)
