@@ -11,6 +11,7 @@ from PIL import Image
 
 import vae
 from tests.harness.small_vae import write_vae
+from vae.system.files import claim_folder
 
 
 @pytest.fixture(scope="module")
@@ -143,6 +144,14 @@ def test_seed_selects_a_reproducible_sample(model, pixels):
 def test_invalid_option_is_a_user_error(call, token):
     with pytest.raises(vae.UserError, match=token.replace("[", r"\[")):
         call()
+
+
+def test_evaluate_keeps_earlier_results(tmp_path):
+    claim_folder(tmp_path, "evaluate")
+    (tmp_path / "results.json").write_text("{}")
+    with pytest.raises(vae.UserError, match=r"--output_dir .* --overwrite"):
+        vae.evaluate("/nothing", "/nothing", tmp_path)
+    assert (tmp_path / "results.json").read_text() == "{}"
 
 
 @pytest.mark.slow

@@ -200,10 +200,13 @@ def evaluate(
     `options` are named as the flags of evaluate_vae.py (docs/evaluate.md). Raises UserError.
     """
     from vae.evaluation import compare
+    from vae.evaluation.early_checks import check_command
     from vae.prepare.hub_dataset import with_local_data
 
     values = {"vae": vae, "data_path": data_path, "output_dir": output_dir, **options}
-    return compare.compare(with_local_data(evaluate_config(_given(values))))
+    config = evaluate_config(_given(values))
+    check_command(config)
+    return compare.compare(with_local_data(config))
 
 
 def export(vae: PathLike | Sequence[PathLike], output: PathLike, **options: Any) -> Path:
