@@ -71,12 +71,6 @@ def test_manifest_without_splits_uses_val_split_by_group(tmp_path):
         choose(path, fold=0)
 
 
-def test_new_rows_without_split_are_an_error(tmp_path):
-    path = write(tmp_path, [row("a.png", split="train", fold=None), row("b.png")])
-    with pytest.raises(DataError, match=r"1 images have no split yet, for example b.png.*--mode split"):
-        choose(path)
-
-
 @pytest.mark.parametrize(
     ("line", "word"),
     [

@@ -3,8 +3,6 @@
 import base64
 import io
 import re
-import shutil
-import subprocess
 from html.parser import HTMLParser
 
 import numpy as np
@@ -180,32 +178,6 @@ def test_every_sample_is_in_a_slider_unchanged(page, folder):
     assert f"error map of second for {EVIL}" in alts
     assert f"latent channel 1 of second for {QUOTES}" in alts
     assert "1, dead" in page.shown
-
-
-BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
-
-
-@pytest.mark.skipif(BROWSER is None, reason="Chromium is not installed")
-def test_browser_runs_the_page_script_and_no_other(results, tmp_path):
-    write_report(results, tmp_path / "report.html")
-    words = ["--headless=new", "--no-sandbox", "--disable-gpu", f"--user-data-dir={tmp_path / 'browser'}"]
-    found = subprocess.run(
-        [BROWSER, *words, "--dump-dom", (tmp_path / "report.html").as_uri()],
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
-    if "<title>Comparison: " not in found.stdout:
-        pytest.skip(f"this Chromium cannot read {tmp_path}")  # a snap can read only the home folder
-    page = Page(found.stdout)
-    assert len(page.all("script")) == 1
-    stacks = [div for div in page.all("div") if "stack" in div.get("class", "").split()]
-    assert len(stacks) == 2
-    for stack in stacks:  # set by the script
-        assert "chosen" in stack["class"]
-        assert "--cut: 50%" in stack["style"]
-    slide = next(one for one in page.all("input") if one.get("type") == "range")
-    assert slide["aria-valuetext"] == f"50 percent original, the rest first {EVIL}"
 
 
 def test_middle_of_a_large_image_is_shown_at_full_size(results, tmp_path):

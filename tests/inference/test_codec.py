@@ -20,7 +20,6 @@ from vae.inference.codec import (
     decode_latents,
     encode_images,
     pad_to_multiple,
-    starts,
     with_sampled_norms,
 )
 from vae.memory.live_bytes import LiveBytes
@@ -85,15 +84,6 @@ def test_a_function_of_single_pixels_is_exact(size):
     result = blend(enlarge, values, units=(1, 4), side=16)
     torch.testing.assert_close(result, enlarge(values), rtol=0, atol=1e-12)
     assert len(tiles) == count_tiles(values.shape, 1, 16) + 1
-
-
-def test_tiles_cover_every_unit_and_overlap():
-    for length in range(1, 200):
-        found = starts(length, 16)
-        assert found[0] == 0
-        assert found[-1] + 16 >= length
-        assert found == sorted(set(found))
-        assert all(before + 16 - after >= 4 for before, after in itertools.pairwise(found))
 
 
 def test_network_with_norms_per_pixel_and_no_attention_is_exact():

@@ -24,7 +24,7 @@ from vae.data.manifest import read_rows
 from vae.images.decoding import decode_image
 from vae.images.formats import BadImageError
 from vae.prepare.demo import draw_image
-from vae.prepare.preprocess import output_name, plan_shape, resize, resize_to_shape
+from vae.prepare.preprocess import plan_shape, resize, resize_to_shape
 
 
 def command(source, output, *flags):
@@ -215,19 +215,6 @@ def test_foreign_values_in_the_manifest_are_kept(raw, tmp_path):
     detailed(9, 50, 50).save(raw / "another.png")
     preprocess(raw, out, "--target_size", 32)
     assert manifest(out)[1:] == rows
-
-
-def test_colliding_names_are_distinct(tmp_path):
-    raw = tmp_path / "raw"
-    raw.mkdir()
-    for seed, name in enumerate(("a.png", "a.jpg", "A.webp", "b.png")):
-        detailed(seed).save(raw / name)
-    preprocess(raw, tmp_path / "out", "--target_size", 32)
-    names = {row["source"]: row["path"] for row in manifest(tmp_path / "out")}
-    assert names["b.png"] == "b.jpg"
-    assert len({name.lower() for name in names.values()}) == 4
-    assert names["A.webp"] == "A.jpg"  # the first by name has the plain name
-    assert names["a.png"] == output_name("a.png", hashed=True) + ".jpg"
 
 
 ODD_NAMES = (

@@ -158,20 +158,6 @@ def test_names_with_points_are_read_as_people_mean_them(kind, tmp_path):
     assert read_all(tmp_path / "set" / "dataset.json") == {**expected, "a.tar/last.png": picture(99)}
 
 
-def test_texts_of_names_with_points_are_metadata_in_a_tar_and_in_shards(tmp_path):
-    members = []
-    for number in range(4):
-        name = f"22.05 at 12.{number:02}"
-        members += [(f"{name}.png", picture(number)), (f"{name}.txt", f"text {number}".encode())]
-    tar = write_tar(tmp_path / "a.tar", members)
-    index(tar, tmp_path / "set", code=0)
-    shard(tar, tmp_path / "shards", "--val_split", 0, code=0)
-    for path in (tmp_path / "set", tmp_path / "shards"):
-        images = ShardImages([read_dataset(path / "dataset.json")], 1)
-        captions = {images.metadata(index)["caption"] for index in range(len(images))}
-        assert captions == {f"text {number}" for number in range(4)}
-
-
 BROKEN = {
     "unexpected end of data": lambda data: data[: len(data) // 2],
     "without an end mark": lambda data: data[: -(-len(data.rstrip(b"\0")) // 512) * 512],

@@ -99,6 +99,7 @@ WITHOUT_PYTORCH = [
     ("train_vae.py", 77, "--data_path F/dta"),
     ("train_vae.py", 77, "--data_path F/empty"),
     ("train_vae.py", 77, "--data_path F/phone"),
+    ("train_vae.py", 77, "--data_path F/taken.txt"),
     ("train_vae.py", 77, "--val_path F/empty"),
     ("train_vae.py", 77, "--sample_images F/none"),
     ("infer_vae.py", 2, "--mode improve"),

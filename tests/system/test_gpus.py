@@ -2,7 +2,6 @@
 
 import os
 import platform
-import re
 import subprocess
 import sys
 from dataclasses import fields
@@ -171,10 +170,3 @@ run_script("test", main)
     done = subprocess.run(command, cwd=ROOT, env=environ, capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip() in (GROWING_SEGMENTS, FREED_BLOCKS)
-
-
-def test_every_script_begins_with_the_function_that_sets_them():
-    for script in ROOT.glob("*.py"):
-        source = script.read_text(encoding="utf-8")
-        assert "from vae.commands import run\n" in source
-        assert not re.search("^(import|from) torch", source, re.M)
