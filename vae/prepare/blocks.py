@@ -11,7 +11,7 @@ import json
 import os
 import re
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -200,9 +200,22 @@ class Item(NamedTuple):
     """An image of a block, or what cannot be one."""
 
     name: str
-    read: Callable[[], bytes]  # BadImageError if it cannot be read
+    image: bytes | str | BadImageError  # its bytes, the path or address of its file, or why there are none
     metadata: dict[str, Any] = {}  # noqa: RUF012 - never modified
     tar_span: tuple[int, int, int, int] = (0, 0, 0, 0)  # in a tar file: offset, size, start and end of texts
+
+    def read(self) -> bytes:
+        """The bytes of the image; BadImageError if they cannot be read."""
+        if isinstance(self.image, BadImageError):
+            raise self.image
+        if isinstance(self.image, bytes):
+            return self.image
+        if not isinstance(file := as_file(self.image, FLAG), StoreFile):
+            return read_content(self.image)
+        try:
+            return read_file(file)
+        except MissingError:
+            raise BadImageError("unreadable", "the store does not have it") from None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -234,7 +247,7 @@ class Block:
         yield path
 
     def items(self, facts: dict[str, Any] | None = None) -> Iterator[Item]:
-        """Its images in their order; `facts` may get what is known about the whole block."""
+        """Yield its images in their order; `facts` may get what is known about the whole block."""
         raise NotImplementedError
 
     def chosen(self, places: dict[int, tuple[int, int]]) -> Iterator[tuple[int, bytes]]:
@@ -255,36 +268,15 @@ class FileBlock(Block):
     outputs: tuple[str, ...] = ()  # of each image, without an extension: of --mode preprocess
 
     def items(self, facts: dict[str, Any] | None = None) -> Iterator[Item]:
-        """Its images in their order."""
+        """Yield its images in their order."""
         for name in self.names:
             path = f"{self.file.url}/{name}" if isinstance(self.file, StoreFile) else self.file / name
-            yield Item(name, partial(_read, str(path)))
+            yield Item(name, str(path))
 
 
 def block_id(*listing: Any) -> str:
     """The id of a block, from all that decides its content."""
     return hashlib.sha256(json.dumps(listing).encode()).hexdigest()[:32]
-
-
-def given(image: bytes | BadImageError) -> Callable[[], bytes]:
-    """A function that gives the bytes of an image, or raises why there are none."""
-    return partial(_give, image)
-
-
-def _give(image: bytes | BadImageError) -> bytes:
-    if isinstance(image, BadImageError):
-        raise image
-    return image
-
-
-def _read(path: str) -> bytes:
-    """The content of an image file."""
-    if isinstance(file := as_file(path, FLAG), StoreFile):
-        try:
-            return read_file(file)
-        except MissingError:
-            raise BadImageError("unreadable", "the store does not have it") from None
-    return read_content(path)
 
 
 def file_blocks(root: str, names: Iterable[str]) -> Iterator[Block]:

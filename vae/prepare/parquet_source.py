@@ -12,7 +12,7 @@ from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
 
 from vae.images.formats import EXTENSIONS_OF, BadImageError, sniff_format
-from vae.prepare.blocks import FLAG, Block, File, Item, block_id, common_folder, given, stamp_of
+from vae.prepare.blocks import FLAG, Block, File, Item, block_id, common_folder, stamp_of
 from vae.prepare.database import as_json, connect, has_bytes, literal, quoted, short, sql
 from vae.shards.store import StoreFile
 from vae.system.console import printable
@@ -54,7 +54,7 @@ class _Columns(NamedTuple):
 
 
 def _columns(db: Any, path: Path, image_column: str | None, file: File) -> _Columns:
-    """What is read of a file; UserError if no column, or more than one, has images.
+    """Return what a query reads of a file; UserError if no column, or more than one, has images.
 
     `path` is the local copy of the `file` that messages name.
     """
@@ -144,7 +144,7 @@ class ParquetBlock(Block):
     image_column: str | None
 
     def items(self, facts: dict[str, Any] | None = None) -> Iterator[Item]:
-        """Its images with the other columns; DataError if it cannot be read."""
+        """Yield its images with the other columns; DataError if it cannot be read."""
         scratch = TemporaryDirectory(prefix="vae-trainer-")
         with self.local_file() as path, scratch as folder, _reading(self.file):
             yield from self._items(connect(folder), path)
@@ -172,7 +172,7 @@ class ParquetBlock(Block):
                 content = BadImageError("empty", "the column is null in this row")
             else:
                 content = bytes(data)
-            yield Item(f"{self.name}/{number:08}{_extension(data)}", given(content), metadata)
+            yield Item(f"{self.name}/{number:08}{_extension(data)}", content, metadata)
             number += 1
 
 

@@ -121,7 +121,7 @@ def _end(pool: Any) -> None:
 
 
 def _failure(code: int) -> Failure:
-    """What a process that ended with this code says about its item; UserError if nothing."""
+    """Return why a task has failed, by the exit code of its process; UserError if no image is the cause."""
     name = signal_name(code)
     if name == "SIGTERM":  # a scheduler ends the whole group
         raise KeyboardInterrupt

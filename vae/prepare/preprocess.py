@@ -265,7 +265,7 @@ GAP = 4.0
 
 
 class Shape(NamedTuple):
-    """How an image gets its target size: it is resized, then cropped or padded to the canvas."""
+    """Sizes of a conversion: an image is resized, then cropped or padded to the canvas."""
 
     width: int
     height: int

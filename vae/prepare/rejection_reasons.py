@@ -55,7 +55,7 @@ SKIPPED = {
 
 
 def remedy(reason: str) -> str:
-    """What to do about files with this reason."""
+    """Return what a user can do about files with this reason."""
     return REMEDIES.get(reason, "copy it again or leave it out")
 
 

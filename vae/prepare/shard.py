@@ -68,7 +68,7 @@ class Member(NamedTuple):
 
     @property
     def stored_bytes(self) -> int:
-        """Its bytes in the tar file: two headers, and whole blocks."""
+        """Count its bytes in the tar file: two headers, and whole blocks."""
         return sum(
             BLOCK_BYTES + -(-size // BLOCK_BYTES) * BLOCK_BYTES for size in (self.bytes, len(self.json))
         )

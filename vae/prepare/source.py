@@ -103,7 +103,14 @@ def _kind(text: str) -> str:
     if is_hub_dataset(text):
         return ".parquet"
     if os.path.isdir(text):
-        names = _other_files(text)
+        archives: list[str] = []
+
+        def note(name: str, code: str) -> None:
+            if code == "archive":
+                archives.append(name)
+
+        walked = walk_images(text, flag=FLAG, extensions=OTHER_IMAGES, on_skip=note)
+        names = archives if next(walked, None) is None else ()
     elif text.lower().endswith(".txt"):
         names = islice(read_list(text, FLAG), 1)
         otherwise = ".txt"
@@ -113,15 +120,3 @@ def _kind(text: str) -> str:
             return ""
     ends = {os.path.splitext(name.lower())[1] for name in names}
     return next((kind for kind in ARCHIVES if kind in ends), otherwise)
-
-
-def _other_files(folder: str) -> set[str]:
-    """An example of each extension in a folder without image files; none in one with image files."""
-    examples: dict[str, str] = {}
-
-    def note(name: str, code: str) -> None:
-        if code in ("other_file", "archive"):
-            examples.setdefault(os.path.splitext(name.lower())[1], name)
-
-    walked = walk_images(folder, flag=FLAG, extensions=OTHER_IMAGES, on_skip=note)
-    return set(examples.values()) if next(walked, None) is None else set()

@@ -136,7 +136,7 @@ class Table:
 
     @cached_property
     def skips(self) -> Skips:
-        """What the source has that is not read: beside its files, and in its tar files."""
+        """Count what is not read: beside the files of the source, and in its tar files."""
         skips = Skips(self.source.skips.counts.copy(), dict(self.source.skips.examples))
         query = "SELECT metadata -> 'skipped' FROM blocks WHERE json_exists(metadata, 'skipped')"
         for (text,) in self.all(query):

@@ -15,7 +15,7 @@ from typing import Any, BinaryIO, NamedTuple
 
 from vae.images.folder import Skips, code_of
 from vae.images.formats import EXTENSIONS_OF, MAX_IMAGE_BYTES, BadImageError
-from vae.prepare.blocks import Block, File, Item, block_id, common_folder, given, stamp_of
+from vae.prepare.blocks import Block, File, Item, block_id, common_folder, stamp_of
 from vae.shards.dataset_json import MAX_NAME_BYTES
 from vae.shards.shard_images import (
     TAR_ERRORS,
@@ -96,7 +96,7 @@ class TarBlock(Block):
     keeps_metadata: bool = True
 
     def items(self, facts: dict[str, Any] | None = None) -> Iterator[Item]:
-        """Its images; `facts` gets the size and the SHA-256 of the file, and what is left out of it.
+        """Yield its images; `facts` gets the size and the SHA-256 of the file, and what is left out of it.
 
         BrokenTarError if it is not complete; OSError or StoreError if it cannot be read.
         """
@@ -184,7 +184,7 @@ class TarBlock(Block):
         if image:
             tar_span = (image.info.offset_data, image.info.size, *text_span)
             name = posixpath.normpath(image.info.name)
-            yield Item(name, given(image.data), metadata_of(texts) if texts else {}, tar_span)
+            yield Item(name, image.data, metadata_of(texts) if texts else {}, tar_span)
         elif extensions:
             seen.skips.add(key, "no_image")
         seen.keys.add(key)

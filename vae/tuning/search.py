@@ -286,7 +286,7 @@ def _check_last_line(path: Path, lock: JournalFileOpenLock) -> None:
 
 
 def _identity(config: TuneConfig, base: Base) -> dict[str, Any]:
-    """What trials must share to be comparable; files may be elsewhere on another machine."""
+    """Return all that trials must share; the paths of files are left out: they differ between machines."""
     options = flatten(base.config)
     apart = {*PER_COMMAND, "data_path", "val_path", "perceptual_weights", "sample_images"}
     return {
