@@ -1,25 +1,20 @@
 """The program for a card: verdicts that fail on wrong records, cases that fail or hang, and its summary."""
 
-import importlib
 import json
-import signal
-import subprocess
 import sys
 import time
 from dataclasses import replace
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 import torch
 
 from benchmarks import card
-from benchmarks.card import SUMMARY_CHARACTERS, Case
-from benchmarks.on_card import result, steps, where
+from benchmarks.card import Case
+from benchmarks.on_card import result, steps
 from tests.harness.runs import ROOT
 from tests.null_gpu.child import NEEDS_NULL_GPU, run_on_null_gpu
 from vae.config.options import ActionConfig, all_options
-from vae.system.errors import EXIT_INTERRUPTED, UserError
 from vae.system.files import MARKER_NAME, claim_folder
 
 OK = {"line": "figures", "verdict": "ok"}
@@ -68,87 +63,6 @@ def test_verdict_on_learning(tmp_path, losses, psnr, verdict):
     assert result.read_learning(tmp_path, "")["verdict"] == verdict
 
 
-def test_verdict_on_tests(tmp_path):
-    for printed, verdict in (
-        ("...\n3 passed, 4 deselected in 0.5s\n", "ok"),
-        ("FAILED tests/test_x.py::test_y - assert\n1 failed, 3 passed in 0.5s\n", "WRONG"),
-        ("ERROR tests/test_x.py - ImportError\n1 error in 0.5s\n", "WRONG"),
-        ("no tests ran in 0.01s\n", "WRONG"),
-    ):
-        assert result.read_tests(tmp_path, printed)["verdict"] == verdict
-    with pytest.raises(ValueError, match="has not ended"):
-        result.read_tests(tmp_path, "..F..")
-
-
-def test_verdict_on_the_comparison_is_about_our_side(tmp_path):
-    rows = {"ours none": {"side": "ours", "seconds": 0.3}, "diffusers bf16": {"side": "theirs"}}
-    rows["diffusers bf16"]["failure"] = "out of memory"
-    path = tmp_path / "result.json"
-    cases = {
-        "2": {"title": "Whole step", "speed": 1.5, "contestants": rows},
-        "7": {"title": "N", "contestants": {}},
-    }
-    path.write_text(json.dumps({"cases": cases}))
-    found = result.read_comparison(tmp_path, "")
-    assert found["verdict"] == "-"
-    assert "Whole step: theirs / ours 1.5" in found["line"]
-    assert "ours none 0.3 s" in found["line"]
-    rows["ours none"] = {"side": "ours", "failure": "out of memory"}
-    path.write_text(json.dumps({"cases": cases}))
-    assert result.read_comparison(tmp_path, "")["verdict"] == "WRONG"
-    rows.clear()
-    path.write_text(json.dumps({"cases": cases}))
-    with pytest.raises(ValueError, match="nothing was measured"):
-        result.read_comparison(tmp_path, "")
-
-
-@pytest.fixture
-def kernels() -> ModuleType:
-    """benchmarks.on_card.kernels, which imports Triton."""
-    pytest.importorskip("triton", reason="Triton has no build for this platform")
-    return importlib.import_module("benchmarks.on_card.kernels")
-
-
-def test_verdict_on_kernels(kernels):
-    row = {"of": "norm:bf16", "case": "normalize (1, 8)", "problem": None, "error": 1e-3}
-    assert kernels.summarize([row], [])[1] == "ok"
-    assert kernels.summarize([row], ["norm:fp16 was not reached"])[1] == "ok, ended at its limit"
-    assert kernels.summarize([row], ["norm:fp16 FAILED, exit code 1"])[1] == "WRONG"
-    assert kernels.summarize([], [])[1] == "WRONG"
-    line, verdict = kernels.summarize([row, {**row, "problem": "the error of a second run is 1e-2"}], [])
-    assert verdict == "WRONG"
-    assert "second run" in line
-
-
-def test_every_kernel_has_checks_at_odd_sizes(kernels):
-    for name in kernels.NAMES:
-        operation, dtype = name.split(":")
-        assert len(kernels.odd_sizes(operation, kernels.DTYPES[dtype], thorough=True)) >= 4, name
-
-
-def steps_with(loss: float = 1.0, gradient: float = 1.0, small: float = 1e-9) -> steps.Steps:
-    gradients = {"weight": torch.full((4,), gradient), "bias": torch.tensor([0.1 * gradient])}
-    return [{"reconstruction": loss}], {**gradients, "tiny": torch.tensor([small])}
-
-
-@pytest.mark.parametrize(
-    ("found", "is_right"),
-    [
-        (steps_with(), True),
-        (steps_with(small=1e-6), True),  # it repeats the rounding of others
-        (steps_with(loss=1.001), False),
-        (steps_with(loss=float("nan")), False),
-        (steps_with(gradient=1.02), False),
-        (steps_with(gradient=float("nan")), False),
-        (steps_with(small=1.0), False),
-    ],
-)
-def test_steps_are_compared_with_those_of_the_cpu(found, is_right):
-    *numbers, _ = steps.differences(found, steps_with())
-    pairs = zip(numbers, steps.TOLERANCE["fp32"], strict=True)
-    assert all(number < most for number, most in pairs) == is_right
-
-
 def test_a_wrong_gradient_is_found_in_real_steps(monkeypatch):
     """2 % more in the gradients of biases; the same steps are right without it."""
     cpu = torch.device("cpu")
@@ -169,18 +83,6 @@ def test_a_wrong_gradient_is_found_in_real_steps(monkeypatch):
     assert row["verdict"] == "WRONG"
     assert "bias" in row["shown"]
     assert steps.summarize([row])[1] == "WRONG"
-
-
-def test_time_of_kernels_by_kind():
-    events = [
-        {"cat": "kernel", "name": "sm90_xmma_fprop", "ts": 1000.0, "dur": 3000.0},
-        {"cat": "kernel", "name": "moments_kernel", "ts": 5000.0, "dur": 1000.0},
-        {"cat": "cuda_runtime", "name": "cudaLaunchKernel", "ts": 0.0, "dur": 9000.0},
-    ]
-    line = where.describe(events, 2)
-    assert "2.5 ms a step, 1 kernels, idle 20.0%" in line
-    assert "convolutions 1.50 ms 75%, our norms 0.50 ms 25%" in line
-    assert where.describe(events[2:], 2) == where.NO_KERNELS
 
 
 def python_case(name: str, program: str, read=lambda folder, printed: dict(OK), **options) -> Case:
@@ -221,14 +123,6 @@ def test_a_case_is_ended_at_its_limit_with_its_children(tmp_path):
     alive.unlink()
     time.sleep(0.5)
     assert not alive.exists()  # the child has ended too
-
-
-def test_the_summary_is_short_and_has_every_case():
-    found = {"verdict": "WRONG", "seconds": 12.3, "line": "wrong " * 2_000}
-    results = {f"case {number}": found for number in range(15)}
-    text = card.summary(results, "a card")
-    assert len(text) <= SUMMARY_CHARACTERS < 9_500
-    assert all(f"{name} [WRONG] 12 s: wrong" in text for name in results)
 
 
 MACHINE = {"card": "H100", "free_gib": 79.0, "computes": True}
@@ -291,38 +185,3 @@ def test_cases_run_on_the_null_gpu(tmp_path):
     assert {path.name for path in tmp_path.iterdir()} == {*card.FILES, MARKER_NAME}
     assert done.stdout.endswith((tmp_path / "summary.txt").read_text())
     assert "THIS DEVICE COMPUTES NOTHING" in done.stdout
-
-
-INTERRUPTED = """
-import sys
-from benchmarks import card
-from vae.system.script import run_script
-line = {"line": "figures", "verdict": "ok"}
-cases = [
-    card.Case(name, "Does it work?", [sys.executable, "-c", program], 60.0, 0.1, lambda *given: dict(line))
-    for name, program in (("short", "pass"), ("long", "import time; time.sleep(600)"))
-]
-card.PROBE = "print('{\\"card\\": \\"H100\\", \\"free_gib\\": 79.0, \\"computes\\": true}')"
-card.build_cases = lambda *given: cases
-card.prepare_images = lambda *given: None
-run_script("card.py", card.main, card.STOPPED)
-"""
-
-
-@pytest.mark.skipif(sys.platform == "win32", reason="signals of POSIX")
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_ends_it_with_one_line_and_keeps_the_results(tmp_path, number):
-    words = [sys.executable, "-c", INTERRUPTED, "--out", str(tmp_path)]
-    process = subprocess.Popen(words, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    assert "short [ok]" in process.stdout.readline()
-    process.send_signal(number)
-    _, errors = process.communicate(timeout=30)
-    assert (errors, process.returncode) == (f"{card.STOPPED}\n", EXIT_INTERRUPTED)
-    assert [*json.loads((tmp_path / "results.json").read_text())["cases"]] == ["short"]
-
-
-def test_a_folder_with_other_files_is_left_as_it_is(tmp_path):
-    (tmp_path / "results.json").write_text("mine")
-    with pytest.raises(UserError, match=r"--out .* contains files that this command did not write"):
-        card.main(["--out", str(tmp_path)])
-    assert [path.name for path in tmp_path.iterdir()] == ["results.json"]
