@@ -13,12 +13,11 @@ import os
 import re
 import signal
 import socket
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -26,9 +25,7 @@ from unittest.mock import patch
 
 import torch
 
-from tests.harness.runs import ROOT
 from tests.harness.steps import before_steps
-from vae.config.flags import command_words
 from vae.interop import checkpoint_file
 from vae.model.autoencoder import AutoencoderKL
 from vae.system.script import exit_code
@@ -320,16 +317,6 @@ def _free_port() -> str:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         return str(free.getsockname()[1])
-
-
-def start_faulty(given: dict[str, Any], *faults: Fault) -> subprocess.Popen[str]:
-    """Start two processes with faults under torchrun, which restarts them twice; output is text in pipes."""
-    words = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
-    words += ["--max_restarts", "2", "-m", "tests.harness.faulty_train", *command_words(given)]
-    environ = {**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": str(ROOT)}
-    environ[VARIABLE] = json.dumps([asdict(fault) for fault in faults])
-    pipe = subprocess.PIPE
-    return subprocess.Popen(words, env=environ, cwd=ROOT, stdout=pipe, stderr=pipe, text=True)
 
 
 faults_from = partial(json.loads, object_hook=lambda values: Fault(**values))
