@@ -98,6 +98,9 @@ def test_memory_is_linear_in_the_pixels():
 
 def test_disabled_parts_need_no_memory():
     assert step_memory(replace(SPEC, ema=False), 2).resident < step_memory(SPEC, 2).resident
+    frozen, whole = (step_memory(replace(SPEC, train_part=part), 1) for part in ("decoder", "all"))
+    assert frozen.resident < whole.resident  # two moments for each weight of the encoder
+    assert frozen.working < whole.working  # neither gradients nor activations of the encoder
     lpips = replace(SPEC, loss=replace(PIXELS_ONLY, perceptual_weight=1.0))
     assert step_memory(lpips, 2).total > step_memory(SPEC, 2).total
     # with a third level, because the scores of attention over many tokens are fp32 in both
@@ -199,9 +202,3 @@ def test_features_limit_the_micro_batch(images, micro_batch, monkeypatch):
         assert note.startswith(f"note: with more than {int(images)} per pass")
         assert warning.startswith("WARNING: with 8 per pass")
         assert f"--micro_batch_size {int(images)}" in warning
-
-
-def test_planning_draws_no_random_number():
-    state = torch.random.get_rng_state()
-    step_memory(replace(SPEC, image_size=128, batch=3), 2)
-    assert torch.equal(torch.random.get_rng_state(), state)
