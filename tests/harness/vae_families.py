@@ -1,13 +1,12 @@
 """Published VAE families with random weights: diffusers models and files of the research code."""
 
+import re
 from pathlib import Path
 from typing import TypeVar
 
 import torch
 from diffusers import AutoencoderKL, AutoencoderKLFlux2
 from safetensors.torch import save_file
-
-from tests.harness.research_vae import ResearchVAE
 
 _Model = TypeVar("_Model", bound=torch.nn.Module)
 
@@ -22,6 +21,59 @@ FAMILIES = {
     "flux": (16, None, 0.3611, 0.1159),
     "flux2": (32, "inner", None, None),
 }
+
+
+# The names of CompVis latent-diffusion and Black Forest Labs' published model definitions. Levels of the
+# decoder are numbered from the largest image, and projections of attention are convolutions.
+RENAMED = {
+    r"down_blocks\.(\d)\.resnets": r"down.\1.block",
+    r"down_blocks\.(\d)\.downsamplers\.0": r"down.\1.downsample",
+    r"up_blocks\.(\d)\.resnets": r"up.\1.block",
+    r"up_blocks\.(\d)\.upsamplers\.0": r"up.\1.upsample",
+    r"mid_block\.resnets\.0": "mid.block_1",
+    r"mid_block\.resnets\.1": "mid.block_2",
+    r"mid_block\.attentions\.0": "mid.attn_1",
+    "conv_shortcut": "nin_shortcut",
+    "conv_norm_out": "norm_out",
+    "group_norm": "norm",
+    r"to_(q|k|v)": r"\1",
+    r"to_out\.0": "proj_out",
+}
+INNER = {r"^post_quant_conv": "decoder.post_quant_conv", r"^quant_conv": "encoder.quant_conv"}
+
+
+class ResearchVAE:
+    """A VAE that diffusers computes, whose weights have the names and shapes of the research code."""
+
+    def __init__(self, model: AutoencoderKL | AutoencoderKLFlux2, quant: str | None):
+        self.model, self.encoder, self.decoder = model, model.encoder, model.decoder
+        self.rules = {**RENAMED, **(INNER if quant == "inner" else {})}
+
+    def name(self, name: str) -> str:
+        """The name of a weight in the research code."""
+        for pattern, replacement in self.rules.items():
+            name = re.sub(pattern, replacement, name)
+        last = len(self.decoder.up_blocks) - 1
+        return re.sub(r"decoder\.up\.(\d)", lambda level: f"decoder.up.{last - int(level[1])}", name)
+
+    def state_dict(self) -> dict[str, torch.Tensor]:
+        weights = {self.name(name): value for name, value in self.model.state_dict().items()}
+        return {name: v[:, :, None, None] if v.dim() == 2 else v for name, v in weights.items()}
+
+    def load_state_dict(self, weights: dict[str, torch.Tensor]) -> None:
+        assert {n: v.shape for n, v in weights.items()} == {n: v.shape for n, v in self.state_dict().items()}
+        own = self.model.state_dict()
+        self.model.load_state_dict({name: weights[self.name(name)].view_as(own[name]) for name in own})
+
+    def named_parameters(self) -> list[tuple[str, torch.Tensor]]:
+        return [(self.name(name), value) for name, value in self.model.named_parameters()]
+
+    def encode(self, images: torch.Tensor) -> torch.Tensor:
+        """The posterior's mean."""
+        return self.model.encode(images).latent_dist.mode()
+
+    def decode(self, latents: torch.Tensor) -> torch.Tensor:
+        return self.model.decode(latents).sample
 
 
 def diffusers_model(
@@ -46,10 +98,8 @@ def diffusers_model(
 
 
 def research_model(family: str, channels: tuple[int, ...] = NARROW, blocks: int = 2) -> ResearchVAE:
-    """A model of the family, built by the research code."""
-    z, quant, _, _ = FAMILIES[family]
-    torch.manual_seed(8)
-    return randomize_norms(ResearchVAE(channels, z, quant, blocks))
+    """A model of the family in the research code."""
+    return ResearchVAE(diffusers_model(family, channels, blocks), FAMILIES[family][1])
 
 
 def randomize_norms(model: _Model) -> _Model:
