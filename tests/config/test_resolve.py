@@ -7,22 +7,23 @@ import pytest
 
 from vae.config.flags import parse_flags
 from vae.config.model_options import ModelConfig
-from vae.config.options import Config, build, flatten
+from vae.config.options import MIN_VIEW, Config, LossConfig, build, flatten
 from vae.config.recipes import RECIPES, profile_table, recipe_values, suggested_profile
 from vae.config.resolve import (
+    LEAST_SIDES,
     PER_COMMAND,
     check_encoder,
+    check_views,
     parse_progressive,
     resolve,
     tiny_shape,
     with_local_batch,
 )
+from vae.losses.perceptual import TRUNKS
 from vae.system.errors import UserError
 
 # The value that each source sets for one option, in order of precedence.
 SOURCES = {"given": 1, "checkpoint": 2, "profile": 3, "card": 4}
-
-DEMO = recipe_values("demo", has_gpu=False)
 
 
 def checkpoint(**values) -> dict:
@@ -85,6 +86,16 @@ def test_too_small_image_size_names_the_smallest_valid_size(size):
     resolve({"image_size": 16})
     resolve({"image_size": 500, "channels": [128, 256, 512]})  # three levels: a multiple of 4
     resolve({"image_size": 500}, vae={"channels": [128, 256, 512]})
+
+
+def test_a_crop_that_is_too_small_for_views_is_one_line():
+    with pytest.raises(UserError, match=r"images of 24 px, and --perceptual_net alex needs 31: .* 124"):
+        check_views(96, ModelConfig(), LossConfig(equivariance_weight=1.0, perceptual_net="alex"))
+    for least, net in ((124, "alex"), (68, "squeeze"), (32, "vgg")):
+        check_views(least, ModelConfig(), LossConfig(equivariance_weight=1.0, perceptual_net=net))
+        assert TRUNKS[net].smallest_side == LEAST_SIDES.get(net, MIN_VIEW)
+    with pytest.raises(UserError, match="needs at least 2 x 2 positions, not 1 of a crop of 32 px"):
+        check_views(32, ModelConfig(channels=(32,) * 6), LossConfig(equivariance_weight=1.0))
 
 
 def test_build_inverts_flatten():

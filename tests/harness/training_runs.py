@@ -11,7 +11,6 @@ from typing import Any
 import torch
 
 from tests.harness.faults import start_forked, wait_for
-from tests.harness.runs import run_script
 from tests.harness.toy_networks import relative_difference
 from vae.config.flags import command_words, parse_flags
 from vae.config.resolve import PER_COMMAND
@@ -67,14 +66,6 @@ def train_on_two_processes(
         found = subprocess.CompletedProcess(
             ["train"], max(map(abs, codes)), *(log.read_text() for log in logs)
         )
-    assert (found.returncode != 0) == fails, found.stderr[-3000:]
-    return found
-
-
-def train_under_torchrun(given: dict[str, Any], fails: bool = False) -> subprocess.CompletedProcess:
-    """As train_on_two_processes, as a user starts it: three processes import PyTorch."""
-    words = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
-    found = run_script(*words, "train_vae.py", *command_words(given))
     assert (found.returncode != 0) == fails, found.stderr[-3000:]
     return found
 

@@ -15,8 +15,6 @@ from tests.harness.memory_of_a_gpu import memory_of_a_gpu
 from tests.harness.step_predictions import PIXELS_ONLY, SPEC, check_prediction
 from tests.harness.toy_networks import random_dino
 from vae.losses.dino import DinoDistance, build_dino, slices
-from vae.losses.perceptual import lpips_of
-from vae.losses.terms import build_terms
 from vae.memory.live_bytes import LiveBytes
 from vae.memory.plan import step_memory
 from vae.system.errors import UserError
@@ -154,9 +152,3 @@ def test_too_small_images_and_other_files_are_clear_errors(distance, tmp_path):
     )
     with pytest.raises(UserError, match=r"r\.pth is from another network than dinov2_vits14_pretrain"):
         build_dino(tmp_path / "r.pth", torch.float32, "cpu")
-
-
-def test_it_is_the_perceptual_term_and_not_lpips():
-    terms = build_terms(DINO, torch.bfloat16, "meta")
-    assert [term.label for term in terms.image if term.name == "perceptual"] == ["DINOv2-S"]
-    assert lpips_of(terms) is None

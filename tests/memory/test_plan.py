@@ -42,12 +42,6 @@ def test_prediction_with_a_decoder_of_twice_the_size():
 
 
 @pytest.mark.slow
-def test_many_passes_with_discriminator_store_every_reconstruction():
-    # its block runs after the autoencoder's last pass and needs the reconstructions of all passes
-    check_prediction(replace(SPEC, loss=replace(ALL, perceptual_weight=0.0), batch=5, ema=False), 1)
-
-
-@pytest.mark.slow
 def test_prediction_in_bf16_and_channels_last():
     # The peak is a product of attention with an fp32 result: 256 queries of 1024 keys. Only on the CPU it is
     # a temporary tensor in bf16 first.
@@ -84,16 +78,6 @@ def test_prediction_with_reflect_padding(level):
 @pytest.mark.parametrize("level", ["none", "blocks"])
 def test_prediction_with_a_tiny_decoder(level):
     check_prediction(replace(SPEC, model=replace(MODEL, decoder="tiny"), recompute=level), 2)
-
-
-@pytest.mark.slow
-def test_memory_is_linear_in_the_pixels():
-    # attention over the latents is in blocks: no term is quadratic in the pixels
-    deep = replace(
-        SPEC, model=ModelConfig(channels=(8, 8, 16, 16), layers_per_block=1, norm_groups=4), batch=1
-    )
-    one, four = (step_memory(replace(deep, image_size=side), 1).working for side in (1024, 2048))
-    assert four < 4.1 * one
 
 
 def test_disabled_parts_need_no_memory():

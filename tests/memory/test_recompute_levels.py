@@ -9,7 +9,6 @@ from tests.harness.default_step import default_spec
 from tests.harness.runs import TINY
 from vae.config.options import RECOMPUTE
 from vae.memory.plan import StepMemory, StepSpec, step_memory
-from vae.system.errors import UsageError
 from vae.system.host import GIB
 
 
@@ -63,8 +62,3 @@ def test_plan_of_a_command_prints_every_level_and_trains_nothing(tmp_path, monke
     assert [row[:3] for row in rows if row[0] != "or"] == [["1", "32", "8"], ["2", "64", "4"]]
     assert [row[6] for row in rows] == [*RECOMPUTE, *RECOMPUTE]
     assert list(tmp_path.iterdir()) == []
-
-
-def test_card_without_a_plan_is_an_error():
-    with pytest.raises(UsageError, match="--gpu RTX 5090 is only used by --plan"):
-        train_vae.main(["--gpu", "RTX 5090"])

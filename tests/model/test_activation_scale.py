@@ -115,11 +115,6 @@ def test_largest_activation_reports_value_and_module(model):
     assert not torch.isfinite(hidden).all()
 
 
-def test_hooks_are_removed(model):
-    largest_activation(model, [image()])
-    assert not any(part._forward_hooks for part in model.modules())
-
-
 def test_half_of_fp16_maximum_is_the_limit():
     assert not LargestActivation(0.49 * FP16_MAX, "a").may_overflow_fp16
     assert LargestActivation(0.5 * FP16_MAX, "a").may_overflow_fp16
@@ -139,12 +134,3 @@ def test_force_upcast_is_set_if_fp16_may_overflow(bias, upcast, tmp_path, image_
     export(ExportConfig(**paths, **options))
     assert ("WARNING: the largest activation" in capsys.readouterr().out) is upcast
     assert json.loads((tmp_path / "out" / "config.json").read_text())["force_upcast"] is upcast
-
-
-def test_fp16_export_without_images_warns(tmp_path, capsys):
-    diffusers_model("sd", *SMALL).save_pretrained(tmp_path / "theirs")
-    paths = {"vae": (str(tmp_path / "theirs"),), "output": str(tmp_path / "out")}
-    export(ExportConfig(**paths, dtype="fp16"))
-    out = capsys.readouterr().out
-    assert "WARNING" in out
-    assert "--data_path" in out

@@ -2,7 +2,6 @@
 
 import pytest
 import torch
-import torch.nn.functional as F
 from torch import nn
 
 from vae.model.discriminator import Discriminator
@@ -24,20 +23,6 @@ def test_receptive_field_matches_pix2pix(layers, field):
     assert rows.max() - rows.min() + 1 == field
 
 
-def test_widths_double_up_to_eight_times_the_first():
-    widths = [conv.out_channels for conv in Discriminator(4, 5).convs]
-    assert widths == [4, 8, 16, 32, 32, 32]
-
-
-def test_shape_and_dtype():
-    model = Discriminator(8, 3)
-    for dtype in (torch.float32, torch.bfloat16):
-        logits = model(torch.rand(2, 3, 64, 96).to(dtype))
-        assert logits.shape == (2, 1, 6, 10)
-        assert logits.dtype == dtype
-    assert {p.dtype for p in model.parameters()} == {torch.float32}
-
-
 def test_equals_a_plain_sequence_of_layers():
     torch.manual_seed(0)
     model = Discriminator(8, 2)
@@ -55,16 +40,3 @@ def test_initial_weights_match_pix2pix():
     weights = torch.cat([conv.weight.detach().flatten() for conv in Discriminator(32, 3).convs])
     assert float(weights.std()) == pytest.approx(0.02, rel=0.02)
     assert abs(float(weights.mean())) < 1e-3
-
-
-def test_learns_to_distinguish_noise_from_flat_images():
-    torch.manual_seed(0)
-    model = Discriminator(8, 2)
-    optimizer = torch.optim.Adam(model.parameters(), 1e-3)
-    for _ in range(20):
-        noise, flat = torch.rand(4, 3, 16, 16), torch.rand(4, 3, 1, 1).expand(-1, -1, 16, 16)
-        loss = F.relu(1 - model(noise)).mean() + F.relu(1 + model(flat)).mean()
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-    assert loss < 1

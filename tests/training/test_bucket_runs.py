@@ -87,8 +87,3 @@ def test_mistakes_are_one_line(given):
             train({**given, **change})
     with pytest.raises(UserError, match=r"--cuda_graph .*--buckets 3"):
         uses_cuda_graph(SpeedConfig(cuda_graph=True), 512, ONE_PROCESS, buckets=3)
-
-
-def test_compilation_is_refused_in_one_line(given, capsys):
-    assert train({**given, "batch_size": 6, "max_steps": 1, "use_torch_compile": True}) == 0
-    assert "--use_torch_compile: --buckets 3 has several shapes" in capsys.readouterr().out

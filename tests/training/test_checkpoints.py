@@ -10,19 +10,11 @@ import torch
 
 from tests.harness.checkpoints import checkpoint
 from tests.harness.faults import run_forked
-from tests.harness.open_files import open_elsewhere
 from tests.harness.training_runs import train_short
 from vae.interop.checkpoint_file import load_checkpoint, record_path, save_checkpoint
 from vae.system.errors import UserError
 from vae.training import saver
-from vae.training.checkpoints import (
-    abandon_newer,
-    list_checkpoints,
-    load_newest,
-    prune,
-    saved_step,
-    stage_ends,
-)
+from vae.training.checkpoints import abandon_newer, list_checkpoints, load_newest, prune, stage_ends
 from vae.training.run import train
 from vae.training.stages import Position, Stage
 
@@ -75,20 +67,6 @@ def test_damaged_newest_checkpoint_is_skipped_and_replaced(three, tmp_path, monk
     assert line.startswith(f"skipped: {reason}")
 
 
-def test_no_valid_checkpoint_is_an_error(three, tmp_path, capsys):
-    for path in three:
-        os.truncate(path, 100)
-    with pytest.raises(UserError, match=r"--resume_from latest: none of the 3 checkpoints .* valid: restore"):
-        load_newest(tmp_path)
-    assert len(capsys.readouterr().out.splitlines()) == 3
-
-
-def test_step_is_read_without_loading_the_tensors(three):
-    assert [saved_step(path) for path in three] == [10, 20, 25]
-    three[0].write_bytes(b"")
-    assert saved_step(three[0]) == -1
-
-
 STAGES = [Stage(0, 3, 32, 2), Stage(3, 5, 64, 2)]
 
 
@@ -124,16 +102,6 @@ def test_prune_removes_the_sha256_of_a_checkpoint_whose_removal_was_interrupted(
     assert remaining(tmp_path) == {"checkpoint_step_20.pt"}
 
 
-def test_prune_goes_on_after_a_checkpoint_that_a_program_has_open(tmp_path):
-    """As a notebook on Windows has; the next save removes it."""
-    paths = [put(tmp_path, f"checkpoint_step_{step}.pt", step) for step in (10, 20, 30, 40)]
-    with open_elsewhere(paths[1]), pytest.raises(PermissionError):
-        prune(tmp_path, 1, apart=set(), needed=set())
-    assert remaining(tmp_path) == {paths[1].name, paths[3].name}
-    assert prune(tmp_path, 1, apart=set(), needed=set()) == [paths[1]]
-    assert remaining(tmp_path) == {paths[3].name}
-
-
 def test_newer_checkpoints_are_moved_out_of_the_way(tmp_path, capsys):
     for step in (10, 20, 30, 40):
         put(tmp_path, f"checkpoint_step_{step}.pt", step)
@@ -154,18 +122,6 @@ def test_newer_checkpoints_are_moved_out_of_the_way(tmp_path, capsys):
 
 
 # ---- real runs ----------------------------------------------------------------------------------------
-
-
-@pytest.mark.slow
-def test_run_keeps_the_best_the_last_and_the_newest_checkpoints(tiny, tmp_path):
-    given = {**tiny, "num_epochs": 5, "checkpoint_steps": 2, "log_freq": 1, "keep_checkpoints": 2}
-    folder = tmp_path / "run"
-    assert train(given) == 0
-    kept = {path.name for path in folder.glob("*.pt")}
-    best = load_checkpoint(folder / "checkpoint_epoch_5.pt")["history"]["best_checkpoint"]
-    assert len(kept - {best, "checkpoint_epoch_5.pt"}) == 2
-    assert {best, "checkpoint_epoch_5.pt"} <= kept
-    assert all(record_path(folder / name).exists() for name in kept)
 
 
 @pytest.mark.parametrize(

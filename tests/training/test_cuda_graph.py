@@ -4,18 +4,16 @@ On the CPU a stand-in replays: like a graph, it reads and writes the same tensor
 """
 
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
-from torch.torch_version import TorchVersion
 
 from tests.harness.out_of_memory import run_out_of_memory
 from tests.harness.toy_networks import NO_LPIPS, gradients, toy_inputs, toy_networks
 from vae.config.options import SpeedConfig
 from vae.step import Networks, StepInputs, clear_gradients, compute_gradients, trained_networks
 from vae.system.errors import UserError
-from vae.training import cuda_graph, stage_memory
+from vae.training import cuda_graph
 from vae.training.cuda_graph import WARMUP_STEPS, StepGraph
 from vae.training.distributed import Distributed
 from vae.training.run import train
@@ -163,15 +161,6 @@ def test_failed_capture_is_reported_once_and_training_continues(networks, monkey
 def test_graphs_are_used_where_the_host_is_slower(device, px, options, expected):
     dist = Distributed(0, 1, torch.device(device))
     assert uses_cuda_graph(SpeedConfig(**options), px, dist) == expected
-
-
-@pytest.mark.parametrize(("version", "expected"), [("2.12.1+cu128", False), ("2.13.0", True)])
-def test_no_graph_by_itself_where_a_failed_capture_keeps_its_memory(monkeypatch, version, expected):
-    monkeypatch.setattr(stage_memory, "sys", SimpleNamespace(platform="win32"))
-    monkeypatch.setattr(torch, "__version__", TorchVersion(version))
-    dist = Distributed(0, 1, torch.device("cuda"))
-    assert uses_cuda_graph(SpeedConfig(), 512, dist) == expected
-    assert uses_cuda_graph(SpeedConfig(cuda_graph=True), 512, dist)
 
 
 def test_several_processes_run_without_graphs():

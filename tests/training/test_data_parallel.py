@@ -21,8 +21,6 @@ from tests.harness.toy_networks import (
     toy_inputs,
     toy_networks,
 )
-from vae.config.options import RECOMPUTE
-from vae.model.autoencoder import set_recompute
 from vae.step import Networks, StepInputs, clear_gradients, compute_gradients, unwrapped
 from vae.system.errors import UserError
 from vae.training import distributed
@@ -118,20 +116,6 @@ def test_gradients_are_the_means_of_all_processes(tmp_path, dtype, low, high):
     on_processes(test, tmp_path)
 
 
-@pytest.mark.slow
-def test_gradients_are_the_same_at_all_recompute_levels(tmp_path):
-    means = expected_means()
-
-    def test(rank: int) -> None:
-        for level in RECOMPUTE:
-            networks = networks_fp32()
-            set_recompute(networks.autoencoder, level)
-            compute_gradients(parallel(networks, rank), inputs_of(rank), SIZES[rank])
-            assert max(differences(networks, means)) < 1e-5, level
-
-    on_processes(test, tmp_path)
-
-
 def test_a_step_sums_once_and_frozen_parameters_are_left_out(tmp_path, monkeypatch):
     sizes: list[int] = []
 
@@ -163,20 +147,6 @@ def test_waits_for_a_slow_process_are_measured(tmp_path):
         time.sleep(0.5 * rank)
         compute_gradients(networks, inputs, [4])
         assert waits.seconds() > 0.3 if rank == 0 else waits.seconds() < 0.2
-
-    on_processes(test, tmp_path)
-
-
-def test_all_processes_begin_with_the_weights_of_the_main_one(tmp_path):
-    def test(rank: int) -> None:
-        networks = networks_fp32()
-        expected = {name: value.clone() for name, value in networks.autoencoder.state_dict().items()}
-        with torch.no_grad():
-            for parameter in networks.autoencoder.parameters():
-                parameter += rank
-        parallel(networks, rank)
-        found = unwrapped(networks.autoencoder).state_dict()
-        assert all(torch.equal(found[name], value) for name, value in expected.items())
 
     on_processes(test, tmp_path)
 

@@ -3,7 +3,6 @@
 import json
 import math
 import os
-import signal
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +10,8 @@ import pytest
 
 from tests.harness.faults import KILLED, Fault, injected, run_forked
 from tests.harness.steps import before_steps
-from tests.harness.training_runs import SHORT, assert_same, records
-from vae.interop.checkpoint_file import load_checkpoint
-from vae.system.errors import EXIT_NON_FINITE, EXIT_SAVED_RESUMABLE, NonFiniteError
+from tests.harness.training_runs import SHORT, records
+from vae.system.errors import EXIT_NON_FINITE, NonFiniteError
 from vae.training.checkpoints import load_newest
 from vae.training.run import train
 from vae.training.stability import NOT_FINITE
@@ -120,22 +118,6 @@ def test_nothing_is_saved_or_pruned_while_steps_are_not_finite(given, tmp_path, 
     assert all(seen[step] == seen[8] for step in range(9, 17))
     assert "checkpoint_step_10.pt is not saved: the last 2 steps were not finite" in capsys.readouterr().out
     assert set(seen[18]) == {"checkpoint_epoch_2.pt", "checkpoint_step_18.pt"}
-
-
-@pytest.mark.slow
-def test_stop_signal_among_skipped_steps_saves_and_prunes_nothing(given, tmp_path):
-    """The weights are those before the skipped steps, so nothing that was learned is lost."""
-    folder = tmp_path / "run"
-    faults = Fault("nan", "step", nth=9, times=3), Fault("signal", "step", nth=11, value=signal.SIGTERM)
-    with injected(*faults):
-        assert train({**given, "output_dir": str(folder)}) == EXIT_SAVED_RESUMABLE
-    saved = {path.name: load_checkpoint(path) for path in folder.glob("*.pt")}
-    assert set(saved) == {"checkpoint_step_6.pt", "checkpoint_epoch_2.pt", "checkpoint_step_11.pt"}
-    assert_same(
-        *(saved[name]["model"] for name in ("checkpoint_step_11.pt", "checkpoint_epoch_2.pt")), "model"
-    )
-    assert float(saved["checkpoint_step_11.pt"]["update"]["nonfinite_streak"]) == 3
-    assert train({**given, "resume_from": "latest"}) == 0
 
 
 @pytest.mark.slow

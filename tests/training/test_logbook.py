@@ -18,7 +18,6 @@ from tests.harness.training_runs import SHORT, records, train_short
 from vae.config.flags import command_words, trainer_options
 from vae.interop.run_files import METRICS_NAME
 from vae.system.errors import UserError
-from vae.training import logbook as logbook_module
 from vae.training.early_checks import check_command
 from vae.training.logbook import ID_NAME, Logbook, start_wandb
 from vae.training.run import train
@@ -83,30 +82,6 @@ def test_image_is_saved_and_shown_in_tensorboard(tmp_path):
     assert np.array_equal(np.asarray(Image.open(path)), pixels)
     board = EventAccumulator(str(tmp_path / "logs")).Reload()
     assert [event.step for event in board.Images("samples")] == [12]
-
-
-def test_rejected_images_are_listed_and_printed(tmp_path, capsys):
-    logbook = Logbook(tmp_path, 0, active=True)
-    for _ in range(2):
-        logbook.rejected("a.png", "a.png: unreadable (no such file)")
-    logbook.rejected("b.png", "b.png: truncated (at byte 7)")
-    logbook.close()
-    lines = (tmp_path / "rejected_images.txt").read_text().splitlines()
-    assert lines == ["a.png: unreadable (no such file)", "b.png: truncated (at byte 7)"]
-    assert capsys.readouterr().out.splitlines() == [f"skipped {line}" for line in lines]
-
-
-def test_names_of_rejected_images_in_memory_are_limited(tmp_path, capsys, monkeypatch):
-    """Each process has a list; beyond MAX_NAMES it may name an image again, and nothing is printed."""
-    monkeypatch.setattr(logbook_module, "MAX_NAMES", 2)
-    book = Logbook(tmp_path, 0, active=False, rank=3)
-    for name in "abcabc":
-        book.rejected(name, f"{name}: bad")
-    book.close()
-    lines = (tmp_path / "rejected_images_3.txt").read_text().splitlines()
-    assert lines == ["a: bad", "b: bad", "c: bad", "c: bad"]
-    assert capsys.readouterr().out.splitlines() == ["skipped a: bad", "skipped b: bad"]
-    assert [path.name for path in tmp_path.iterdir()] == ["rejected_images_3.txt"]
 
 
 @pytest.mark.slow
@@ -219,25 +194,7 @@ def test_the_command_line_that_is_uploaded_has_no_credentials(tmp_path, calls, m
     assert sys.argv == given
 
 
-def test_refused_start_is_one_line_and_the_command_can_be_repeated(tiny, tmp_path, calls, monkeypatch):
-    given = {**tiny, **SHORT, "wandb": True, "output_dir": str(tmp_path / "run")}
-    monkeypatch.setenv("FAKE_WANDB_REFUSES", "1")
-    with pytest.raises(UserError, match="--wandb: api_key") as caught:
-        train(given)
-    assert "WANDB_MODE=offline" in str(caught.value)
-    assert "\n" not in str(caught.value)
-    monkeypatch.delenv("FAKE_WANDB_REFUSES")
-    assert train(given) == 0
-
-
 @pytest.mark.skipif(find_spec("wandb") is not None, reason="the package wandb is installed")
 def test_missing_package_is_one_line_with_the_command_that_installs_it(tiny):
     with pytest.raises(UserError, match=r"--wandb needs .* pip install wandb, or use --no-wandb"):
         check_command(trainer_options({**tiny, "wandb": True}))
-
-
-def test_folder_with_files_of_earlier_runs_is_not_the_package(tmp_path, monkeypatch):
-    (tmp_path / "wandb" / "offline-run-1").mkdir(parents=True)
-    monkeypatch.syspath_prepend(str(tmp_path))
-    with pytest.raises(UserError, match="pip install wandb"):
-        start_wandb(tmp_path / "run", "project", {})

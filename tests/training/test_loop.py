@@ -85,18 +85,6 @@ def test_failed_decoding_is_worth_another_start_after_a_step(tiny, monkeypatch, 
 # --- records --------------------------------------------------------------------------------------------
 
 
-def test_training_records_have_losses_speed_and_memory(tiny, tmp_path):
-    train_short(tiny, tmp_path / "run")
-    found = records(tmp_path / "run", "train")
-    assert [record["step"] for record in found] == [1, 2, 3, 4]
-    names = {"loss", "reconstruction", "kl", "psnr", "learning_rate", "gradient_norm", "images_per_second"}
-    names |= {"data_wait_share", "nonfinite_steps", "memory_peak_gib", "epoch"}
-    for record in found:
-        assert names <= record.keys()
-        assert record["images_per_second"] > 0
-        assert 0 <= record["data_wait_share"] <= 1
-
-
 def test_a_run_without_a_finite_step_is_an_error(tiny, tmp_path):
     """Fewer steps than --max_nonfinite_steps: nothing is learned, so nothing is exported."""
     folder = tmp_path / "run"

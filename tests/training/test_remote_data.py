@@ -58,9 +58,8 @@ def test_remote_run_is_the_local_one_and_keeps_no_secret(given, web, root, tmp_p
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("store", ["s3", "http"])
-def test_samples_from_a_store_are_those_of_the_folder(store, given, tmp_path, monkeypatch):
-    """Of a bucket, and of a server that fails each 20th request. The cache has no room for all shards."""
+def test_samples_from_a_bucket_are_those_of_the_folder(given, tmp_path, monkeypatch):
+    """The cache has no room for all shards."""
     hurry(monkeypatch)
     path = write_shards(tmp_path / "many", 75, 30_000)
     given |= {"data_streams": 4, "shuffle_shards": 4, "num_workers": "1", "num_epochs": 1}
@@ -72,15 +71,9 @@ def test_samples_from_a_store_are_those_of_the_folder(store, given, tmp_path, mo
         return samples_of_steps(tmp_path / f"{name}.jsonl", path), last_checkpoint(tmp_path / name)["model"]
 
     here = run("here", str(path))
-    if store == "s3":
-        with s3_bucket(monkeypatch) as bucket:
-            bucket.put(str(path.parent), "bucket/many", recursive=True)
-            there = run("there", "s3://bucket/many/dataset.json")
-    else:
-        with http_store(path.parent) as web:
-            web.fails_every = 20
-            there = run("there", web.url())
-            assert len(web.requests) > 40
+    with s3_bucket(monkeypatch) as bucket:
+        bucket.put(str(path.parent), "bucket/many", recursive=True)
+        there = run("there", "s3://bucket/many/dataset.json")
     assert there[0] == here[0]
     assert_same(there[1], here[1], "model")
     assert max(record["remote_mib_per_second"] for record in records(tmp_path / "there", "data")) > 0

@@ -23,7 +23,6 @@ from vae.training.setup import prepare_run
 
 BICUBIC = "8x bicubic", 0.2226
 REMEDY = "lower --learning_rate (now 0.1), or train for more epochs"
-CPU = torch.device("cpu")
 
 
 @pytest.mark.parametrize(
@@ -74,12 +73,6 @@ def test_run_that_max_steps_ends_is_validated_at_its_last_step(tiny, capsys):
     assert [record["step"] for record in validations(tiny)] == [0, 3, 5, 6]
 
 
-def test_run_without_validation_images_is_not_validated(tiny, capsys):
-    lines = printed_lines({**tiny, "val_split": 0.0, "max_steps": 1}, capsys)
-    assert validations(tiny) == []
-    assert not any("PSNR" in line for line in lines if not line.startswith("step "))
-
-
 @pytest.mark.parametrize(
     ("loss", "start", "better", "not_better", "remedy"),
     [
@@ -110,13 +103,6 @@ def test_a_run_that_ends_before_its_adversarial_loss_is_an_error(tiny, start, wa
     assert not Path(given["output_dir"]).exists()
     later = {**given, "progressive": "32:1:4,16:9000steps:4", "max_steps": 1}
     assert prepare_run(Command.of(later), ONE_PROCESS).last_step == 9003
-
-
-def test_first_lines_say_when_the_discriminator_begins(tiny, capsys):
-    assert train({**tiny, **DISCRIMINATOR, "disc_start": 0.5, "disc_warmup": 1, "max_steps": 2}) == 0
-    printed = capsys.readouterr().out
-    assert "0.5 adversarial from step 4 (discriminator from step 3)" in printed
-    assert "--max_steps 2 stops this run before the adversarial loss begins" in printed
 
 
 def test_run_ends_with_the_verdict_and_labels_values_as_during_training(tiny, capsys):

@@ -56,19 +56,6 @@ def test_every_curve_is_drawn():
     assert rows[BLUE].min() > rows[ORANGE].max()  # a better value is lower, and has a larger row
 
 
-@pytest.mark.parametrize(
-    "content",
-    [
-        [],
-        [{"kind": "train", "step": 1, "loss": 0.5, "learning_rate": 1e-4}],
-        [{"kind": "validation", "step": 0, "image_size": 32, "images": 0}],
-        [{"kind": "memory", "step": 4, "image_size": 32}, {"kind": "new", "step": 5}],
-    ],
-)
-def test_few_or_missing_values_are_drawn_too(content):
-    assert drawn(content).shape == (HEIGHT, WIDTH, 3)
-
-
 def test_run_updates_the_image_at_every_validation_and_at_its_end(tiny, tmp_path, capsys, monkeypatch):
     validations = []
     draw = Logbook.draw_results

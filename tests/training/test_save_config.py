@@ -9,9 +9,8 @@ import torch
 
 import train_vae
 from tests.harness.training_runs import last_checkpoint, train_short
-from vae.config.flags import command_words, parse_flags
+from vae.config.flags import parse_flags
 from vae.config.options import Config, all_options
-from vae.system.errors import UserError
 from vae.training.early_checks import Command
 from vae.training.resolved_options import machine_of, resolve_options
 
@@ -67,26 +66,3 @@ def test_saved_file_of_a_resume_does_not_contradict_it(tiny, tmp_path):
     resumed = last_checkpoint(tmp_path / "second")
     assert resumed["position"]["step"] == 2
     assert resumed["config"]["init_from"] == content["config"]["init_from"] == begun["init_from"]
-
-
-def test_saved_file_trains_as_the_flags_do(tiny, tmp_path):
-    words = [*command_words({**tiny, "max_steps": 1})]
-    saved(words, tmp_path / "saved.json")
-    assert not Path(tiny["output_dir"]).exists()
-    assert train_vae.main(["--config", str(tmp_path / "saved.json")]) == 0
-    assert (Path(tiny["output_dir"]) / "vae" / "config.json").exists()
-
-
-def test_manifest_that_is_split_accepts_the_saved_file(tmp_path):
-    """`val_split` is an error with such a manifest, so it is in the file only if it was given."""
-    values = saved(["--data_path", "manifest.jsonl", "--device", "cpu"], tmp_path / "a.json")
-    assert "val_split" not in values
-    given = saved(["--val_split", "0.1", "--device", "cpu"], tmp_path / "b.json")
-    assert given["val_split"] == 0.1
-
-
-@pytest.mark.parametrize("words", [["--image_size", "500"], ["--progressive", "500:1:4"], ["--profile", "x"]])
-def test_mistake_in_the_options_writes_nothing(words, tmp_path):
-    with pytest.raises(UserError, match=words[1].split(":")[0]):
-        saved([*words, "--device", "cpu"], tmp_path / "saved.json")
-    assert list(tmp_path.iterdir()) == []

@@ -108,6 +108,7 @@ def test_mistakes_are_refused(given, many, packed, image_folder, tmp_path):
         ({"val_path": folder}, "--val_path .* of its 16 images are training images"),
         ({"data_path": str(packed.with_name("other.json"))}, "--mode shard"),
         ({"batch_size": 16}, "--batch_size 16"),
+        ({"image_size": 24, "equivariance_weight": 0.5}, "needs 32 px, not 24: raise --image_size"),
         ({"data_path": [many, tmp_path / "none.json"]}, "none.json does not exist"),
         ({"data_path": [many, many.parent / "." / many.name]}, "twice"),
         ({"data_path": [folder, f"{folder}/inner"]}, "twice"),

@@ -84,15 +84,6 @@ def test_start_of_a_stage_is_a_candidate_for_best_and_counts_for_early_stopping(
     assert (history.best_is_start, history.without_gain) == (False, 0)
 
 
-def test_start_at_the_same_size_does_not_replace_a_better_epoch():
-    history = History()
-    for loss in (0.1, 0.2):
-        history.add_epoch(metrics(loss))
-    history.begin_stage()
-    history.add_start(metrics(0.2), "checkpoint_epoch_2.pt")
-    assert (history.best, history.best_is_start, history.without_gain) == (metrics(0.1), False, 0)
-
-
 def test_rise_is_reported_once_with_its_remedy():
     history = History(start=metrics(0.25))
     assert history.rise_warning(metrics(0.25), "train longer", 0.1) is None
@@ -216,20 +207,10 @@ def test_a_run_records_the_worst_label(tiny, manifest, tmp_path, capsys):
 
 
 @pytest.mark.slow
-def test_labels_of_shards_are_those_of_the_manifest(tiny, manifest, tmp_path):
-    dataset = pack(manifest.parent, tmp_path / "set")
-    sharded = {**given_for(tiny, manifest), "data_path": str(dataset)}
-    assert train({**sharded, "max_steps": 1, "output_dir": str(tmp_path / "shards")}) == 0
-    assert train({**given_for(tiny, manifest), "max_steps": 1}) == 0
-    pair = [records(tmp_path / name, "validation")[0] for name in ("run", "shards")]
-    for name in ("slices", "worst_slice", "slice_worst_psnr"):
-        assert pair[0][name] == pytest.approx(pair[1][name])
-
-
-@pytest.mark.slow
-def test_two_processes_have_the_same_slices(tiny, manifest, tmp_path):
+def test_two_processes_and_shards_have_the_same_slices(tiny, manifest, tmp_path):
     given = given_for(tiny, manifest)
-    train_on_two_processes({**given, "batch_size": 1})
+    dataset = pack(manifest.parent, tmp_path / "set")
+    train_on_two_processes({**given, "data_path": str(dataset), "batch_size": 1})
     assert train({**given, "output_dir": str(tmp_path / "one")}) == 0
     pair = [records(tmp_path / name, "validation")[0] for name in ("run", "one")]
     for name in ("slices", "worst_slice"):

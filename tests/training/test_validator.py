@@ -25,15 +25,7 @@ from vae.training import validator as module
 from vae.training.run import train
 from vae.training.stages import Stage
 from vae.training.validation import History, ValidationSet
-from vae.training.validator import (
-    ERROR_GAIN,
-    GAP,
-    MAX_SAMPLE_IMAGES,
-    MIN_TILE,
-    TEXT_HEIGHT,
-    load_sample_images,
-    sample_grid,
-)
+from vae.training.validator import ERROR_GAIN, GAP, MIN_TILE, TEXT_HEIGHT, load_sample_images, sample_grid
 
 WHITE = 255
 
@@ -124,14 +116,6 @@ def test_own_images_are_scaled_and_cropped_to_every_size(own_images):
     }
     exact = np.asarray(Image.open(own_images / "c.webp").convert("RGB"))
     assert np.array_equal(found[32][2].permute(1, 2, 0).numpy(), exact)  # the size fits: unchanged
-
-
-def test_at_most_eight_own_images_are_shown(tmp_path, capsys):
-    for index in range(MAX_SAMPLE_IMAGES + 2):
-        Image.new("RGB", (40, 40), (index * 20, 0, 0)).save(tmp_path / f"{index:02d}.png")
-    found = load_sample_images(build({"sample_images": str(tmp_path)}), [Stage(0, 1, 40, 1)])[40]
-    assert found[:, 0, 0, 0].tolist() == [index * 20 for index in range(MAX_SAMPLE_IMAGES)]
-    assert "first 8 of 10" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("validation", [0.0, 0.25])
