@@ -1,6 +1,7 @@
 """`--mode analyze`: measure a set of images; write statistics, a table of near duplicates, and histograms."""
 
 import json
+import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -119,6 +120,7 @@ def run_analyze(config: AnalyzeConfig) -> int:
 
     DataError if no image can be read, and UserError for unusable flags.
     """
+    began = time.monotonic()
     check_apart(config.input_dir, config.output_dir)
     source = open_source(config)
     with open_rows(config, "analyze", rules_of(config, source)) as (root, folder):
@@ -126,10 +128,10 @@ def run_analyze(config: AnalyzeConfig) -> int:
         if config.part:
             console.info(folder.part_text(source))
             return 0
-        return _report(config, Table(folder, source), root)
+        return _report(config, Table(folder, source), root, began)
 
 
-def _report(config: AnalyzeConfig, table: Table, root: Path) -> int:
+def _report(config: AnalyzeConfig, table: Table, root: Path, began: float) -> int:
     """Write the statistics, the histograms and the list of near duplicates."""
     if not table.accepted:
         (reason, _), *_ = table.counts() or [("no_image", 0)]
@@ -149,9 +151,9 @@ def _report(config: AnalyzeConfig, table: Table, root: Path) -> int:
     names = {group: [name for name, _, _ in images] for group, images in near.items()}
     print_summary(
         table,
-        f"{stats['input_dir']}: {stats['images']} images, {count_rejected(table)} rejected",
+        f"{stats['input_dir']}: {stats['images']} images",
+        began,
         f"  at least as large as --image_size  {', '.join(sizes)}",
-        f"  exact copies: {stats['exact_duplicates']}",
         *group_lines(names, f"all listed in {root / NEAR}"),
         f"  statistics: {root / STATS}",
         *([f"  histograms: {root / HISTOGRAMS}"] if has_chart else []),

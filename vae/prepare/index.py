@@ -15,7 +15,7 @@ from vae.prepare.blocks import Block, common_folder, find_files
 from vae.prepare.check import HeaderCheck
 from vae.prepare.database import sql
 from vae.prepare.output_folders import HIDDEN, claim_content
-from vae.prepare.rejection_reasons import count_rejected, duplicates_text, print_summary
+from vae.prepare.rejection_reasons import print_summary
 from vae.prepare.rows import open_rows
 from vae.prepare.shard import INDEXES, save_index, write_datasets
 from vae.prepare.source import Source
@@ -118,7 +118,7 @@ def _publish(config: IndexConfig, table: Table, root: Path, base: str, began: fl
         digest = table.digest(policy, *CONTENT)
         claim_content(root, TRAINING, digest)
         write_datasets(root, _write_indexes(table, root), policy, base)
-    _print_summary(config, table, root, images, written, time.monotonic() - began)
+    _print_summary(config, table, root, images, written, began)
     return 0 if written else EXIT_DATA
 
 
@@ -141,7 +141,7 @@ def _write_indexes(table: Table, root: Path) -> dict[str, list[Shard]]:
 
 
 def _print_summary(
-    config: IndexConfig, table: Table, root: Path, images: dict[str, int], written: bool, seconds: float
+    config: IndexConfig, table: Table, root: Path, images: dict[str, int], written: bool, began: float
 ) -> None:
     broken = table.broken_blocks()
     num_read = len(table.blocks) - len(broken)
@@ -161,7 +161,7 @@ def _print_summary(
     print_summary(
         table,
         f"{printable(str(root))}: {images[TRAINING]} images for training and {images[VALIDATION]} for "
-        f"validation, {counted(num_read, 'tar file')} ({seconds:.1f} s), {count_rejected(table)} rejected, "
-        f"{duplicates_text(table)}",
+        f"validation, {counted(num_read, 'tar file')}",
+        began,
         *last,
     )

@@ -31,7 +31,7 @@ from vae.prepare.blocks import Block, FileBlock, Item, block_id
 from vae.prepare.check import Check, Row, rejected
 from vae.prepare.database import sql
 from vae.prepare.output_folders import check_apart
-from vae.prepare.rejection_reasons import count_rejected, duplicates_text, print_summary
+from vae.prepare.rejection_reasons import print_summary
 from vae.prepare.rows import RowFolder, open_rows, rules_of
 from vae.prepare.source import Source, open_source
 from vae.prepare.table import Table, apply_rules, check_where, drop_exact, drop_near, name_near_groups
@@ -140,18 +140,12 @@ def _preprocess(config: PreprocessConfig, source: Source, folder: RowFolder, roo
             (root / path).unlink()
     orphans = _write_manifest(table, root)
     replace_text(root / REJECTED_NAME, (f"{row}\n" for row in table.json_rows(sql("rejected_sources"))))
-    seconds = time.monotonic() - began
     last = []
     if orphans:
         last.append(f"  {orphans} images no longer have a source: they stay, but are not in the manifest")
     if not table.accepted:
         last.append("no image was accepted: fix the problems listed above")
-    print_summary(
-        table,
-        f"{console.printable(config.output_dir)}: {table.accepted} images, {count_rejected(table)} rejected, "
-        f"{duplicates_text(table)} ({seconds:.1f} s, {table.count() / max(seconds, 1e-9):.1f} images/s)",
-        *last,
-    )
+    print_summary(table, f"{console.printable(config.output_dir)}: {table.accepted} images", began, *last)
     return 0 if table.accepted else EXIT_DATA
 
 
@@ -182,8 +176,7 @@ def _write_manifest(table: Table, root: Path) -> int:
     left = set(kept)
 
     def lines() -> Iterator[str]:
-        columns = "made.path, made.sha256, made.width, made.height, name, flags, phash"
-        for values in table.stream(f"SELECT {columns} FROM images WHERE reason = '' ORDER BY n"):
+        for values in table.stream(sql("manifest_rows")):
             row: dict[str, Any] = dict(zip(IMAGE_KEYS, values, strict=True)) | dict.fromkeys(GROUP_KEYS)
             left.discard(row["path"])
             yield json.dumps(row | kept.get(row["path"], {})) + "\n"

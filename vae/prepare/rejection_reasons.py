@@ -1,5 +1,7 @@
 """Reasons for rejecting a file: the remedy for each, and the lines about them in a terminal summary."""
 
+import time
+
 from vae.images.folder import Skips
 from vae.prepare.table import Table
 from vae.system import console
@@ -88,11 +90,6 @@ def count_rejected(table: Table) -> int:
     return sum(count for reason, count in table.counts() if reason not in NOT_REJECTED)
 
 
-def duplicates_text(table: Table) -> str:
-    """The number of exact duplicates in words."""
-    return counted(dict(table.counts()).get("exact_duplicate", 0), "exact duplicate")
-
-
 def broken_lines(table: Table) -> list[str]:
     """A line for each file of many images that cannot be read to its end."""
     return [
@@ -101,8 +98,11 @@ def broken_lines(table: Table) -> list[str]:
     ]
 
 
-def print_summary(table: Table, first: str, *last: str) -> None:
-    """Print what was made, what was left out and why, and what to do next."""
+def print_summary(table: Table, made: str, began: float, *last: str) -> None:
+    """Print what was made since `began`, a monotonic time, what was left out and why, and what to do next."""
+    copies = counted(table.count("reason = 'exact_duplicate'"), "exact duplicate")
+    seconds = time.monotonic() - began
+    first = f"{made}, {count_rejected(table)} rejected, {copies} ({seconds:.1f} s)"
     lines = [*reason_lines(table), *broken_lines(table), *skip_lines(table.skips)]
     console.info("\n".join([first, *lines, *last]))
 

@@ -26,7 +26,7 @@ from vae.prepare.check import Check
 from vae.prepare.database import sql
 from vae.prepare.output_folders import HIDDEN, check_apart, claim_content
 from vae.prepare.pool import Failure, Limits, count_workers, run_tasks
-from vae.prepare.rejection_reasons import broken_lines, count_rejected, duplicates_text, print_summary
+from vae.prepare.rejection_reasons import broken_lines, print_summary
 from vae.prepare.rows import RowFolder, open_rows, rules_of
 from vae.prepare.source import open_source
 from vae.prepare.table import (
@@ -235,8 +235,8 @@ def run_shard(config: ShardConfig) -> int:
             table,
             f"{console.printable(config.output_dir)}: {images[TRAINING]} images for training and "
             f"{images[VALIDATION]} for validation in {len(shards)} shards "
-            f"({sum(shard.bytes for shard in shards) / 1e6:.1f} MB, {time.monotonic() - began:.1f} s), "
-            f"{count_rejected(table)} rejected, {duplicates_text(table)}",
+            f"({sum(shard.bytes for shard in shards) / 1e6:.1f} MB)",
+            began,
             f"  train: {console.command_line('python', 'train_vae.py', '--data_path', root / TRAINING)}"
             if written
             else "  no image is left for training: fix the problems listed above",

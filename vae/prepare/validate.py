@@ -19,7 +19,7 @@ from vae.prepare.blocks import FileBlock
 from vae.prepare.check import Check
 from vae.prepare.database import sql
 from vae.prepare.output_folders import check_apart, check_output_file, output_folder, write_error
-from vae.prepare.rejection_reasons import NOT_REJECTED, count_rejected, duplicates_text, print_summary, remedy
+from vae.prepare.rejection_reasons import NOT_REJECTED, count_rejected, print_summary, remedy
 from vae.prepare.rows import RowFolder, parse_part, rules_of
 from vae.prepare.source import open_source
 from vae.prepare.table import EXACT, Table, drop_exact, flags
@@ -79,9 +79,9 @@ def run_validate(config: ValidateConfig) -> int:
             last.append(f"  moved    {moved:>7}  to quarantine; {RECORD_NAME} in it lists them")
         print_summary(
             table,
-            f"{printable(config.input_dir)}: {summary['files_checked']} files in {summary['seconds']:.1f} s "
-            f"({summary['files_per_minute']}/minute): {summary['accepted']} accepted, {summary['rejected']} "
-            f"rejected, {duplicates_text(table)}",
+            f"{printable(config.input_dir)}: {summary['files_checked']} files "
+            f"({summary['files_per_minute']}/minute), {summary['accepted']} accepted",
+            began,
             *last,
             f"  report: {printable(config.output_file)}",
         )
