@@ -11,6 +11,7 @@ from PIL import Image
 
 import vae
 from tests.harness.small_vae import write_vae
+from vae.interop.latent_statistics import LatentConstants
 from vae.system.files import claim_folder
 
 
@@ -111,7 +112,7 @@ def test_latents_that_are_scaled_and_pixels_from_0_to_1_are_said(model, pixels):
     floats = torch.rand(1, 3, 32, 32)
     with pytest.warns(UserWarning, match=r"images \* 2 - 1"):
         vae.load_images(floats)
-    loaded = replace(model, file=replace(model.file, scaling_factor=0.13025))
+    loaded = replace(model, file=replace(model.file, constants=LatentConstants(0.13025)))
     latents = torch.randn(1, loaded.autoencoder.config.z_channels, 4, 4)
     with pytest.warns(UserWarning, match=r"latents / vae.scaling_factor"):
         vae.decode(loaded, latents)

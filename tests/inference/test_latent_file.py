@@ -15,10 +15,11 @@ from vae.inference.latent_file import (
     load_latents,
     save_latents,
 )
+from vae.interop.latent_statistics import LatentConstants
 from vae.model.autoencoder import AutoencoderKL, Posterior
 
 any_bytes = pytest.mark.skipif(sys.platform != "linux", reason="names of files are Unicode")
-SOURCE = LatentSource("a" * 64, 4, 8, 0.5, None)
+SOURCE = LatentSource("a" * 64, 4, 8, LatentConstants(0.5))
 
 
 def latents() -> Latents:
@@ -46,11 +47,11 @@ def test_round_trip_is_exact(folder, tmp_path):
 def test_latents_of_another_encoder_or_shape_are_refused(tmp_path):
     path = tmp_path / "one.safetensors"
     save_latents(path, latents(), SOURCE, "one.png")
-    other = LatentSource("b" * 64, 4, 8, None, None)
+    other = LatentSource("b" * 64, 4, 8, LatentConstants())
     assert reason(path, other) == "latents_of_another_vae"
     assert load_latents(path, other, any_vae=True).size == (20, 33)
-    assert reason(path, LatentSource("b" * 64, 16, 8, None, None), any_vae=True) == "wrong_shape"
-    assert reason(path, LatentSource("b" * 64, 4, 16, None, None), any_vae=True) == "wrong_shape"
+    assert reason(path, LatentSource("b" * 64, 16, 8, LatentConstants()), any_vae=True) == "wrong_shape"
+    assert reason(path, LatentSource("b" * 64, 4, 16, LatentConstants()), any_vae=True) == "wrong_shape"
 
 
 def test_truncated_files_are_refused(tmp_path):

@@ -146,16 +146,16 @@ def test_constants_of_differing_encoders_are_their_mean_or_measured(folds, image
     (changed / "config.json").write_text(json.dumps(config))
     words = ["--vae", str(folds[0]), str(changed), "--output", str(tmp_path / "out"), "--device", "cpu"]
     export(parse_export_flags(words))
-    before = load_vae(folds[0]).file
-    mean = load_vae(tmp_path / "out").file
-    assert mean.scaling_factor == pytest.approx((before.scaling_factor + 0.7) / 2)
-    assert mean.latents_mean == pytest.approx(before.latents_mean)
+    before = load_vae(folds[0]).file.constants
+    mean = load_vae(tmp_path / "out").file.constants
+    assert mean.scaling == pytest.approx((before.scaling + 0.7) / 2)
+    assert mean.mean == pytest.approx(before.mean)
     capsys.readouterr()
     more = ["--data_path", str(image_folder), "--image_size", "32", "--overwrite"]
     export(parse_export_flags([*words, *more]))
     assert "does not contain the scaling" not in "".join(capsys.readouterr())
-    measured = load_vae(tmp_path / "out").file
-    assert measured.scaling_factor not in (before.scaling_factor, 0.7, mean.scaling_factor)
+    measured = load_vae(tmp_path / "out").file.constants
+    assert measured.scaling not in (before.scaling, 0.7, mean.scaling)
     text = json.dumps({**config, "scaling_factor": None})
     (changed / "config.json").write_text(text)
     with pytest.raises(UserError, match="or --data_path to measure it"):

@@ -15,9 +15,10 @@ from vae.config.resolve import tiny_shape
 from vae.config.trained_vae_flags import ExportConfig
 from vae.interop.exporting import export
 from vae.interop.families import comfyui_problem
-from vae.interop.model_card import COMPVIS
+from vae.interop.latent_statistics import LatentConstants
 from vae.interop.vae_files import load_vae
 from vae.interop.vae_path import WEIGHTS_NAME
+from vae.interop.writing import COMPVIS
 from vae.system.errors import UserError
 
 
@@ -200,12 +201,12 @@ def test_exports_have_modelspec_keys_and_keep_license_and_author(tmp_path):
     [
         ({}, (1.5305, 0.0609), None),
         ({"z_channels": 4, "use_quant_conv": True}, (0.9, 0.0), None),
-        ({"z_channels": 32, "latent_norm": True}, None, None),
+        ({"z_channels": 32, "latent_norm": True}, (), None),
         ({"z_channels": 64}, (1.0, 0.0), "64 latent channels for one of Hunyuan"),
         ({"z_channels": 32}, (1.0, 0.0), "32 latent channels for one of Hunyuan"),
         ({}, (0.9, 0.1), "not by scaling 0.9, shift 0.1: --fold_scaling"),
-        ({"channels": (64, 128, 256, 256)}, None, "expects channels 128 256 512 512, two blocks"),
-        ({"family": "wan"}, None, "add --into"),
+        ({"channels": (64, 128, 256, 256)}, (), "expects channels 128 256 512 512, two blocks"),
+        ({"family": "wan"}, (), "add --into"),
         (tiny_shape(16, 4), (1.0, 0.0), None),
         (tiny_shape(32, 4, "taef2"), (1.0, 0.0), None),
         (tiny_shape(32, 4), (1.0, 0.0), "no --family tiny with 32 latent channels and 4 levels"),
@@ -214,5 +215,5 @@ def test_exports_have_modelspec_keys_and_keep_license_and_author(tmp_path):
     ],
 )
 def test_comfyui_would_take_a_single_file_for_another_network(shape, scaling, part):
-    problem = comfyui_problem(ModelConfig(**shape), scaling)
+    problem = comfyui_problem(ModelConfig(**shape), LatentConstants(*scaling))
     assert problem is None if part is None else part in problem

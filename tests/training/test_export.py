@@ -60,7 +60,7 @@ def export(folder: Path) -> None:
     write_export(
         folder,
         state,
-        LatentConstants(),
+        LatentConstants(1.0),
         checkpoint,
         Command({"output_dir": str(folder), "max_steps": 6}).resume_command,
     )

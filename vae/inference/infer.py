@@ -4,7 +4,6 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -32,8 +31,7 @@ from vae.inference.latent_file import (
     save_latents,
 )
 from vae.inference.tasks import COMMAND, LATENTS, Task
-from vae.interop.families import latents_config
-from vae.interop.latent_statistics import LatentSums
+from vae.interop.latent_statistics import LatentSums, norm_constants
 from vae.interop.vae_files import load_vae
 from vae.model.activation_scale import UNKNOWN, scale_activations
 from vae.model.autoencoder import AutoencoderKL
@@ -164,24 +162,18 @@ def open_session(config: InferConfig) -> Session:
     model = loaded.autoencoder
     if not loaded.has_encoder:
         console.warning(f"--vae {config.vae} has no encoder: whether it made the latents is not checked")
-    file = loaded.file
-    constants: dict[str, Any] = {"latents_mean": file.latents_mean, "latents_std": file.latents_std}
-    constants |= latents_config(model.bn)
-    source = LatentSource(
-        encoder_fingerprint(model) if loaded.has_encoder else "",
-        model.config.z_channels,
-        model.encoder_downsampling,
-        loaded.scaling_factor,
-        loaded.shift_factor,
-        **{name: tuple(values) for name, values in constants.items()},
-    )
+    constants, of_norm = loaded.file.constants, norm_constants(model.bn)
+    if of_norm.mean:
+        constants = constants._replace(mean=of_norm.mean, std=of_norm.std)
+    fingerprint = encoder_fingerprint(model) if loaded.has_encoder else ""
+    source = LatentSource(fingerprint, model.config.z_channels, model.encoder_downsampling, constants)
     model.to(device).to(memory_format=torch.channels_last)
     torch.backends.cudnn.allow_tf32 = False  # --dtype fp32 means fp32, not TF32
     dtype = _dtype(config.dtype, device)
     scale_activations(model, UNKNOWN if dtype == torch.float16 else 1.0)
     choose_kernels(config.kernels, device, [dtype])
     tile = config.tile_size if config.tiles == "blended" else None
-    return Session(config, model, source, dtype, tile, file.encoder_trained)
+    return Session(config, model, source, dtype, tile, loaded.file.encoder_trained)
 
 
 @contextmanager
@@ -212,7 +204,7 @@ def infer(config: InferConfig, tasks: list[Task]) -> int:
     session = open_session(config)
     console.info(session.headline)
     claim_folder(Path(config.output_dir), COMMAND)
-    if config.mode == "encode" and session.source.scaling_factor is None and session.model.bn is None:
+    if config.mode == "encode" and session.source.constants.scaling is None and session.model.bn is None:
         _find_scaling(session, tasks)
     failed = 0
     for task in track(tasks, config.mode, len(tasks), "file"):
@@ -245,11 +237,13 @@ def _find_scaling(session: Session, tasks: list[Task]) -> None:
     for task in track(chosen, "scaling", len(chosen), "file", keep=False):
         _attempt(session, task, add)
     if sums.count:
-        found = sums.statistics().constants
-        session.source = replace(session.source, scaling_factor=found.scaling, shift_factor=found.shift)
+        measured = sums.statistics()
+        constants = session.source.constants._replace(scaling=measured.scaling, shift=measured.shift)
+        session.source = replace(session.source, constants=constants)
         console.warning(
             f"{vae} does not contain the scaling of its latents yet, so that of these images is taken: "
-            f"{found.scaling:.5g}, shift {found.shift:.5g}; export_vae.py --data_path fixes one in a VAE"
+            f"{measured.scaling:.5g}, shift {measured.shift:.5g}; export_vae.py --data_path fixes one in a "
+            "VAE"
         )
 
 

@@ -14,6 +14,7 @@ from safetensors import SafetensorError, safe_open
 
 from vae.inference.codec import padded_side
 from vae.interop.averaging import hash_of_weights
+from vae.interop.latent_statistics import LatentConstants
 from vae.interop.writing import write_safetensors
 from vae.model.autoencoder import AutoencoderKL, Posterior
 from vae.system.files import utf8_path
@@ -38,11 +39,7 @@ class LatentSource:
     fingerprint: str  # "" of a file with only a decoder: any encoder may have made the latents
     z_channels: int
     downsampling: int
-    scaling_factor: float | None
-    shift_factor: float | None
-    # mean and standard deviation of each channel, if the VAE's file contains them
-    latents_mean: tuple[float, ...] = ()
-    latents_std: tuple[float, ...] = ()
+    constants: LatentConstants  # as far as the VAE's file contains them
 
 
 @dataclass(frozen=True)
@@ -79,12 +76,10 @@ def save_latents(path: Path, latents: Latents, source: LatentSource, image: str)
         "channel_mean": json.dumps(_per_channel(mean.double().mean(dim=(1, 2)))),
         "channel_std": json.dumps(_per_channel(mean.double().std(dim=(1, 2), correction=0))),
     }
-    for name in ("scaling_factor", "shift_factor"):
-        if getattr(source, name) is not None:
-            metadata[name] = repr(float(getattr(source, name)))
-    for name in ("latents_mean", "latents_std"):
-        if getattr(source, name):
-            metadata[name] = json.dumps(getattr(source, name))
+    scaling, shift, *_ = source.constants
+    if scaling is not None:
+        metadata |= {"scaling_factor": repr(float(scaling)), "shift_factor": repr(float(shift))}
+    metadata |= {name: json.dumps(values) for name, values in source.constants.channels.items()}
     write_safetensors(path, {"latents": mean, "logvar": logvar}, metadata)
 
 

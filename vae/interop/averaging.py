@@ -15,6 +15,7 @@ import torch
 
 from vae.config.options import LossConfig, image_weights
 from vae.config.trained_vae_flags import ExportConfig
+from vae.interop.latent_statistics import LatentConstants
 from vae.interop.run_files import METRICS_NAME
 from vae.interop.vae_files import LoadedVae
 from vae.system import console
@@ -85,17 +86,15 @@ def _set_latents(
         "latents: the encoders differ, so the average has its own: encode images again that one of them "
         "encoded"
     )
-    kinds = ("scaling_factor", "shift_factor", "latents_mean", "latents_std")
-    constants = {name: [getattr(vae.file, name) for vae in used] for name in kinds}
-    if all(values.count(values[0]) == len(values) for values in constants.values()):
+    constants = [vae.file.constants for vae in used]
+    if constants.count(constants[0]) == len(constants):
         return
-    for name, values in constants.items():
-        setattr(first.file, name, _mean(values, weights))
     if is_measured:
-        first.file.scaling_factor = None
-        first.file.latents_mean = first.file.latents_std = ()
+        first.file.constants = LatentConstants()
         first.file.encoder_trained = True  # its latents are its own, so no published constants fit
-    elif first.scaling_factor is not None:
+        return
+    first.file.constants = LatentConstants(*(_mean(v, weights) for v in zip(*constants, strict=True)))
+    if first.scaling_factor is not None:
         console.info(
             f"their scaling is the mean of the members', {first.scaling_factor:.5g}; --data_path measures it"
         )

@@ -1,6 +1,5 @@
-"""One export: load, average, measure, fold, convert, write."""
+"""Exporting a VAE: load, average, measure, fold, plan, write."""
 
-import json
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,6 +8,7 @@ from typing import Any
 import torch
 
 from vae.config.declare import published_flags
+from vae.config.model_options import ModelConfig
 from vae.config.options import build
 from vae.config.trained_vae_flags import CHANNELS, FOLDED_SCALING, ExportConfig
 from vae.data.image_files import FolderImages, ImageSet
@@ -19,32 +19,35 @@ from vae.images.folder import list_images
 from vae.images.pixels import to_float
 from vae.interop.averaging import combine
 from vae.interop.early_checks import check_command
-from vae.interop.families import DIFFUSERS_IMAGES, comfyui_problem, latents_config
+from vae.interop.families import DIFFUSERS_IMAGES, comfyui_problem
 from vae.interop.latent_statistics import (
     LatentConstants,
     LatentStatistics,
     fold,
     folding_for,
     is_unmeasured,
+    norm_constants,
     set_latent_norm,
     sums_of,
     with_quant_conv,
 )
-from vae.interop.model_card import COMPVIS, README_NAME, measured_by_run, modelspec, readme
-from vae.interop.parameter_names import into_wan, to_compvis, to_taesd
-from vae.interop.vae_files import CONFIG_KEY, PARTS, START_KEY, LoadedVae, check_fit, load_vae, read_vae
+from vae.interop.model_card import README_NAME, measured_by_run, readme
+from vae.interop.parameter_names import into_wan
+from vae.interop.vae_files import PARTS, START_KEY, VaeFile, check_fit, load_vae, read_vae
 from vae.interop.vae_path import locate_vae
 from vae.interop.weight_file import read_tensors
 from vae.interop.writing import (
-    TAESD,
-    describe,
+    MODELSPEC,
+    WritePlan,
+    kept_metadata,
     read_config,
     save_diffusers_folder,
     stored_weights,
     write_safetensors,
-    write_tiny,
+    write_tiny_decoder,
+    write_vae,
 )
-from vae.model.activation_scale import LargestActivation, largest_activation
+from vae.model.activation_scale import largest_activation
 from vae.model.autoencoder import AutoencoderKL
 from vae.ops.kernel_check import choose_kernels
 from vae.progress import track
@@ -56,15 +59,6 @@ FP16_IMAGES = 32  # images for the fp16 test: decoding takes most of the time
 DEFAULT_IMAGE_SIZE = 256  # px
 
 
-@dataclass
-class _Findings:
-    """Results to write beside the weights; None: not measured and not given."""
-
-    scaling: tuple[float, float] | None = None  # scaling and shift
-    statistics: LatentStatistics | None = None
-    largest: LargestActivation | None = None
-
-
 @dataclass(frozen=True)
 class Crops:
     """Centre crops of a set of images."""
@@ -74,7 +68,7 @@ class Crops:
     channels: int = 3
 
     @classmethod
-    def of(cls, path: str, config: ExportConfig, loaded: LoadedVae) -> "Crops":
+    def of(cls, path: str, config: ExportConfig, file: VaeFile, model: AutoencoderKL) -> "Crops":
         """The images at `path`, of a manifest its training images."""
         if is_manifest(path):
             names, _ = train_and_val(path, fold=None, val_split=0.0, seed=0)
@@ -82,14 +76,13 @@ class Crops:
             names = list_images(path)
         stride = max(1, len(names) // config.num_images) if config.num_images else 1
         names = names[::stride][: config.num_images or None]
-        factor = loaded.autoencoder.encoder_downsampling
-        size = config.image_size or loaded.file.sample_size or DEFAULT_IMAGE_SIZE
+        factor = model.encoder_downsampling
+        size = config.image_size or file.sample_size or DEFAULT_IMAGE_SIZE
         if size % factor:
             raise UserError(
                 f"--image_size {size} is not a multiple of {factor}: try {-(-size // factor) * factor}"
             )
-        channels = loaded.autoencoder.config.image_channels
-        return cls(FolderImages(image_root(path), names), size, channels)
+        return cls(FolderImages(image_root(path), names), size, model.config.image_channels)
 
     def batches(self, limit: int | None = None) -> Iterator[torch.Tensor]:
         """Yield fp32 (1, C, S, S) in [-1, 1]; DataError if no image can be used."""
@@ -118,55 +111,64 @@ class Crops:
 def export(config: ExportConfig) -> None:
     """Write the VAE as `config` specifies and print the results; after a UserError no file was written."""
     check_command(config)
-    output = Path(config.output)
     vaes = [load_vae(Path(path), weights=config.weights) for path in config.vae]
     loaded = combine(vaes, config) if len(vaes) > 1 else vaes[0]
-    findings = _Findings(_given_scaling(loaded, config))
     model = loaded.autoencoder
-    _check_tiny(model, config)
+    _check_flags(model, config)
     needs_quant_conv = config.fold_scaling == CHANNELS and model.quant_conv is None
     if config.add_quant_conv or needs_quant_conv:
         model = with_quant_conv(model)
-    device = pick_device(config.device)
+    constants = loaded.file.constants
+    if config.scaling_factor is not None and not model.config.is_tiny:
+        constants = constants._replace(scaling=config.scaling_factor, shift=config.shift_factor or 0.0)
+    force_upcast = loaded.file.force_upcast is not False  # True if nothing is known
     if config.data_path is not None:
-        choose_kernels(config.kernels, device, [torch.float32])
-        crops = Crops.of(config.data_path, config, loaded)
-        _measure_on_images(model.to(device), crops, config, findings, loaded.file.encoder_trained)
+        constants, force_upcast = _measure(model, config.data_path, config, loaded.file, constants)
     elif config.dtype == "fp16":
         console.warning("the activations were not tested for fp16: give images with --data_path to test them")
+    output = Path(config.output)
     if config.into is not None:
         _write_into(Path(config.into), output, model, config.dtype)
         return
-    if findings.scaling is None and model.bn is None and not (config.is_single or model.config.decoder):
+    needs_scaling = model.bn is None and not (config.is_single or model.config.decoder)
+    if needs_scaling and constants.scaling is None:
         raise UserError(
             f"--vae {config.vae[0]} does not contain the scaling of its latents, which diffusers needs: give "
             f"that of its diffusion model ({published_flags()}), or --data_path to measure it if there is "
             "none yet"
         )
-    content = _write(output, model, config, loaded, findings)
+    plan = _plan(model, config, loaded.file, constants, force_upcast)
+    content = (write_tiny_decoder if model.config.decoder else write_vae)(model, output, plan)
     if not config.is_single:
         is_validated = len(config.vae) == 1 and config.weights == "ema"  # no average, no raw weights
         measured = measured_by_run(Path(config.vae[0]), loaded.file.step) if is_validated else ""
         replace_text(output / README_NAME, [readme(output, content, config.license, measured)])
-    if model.config.padding != "zeros" and not model.config.decoder:
+    _print_result(model.config, config, content)
+
+
+def _print_result(model: ModelConfig, config: ExportConfig, content: Mapping[str, Any]) -> None:
+    if model.padding != "zeros" and not model.decoder:
         console.warning(
-            f"--padding {model.config.padding}: other programs pad with zeros, so borders differ there; "
+            f"--padding {model.padding}: other programs pad with zeros, so borders differ there; "
             "docs/export.md has the lines that change it in diffusers"
         )
-    constants = ""
-    has_scaling = model.bn is None and not (model.config.decoder or model.config.is_tiny)
-    if findings.scaling is not None and has_scaling:
-        constants = ", scaling {:.5g}, shift {:.5g}".format(*findings.scaling)
-    console.info(f"written: {output} ({config.dtype}{constants})")
-    if images := DIFFUSERS_IMAGES.get(model.config.image_channels):
+    scaling = ""
+    if "scaling_factor" in content and not model.is_tiny:
+        scaling = f", scaling {content['scaling_factor']:.5g}, shift {content['shift_factor']:.5g}"
+    console.info(f"written: {config.output} ({config.dtype}{scaling})")
+    if images := DIFFUSERS_IMAGES.get(model.image_channels):
         console.info(
             f"images {images}, which diffusers' VaeImageProcessor makes from PIL images of this mode "
             "(docs/export.md)"
         )
 
 
-def _check_tiny(model: AutoencoderKL, config: ExportConfig) -> None:
-    """Raise UserError for flags that have no effect on a tiny decoder, or a whole AutoencoderTiny."""
+def _check_flags(model: AutoencoderKL, config: ExportConfig) -> None:
+    """Raise UserError for flags that have no effect on this network."""
+    if config.fold_scaling and model.bn is not None:
+        raise UserError(
+            "--fold_scaling: this VAE's file contains the statistics of its latents: omit the flag"
+        )
     unfit = ["fold_scaling", "into", "add_quant_conv"]
     is_combined = config.is_single and _taesd_half(config) is None
     if model.config.decoder or not is_combined:  # no program reads a scaling there
@@ -182,43 +184,77 @@ def _taesd_half(config: ExportConfig) -> str | None:
     return next((part for part in PARTS if Path(config.output).stem.endswith(f"_{part}")), None)
 
 
-def _given_scaling(loaded: LoadedVae, config: ExportConfig) -> tuple[float, float] | None:
-    """Scaling and shift from the flags or the file."""
-    if config.fold_scaling and loaded.autoencoder.bn is not None:
-        raise UserError(
-            "--fold_scaling: this VAE's file contains the statistics of its latents: omit the flag"
-        )
-    if config.scaling_factor is not None and not loaded.autoencoder.config.is_tiny:
-        return config.scaling_factor, config.shift_factor or 0.0
-    if loaded.scaling_factor is not None:
-        return loaded.scaling_factor, loaded.shift_factor or 0.0
-    return None
+def _plan(
+    model: AutoencoderKL, config: ExportConfig, file: VaeFile, constants: LatentConstants, force_upcast: bool
+) -> WritePlan:
+    """The format and the metadata of the result; warns of what ComfyUI misreads."""
+    is_decoder = model.config.decoder is not None
+    metadata = {} if is_decoder else kept_metadata(file.metadata)
+    if file.start and config.fold_scaling is None and not is_decoder:  # folded weights have their own basis
+        metadata[START_KEY] = file.start
+    if config.license:
+        metadata[f"{MODELSPEC}license"] = config.license
+    if config.is_single and not is_decoder and (problem := comfyui_problem(model.config, constants)):
+        console.warning(f"ComfyUI {problem}")
+    half = _taesd_half(config)
+    comfyui_scaling = None
+    if model.config.is_tiny and config.is_single and half is None:
+        if config.scaling_factor is not None:
+            comfyui_scaling = config.scaling_factor, config.shift_factor or 0.0
+        elif model.config.family == "tiny":  # latents of FLUX.2 are those of its diffusion model there too
+            console.warning(
+                "as a VAE in ComfyUI, this file needs the scaling of the diffusion model, whose latents are "
+                f"not scaled there: {published_flags()}"
+            )
+    return WritePlan(
+        file.sample_size or config.image_size or DEFAULT_IMAGE_SIZE,
+        constants,
+        title=Path(config.output).stem,
+        dtype=config.dtype,
+        is_single=config.is_single,
+        force_upcast=force_upcast,
+        channels_were_in_config=bool(file.constants.mean) and config.fold_scaling is None,
+        metadata=metadata,
+        half=half,
+        comfyui_scaling=comfyui_scaling,
+    )
 
 
-def _measure_on_images(
-    model: AutoencoderKL, crops: Crops, config: ExportConfig, findings: _Findings, encoder_trained: bool
-) -> None:
-    """Measure the latents, fold a scaling if --fold_scaling is given, and test fp16; fills `findings`.
+# ---- Measuring on images ---------------------------------------------------------------------------------
 
-    `encoder_trained`: by the run of a checkpoint.
+
+def _measure(
+    model: AutoencoderKL, path: str, config: ExportConfig, file: VaeFile, known: LatentConstants
+) -> tuple[LatentConstants, bool]:
+    """Measure the latents of the images at `path`, and whether activations overflow fp16; folds a scaling.
+
+    The constants of the latents are the `known` ones and, for the rest, the measured ones. Those of a VAE
+    with a folded scaling are new.
     """
-    device = next(model.parameters()).device
+    device = pick_device(config.device)
+    choose_kernels(config.kernels, device, [torch.float32])
+    model.to(device)
+    crops = Crops.of(path, config, file, model)
     images = track(crops.batches(), "latents", len(crops.images), "crop", keep=False)
     batches = (batch.to(device) for batch in images)
-    findings.statistics = _measure_latents(model, batches, crops.image_size, encoder_trained)
+    statistics = _measure_latents(model, batches, crops.image_size, file.encoder_trained)
     if config.fold_scaling is not None:
-        findings.statistics = _fold(model, findings.statistics, config)
-        findings.scaling = FOLDED_SCALING[config.fold_scaling]
-    elif findings.scaling is None:
-        findings.scaling = findings.statistics.scaling, findings.statistics.shift
-        if model.bn is None and not encoder_trained:
+        constants = _fold(model, statistics, config)
+    else:
+        constants = statistics.constants
+        if known.scaling is not None:
+            constants = constants._replace(scaling=known.scaling, shift=known.shift)
+        elif model.bn is None and not file.encoder_trained:
             console.warning(
                 f"--vae {config.vae[0]} does not contain the scaling of its latents, so it is measured on "
                 f"--data_path: a diffusion model that exists knows its own ({published_flags()})"
             )
-    findings.largest = largest_activation(model, (batch.to(device) for batch in crops.batches(FP16_IMAGES)))
-    print_line = console.warning if findings.largest.may_overflow_fp16 else console.info
-    print_line(findings.largest.summary())
+        if known.mean:
+            constants = constants._replace(mean=known.mean, std=known.std)
+    largest = largest_activation(model, (batch.to(device) for batch in crops.batches(FP16_IMAGES)))
+    print_line = console.warning if largest.may_overflow_fp16 else console.info
+    print_line(largest.summary())
+    return constants, largest.may_overflow_fp16
 
 
 @torch.no_grad()
@@ -239,8 +275,8 @@ def _measure_latents(
     return statistics
 
 
-def _fold(model: AutoencoderKL, statistics: LatentStatistics, config: ExportConfig) -> LatentStatistics:
-    """Fold a scaling into the weights as --fold_scaling says; returns statistics of the folded latents."""
+def _fold(model: AutoencoderKL, statistics: LatentStatistics, config: ExportConfig) -> LatentConstants:
+    """Fold a scaling into the weights as --fold_scaling says; returns the constants of the new latents."""
     target = config.fold_scaling
     assert target is not None
     scaling, shift = FOLDED_SCALING[target]
@@ -256,67 +292,10 @@ def _fold(model: AutoencoderKL, statistics: LatentStatistics, config: ExportConf
         f"folded: with scaling {scaling} and shift {shift} ({target}) latents now have standard deviation 1 "
         f"and mean {mean:g}{hint}"
     )
-    return folded
+    return folded.constants._replace(scaling=scaling, shift=shift)
 
 
-def _write(
-    output: Path, model: AutoencoderKL, config: ExportConfig, loaded: LoadedVae, findings: _Findings
-) -> dict[str, Any]:
-    """Write the file or folder; returns its config.json."""
-    if findings.largest is not None:
-        force_upcast = findings.largest.may_overflow_fp16
-    else:
-        force_upcast = loaded.file.force_upcast is not False  # True if nothing is known
-    size = loaded.file.sample_size or config.image_size or DEFAULT_IMAGE_SIZE
-    if model.config.decoder:
-        return write_tiny(output, model, config.dtype, size, config.license, is_single=config.is_single)
-    scaling, shift = findings.scaling or (1.0, 0.0)
-    measured = findings.statistics.constants if findings.statistics is not None else LatentConstants()
-    in_file = bool(loaded.file.latents_mean) and config.fold_scaling is None
-    of_file = LatentConstants(mean=loaded.file.latents_mean, std=loaded.file.latents_std)
-    constants = (of_file if in_file else measured)._replace(scaling=scaling, shift=shift)
-    how = {"force_upcast": force_upcast, "were_in_config": in_file}
-    content, metadata = describe(model, size, constants, **how)
-    if loaded.file.start and config.fold_scaling is None:  # folded weights have a basis of their own
-        metadata[START_KEY] = loaded.file.start
-    weights = stored_weights(model, config.dtype)
-    source = loaded.file.metadata
-    if not config.is_single:
-        metadata |= modelspec(model, output, size, source, license=config.license)
-        save_diffusers_folder(output, weights, content, metadata)
-        return content
-    if problem := comfyui_problem(model.config, findings.scaling):
-        console.warning(f"ComfyUI {problem}")
-    is_tiny = model.config.is_tiny
-    code = TAESD if is_tiny else COMPVIS
-    metadata |= modelspec(model, output, size, source, implementation=code, license=config.license)
-    if findings.scaling is None:
-        content = {k: v for k, v in content.items() if k not in ("scaling_factor", "shift_factor")}
-    if is_tiny:
-        weights = _with_names_of_taesd(weights, config, model.config.family)
-    elif model.config.family != "wan":
-        weights = to_compvis(weights, quant_conv_inside=model.bn is not None)
-    write_safetensors(output, weights, {**metadata, CONFIG_KEY: json.dumps(content)})
-    return content
-
-
-def _with_names_of_taesd(
-    weights: dict[str, torch.Tensor], config: ExportConfig, family: str
-) -> dict[str, torch.Tensor]:
-    """One half; or both, with the scaling by which ComfyUI makes its VAE's latents those of the encoder."""
-    half = _taesd_half(config)
-    named = to_taesd(weights, half)
-    if half is not None:
-        return named
-    if config.scaling_factor is None:
-        if family == "tiny":  # latents of FLUX.2 are those of its diffusion model there too
-            console.warning(
-                "as a VAE in ComfyUI, this file needs the scaling of the diffusion model, whose latents are "
-                f"not scaled there: {published_flags()}"
-            )
-        return named
-    scaling, shift = config.scaling_factor, config.shift_factor or 0.0
-    return named | {"vae_scale": torch.tensor(scaling), "vae_shift": torch.tensor(shift)}
+# ---- Into a video VAE --------------------------------------------------------------------------------------
 
 
 def _write_into(video: Path, output: Path, model: AutoencoderKL, dtype: str) -> None:
@@ -338,7 +317,7 @@ def _write_into(video: Path, output: Path, model: AutoencoderKL, dtype: str) -> 
     if located.config is None:
         write_safetensors(output, stored, metadata)
     else:
-        config = read_config(located.config, where) | latents_config(model.bn)
+        config = read_config(located.config, where) | norm_constants(model.bn).channels
         save_diffusers_folder(output, stored, config, metadata)
     latents = _latents_beside(file.weights, weights)
     console.info(f"written: {output} ({dtype}); its latents are {latents}")

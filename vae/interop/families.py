@@ -5,7 +5,8 @@ from typing import Any
 
 from vae.config.declare import PUBLISHED_SCALING
 from vae.config.model_options import ModelConfig
-from vae.model.autoencoder import FLUX2_EPS, LatentNorm
+from vae.interop.latent_statistics import LatentConstants
+from vae.model.autoencoder import FLUX2_EPS
 from vae.model.tiny import TINY_BLOCKS
 from vae.system.errors import UserError
 
@@ -129,7 +130,7 @@ DIFFUSERS_IMAGES = {
 }
 
 
-def comfyui_problem(model: ModelConfig, scaling: tuple[float, float] | None) -> str | None:
+def comfyui_problem(model: ModelConfig, constants: LatentConstants) -> str | None:
     """How ComfyUI misreads a single file of this network, and the remedy; None if it does not.
 
     ComfyUI decides by the number of latent channels, and knows the scaling of its diffusion models only.
@@ -152,21 +153,7 @@ def comfyui_problem(model: ModelConfig, scaling: tuple[float, float] | None) -> 
     if shape not in (((128, 256, 512, 512), 2, 2, True), ((128, 256, 512), 2, 2, True)):
         return "expects channels 128 256 512 512, two blocks per level and attention: it cannot read this VAE"
     known = [PUBLISHED_SCALING[name] for name in ("sd3", "flux")]
-    if z == 16 and scaling is not None and scaling not in known:
-        text = "scaling {:.5g}, shift {:.5g}".format(*scaling)
+    if z == 16 and constants.scaling is not None and constants[:2] not in known:
+        text = f"scaling {constants.scaling:.5g}, shift {constants.shift:.5g}"
         return f"scales 16 latent channels as SD3 or FLUX.1, not by {text}: --fold_scaling makes them fit"
     return None
-
-
-def latents_config(norm: LatentNorm | None) -> dict[str, Any]:
-    """The mean and the standard deviation of each latent channel for config.json, if the network has them."""
-    if norm is None or norm.patch != 1:
-        return {}
-    mean = norm.running_mean.tolist()
-    std = norm.running_var.sqrt().tolist()
-    return {"latents_mean": [_rounded(value) for value in mean], "latents_std": [_rounded(v) for v in std]}
-
-
-def _rounded(value: float) -> float:
-    """Six digits: fp32 has no more."""
-    return float(f"{value:.6g}")

@@ -21,12 +21,17 @@ MIN_VARIANCE = 1e-12
 
 
 class LatentConstants(NamedTuple):
-    """What programs normalise latents z with: (z - shift) * scaling, or per channel (z - mean) / std."""
+    """Constants that normalize latents z: (z - shift) * scaling, or for each channel (z - mean) / std."""
 
-    scaling: float = 1.0
+    scaling: float | None = None  # None: not known
     shift: float = 0.0
     mean: tuple[float, ...] = ()  # of each channel; empty: not known
     std: tuple[float, ...] = ()
+
+    @property
+    def channels(self) -> dict[str, list[float]]:
+        """`latents_mean` and `latents_std` of config.json; empty if they are not known."""
+        return {"latents_mean": list(self.mean), "latents_std": list(self.std)} if self.mean else {}
 
 
 @dataclass
@@ -106,6 +111,15 @@ def is_unmeasured(norm: LatentNorm, encoder_trained: bool = False) -> bool:
     if encoder_trained and norm.patch == 1:
         return True
     return not norm.running_mean.any() and bool((norm.running_var == 1).all())
+
+
+def norm_constants(norm: LatentNorm | None) -> LatentConstants:
+    """The constants of the channels in a latent norm; FLUX.2's has those of patches."""
+    if norm is None or norm.patch != 1:
+        return LatentConstants()
+    values = norm.running_mean.tolist(), norm.running_var.sqrt().tolist()
+    mean, std = (tuple(float(f"{number:.6g}") for number in v) for v in values)  # fp32 has no more digits
+    return LatentConstants(mean=mean, std=std)
 
 
 def set_latent_norm(model: AutoencoderKL, patches: LatentStatistics) -> None:

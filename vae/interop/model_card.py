@@ -1,21 +1,14 @@
-"""What a written VAE says about itself: README.md in its folder, and the ModelSpec keys of its metadata."""
+"""README.md in the folder of an exported VAE."""
 
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from vae.interop.families import OWN_CLASS, class_of
+from vae.interop.families import OWN_CLASS
 from vae.interop.run_files import METRICS_NAME
-from vae.model.autoencoder import AutoencoderKL
 from vae.system.files import read_json_lines
 
 _FIGURES = {"psnr": ("PSNR", "{:.2f} dB"), "ssim": ("SSIM", "{:.4f}"), "lpips": ("LPIPS", "{:.4f}")}
-PREFIX = "modelspec."
-# Of the file that was trained or converted: what stays true of the result.
-_INHERITED = ("architecture", "author", "license", "usage_hint", "category", "description")
-COMPVIS = "https://github.com/CompVis/latent-diffusion"  # whose parameter names single files have
-
-
 README_NAME = "README.md"
 
 
@@ -48,31 +41,3 @@ def measured_by_run(vae: Path, step: int | None) -> str:
         return ""
     images, size = found.get("images"), found.get("image_size")
     return f"Its run measured {', '.join(figures)}: means of {images} validation images at {size} px."
-
-
-# ---- ModelSpec -------------------------------------------------------------------------------------------
-
-
-def modelspec(
-    model: AutoencoderKL,
-    output: Path,
-    sample_size: int,
-    source: Mapping[str, str] | None = None,
-    *,
-    implementation: str = "diffusers",
-    license: str | None = None,
-) -> dict[str, str]:
-    """The keys of an export to `output`, trained at `sample_size` px; `source`: the metadata of its file."""
-    values = {
-        "sai_model_spec": "1.0.1",
-        "architecture": f"{class_of(model.config)}-z{model.config.z_channels}-f{model.encoder_downsampling}",
-        "implementation": implementation,
-        "title": output.stem,
-        "resolution": f"{sample_size}x{sample_size}",
-    }
-    for name in _INHERITED:
-        if PREFIX + name in (source or {}):
-            values[name] = (source or {})[PREFIX + name]
-    if license:
-        values["license"] = license
-    return {PREFIX + name: value for name, value in values.items()}

@@ -42,12 +42,12 @@ def read_teacher(path: str) -> TeacherFacts:
         raise UserError(
             f"--teacher {path} is of images with {model.image_channels} channels: give a VAE of RGB images"
         )
-    if not model.latent_norm and file.scaling_factor is None:
+    if not model.latent_norm and file.constants.scaling is None:
         raise UserError(
             f"--teacher {path} does not contain the scaling of its latents, which diffusion models apply: "
             "give the folder vae/ of its model"
         )
-    return TeacherFacts(model, file.scaling_factor or 1.0, file.shift_factor or 0.0)
+    return TeacherFacts(model, file.constants.scaling or 1.0, file.constants.shift)
 
 
 class Teacher(nn.Module):

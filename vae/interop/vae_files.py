@@ -16,14 +16,14 @@ from vae.config.resolve import tiny_shape
 from vae.images.channels import FROM_RGB, OPAQUE, TO_RGB
 from vae.interop.checkpoint_file import DamagedCheckpointError, checked, is_checkpoint, verify_checkpoint
 from vae.interop.families import PADDING_KEY, WAN_MEAN, WAN_STD
+from vae.interop.latent_statistics import LatentConstants
 from vae.interop.parameter_names import BLOCK
 from vae.interop.vae_path import VaePath, locate_vae
-from vae.interop.weight_file import read_pickle, read_weights
-from vae.interop.writing import parse_config, read_config
+from vae.interop.weight_file import VaeTensors, read_pickle, read_weights
+from vae.interop.writing import CONFIG_KEY, parse_config, read_config
 from vae.model.autoencoder import AutoencoderKL, widths_fit
 from vae.system.errors import UserError
 
-CONFIG_KEY = "vae_config"  # metadata key of single files from export_vae.py: config.json as text
 # Metadata keys of files from train_vae.py.
 START_KEY = "start"  # the hash in VaeFile.start
 CHECKPOINT_KEY = "checkpoint_sha256"  # of the checkpoint with the same weights
@@ -54,13 +54,10 @@ class VaeFile:
     shape: dict[str, Any]  # ModelConfig values by name; norm_groups only if the file contains it
     weights: dict[str, torch.Tensor]  # fp32, with diffusers names
     dtype: torch.dtype  # of the weights in the file
-    scaling_factor: float | None  # for (z - shift) * scaling; None: not in the file
-    shift_factor: float | None
+    constants: LatentConstants  # of its latents, as far as the file contains them
     sample_size: int | None  # training image size, px
-    force_upcast: bool | None  # whether fp16 programs must run the VAE in fp32; None: not in the file
-    step: int | None  # optimizer step of a checkpoint
-    latents_mean: tuple[float, ...] = ()  # of each channel, in config.json; empty: not in the file
-    latents_std: tuple[float, ...] = ()
+    force_upcast: bool | None = None  # whether fp16 programs must run the VAE in fp32; None: not in the file
+    step: int | None = None  # optimizer step of a checkpoint
     start: str = ""  # hash of the weights with which its training began; "": not known
     encoder_trained: bool = False  # a checkpoint of a run that changes its latents
     learns_alpha: bool = False  # its decoder writes alpha 1 until it is trained
@@ -141,11 +138,11 @@ class LoadedVae:
 
     @property
     def scaling_factor(self) -> float | None:
-        return self.file.scaling_factor
+        return self.file.constants.scaling
 
     @property
     def shift_factor(self) -> float | None:
-        return self.file.shift_factor
+        return None if self.scaling_factor is None else self.file.constants.shift
 
 
 def load_vae(
@@ -189,27 +186,22 @@ def read_vae(path: Path, *, flag: str = "--init_from", weights: str = "ema") -> 
                 return _from_checkpoint(checked(content, file, flag), where, weights)
         except DamagedCheckpointError as error:
             raise UserError(f"{where}: {error}") from None
-    config = read_config(located.config, where) if located.config else None
-    return _from_tensors(located, where, config, weights, content)
+    return _from_tensors(located, where, weights, content)
 
 
 def _from_checkpoint(content: dict[str, Any], where: str, weights: str) -> VaeFile:
     config = content["config"]
-    scaling, shift = content["latent_scaling"] or (None, None)
     ema = content["ema"] if weights == "ema" else None
-    mean, std = _of_channels(content["latent_channels"] or {}, config["z_channels"], where)
+    scaling, shift = content["latent_scaling"] or (None, 0.0)
+    channels = _of_channels(content["latent_channels"] or {}, config["z_channels"], where)
     return VaeFile(
         kind="checkpoint",
         shape={name: config[name] for name in _MODEL_KEYS},
         weights=ema if ema is not None else content["model"],
         dtype=torch.float32,
-        scaling_factor=scaling,
-        shift_factor=shift,
+        constants=LatentConstants(scaling, shift, *channels),
         sample_size=config["image_size"],  # of the stage that trains; later ones are only planned
-        force_upcast=None,
         step=content["position"]["step"],
-        latents_mean=mean,
-        latents_std=std,
         start=content["run"]["start"],
         encoder_trained=config["train_part"] == "all",
     )
@@ -226,10 +218,6 @@ def _numbers(values: Any, name: str, count: int, where: str) -> tuple[float, ...
     raise UserError(f"{where}: {name} in config.json is not a list of {count} numbers: {values}")
 
 
-def _number(config: dict[str, Any], name: str, where: str) -> float | None:
-    return None if config.get(name) is None else _numbers([config[name]], name, 1, where)[0]
-
-
 def _of_channels(
     config: dict[str, Any], z_channels: int, where: str
 ) -> tuple[tuple[float, ...], tuple[float, ...]]:
@@ -243,33 +231,52 @@ def _of_channels(
     )
 
 
-def _latent_norm(
-    weights: dict[str, torch.Tensor], config: dict[str, Any], where: str
-) -> dict[str, torch.Tensor]:
-    """The latent norm of a file of Wan 2.1 or Qwen-Image; that of a new network if it is not known."""
-    z = _latent_channels(weights)
-    published = (WAN_MEAN, WAN_STD) if z == len(WAN_MEAN) else ((0.0,) * z, (1.0,) * z)
-    in_config = _of_channels(config, z, where)
-    mean, std = (torch.tensor(v, dtype=torch.float64) for v in (in_config if in_config[0] else published))
+def _latent_norm(mean: tuple[float, ...], std: tuple[float, ...], z_channels: int) -> dict[str, torch.Tensor]:
+    """The latent norm of a file of Wan 2.1 or Qwen-Image with these constants in its config.json.
+
+    Without them it is the published one, and for another number of channels that of a new network.
+    """
+    if not mean:
+        is_published = z_channels == len(WAN_MEAN)
+        mean, std = (WAN_MEAN, WAN_STD) if is_published else ((0.0,) * z_channels, (1.0,) * z_channels)
     return {
-        "bn.running_mean": mean.float(),
-        "bn.running_var": std.square().float(),
+        "bn.running_mean": torch.tensor(mean, dtype=torch.float64).float(),
+        "bn.running_var": torch.tensor(std, dtype=torch.float64).square().float(),
         "bn.num_batches_tracked": torch.zeros((), dtype=torch.int64),
     }
 
 
-def _from_tensors(
-    located: VaePath, where: str, found_config: dict[str, Any] | None, weights: str, content: Any
-) -> VaeFile:
-    tensors = read_weights(located, where, weights, content)
-    if found_config is None and CONFIG_KEY in tensors.metadata:
-        found_config = parse_config(tensors.metadata[CONFIG_KEY], where, CONFIG_KEY)
-    config = found_config or {}
+def latent_scaling(
+    config: dict[str, Any] | None, tensors: VaeTensors, is_folder: bool, where: str
+) -> tuple[float | None, float]:
+    """Scaling and shift of the latents from the first source that has them; (None, 0) if none has.
+
+    The sources: the family, the config.json, the default of diffusers, the diffusion model in the same file.
+    """
     if is_tiny(tensors.weights):  # its latents are those of diffusion models
-        config = config | {"scaling_factor": 1.0, "shift_factor": 0.0}
+        return 1.0, 0.0
+    if config is None:
+        return tensors.published_scaling or (None, 0.0)
+    if is_folder and config.get("_class_name") == "AutoencoderKL" and "scaling_factor" not in config:
+        return PUBLISHED_SCALING["sd"]  # folders of SD 1.x do not contain it
+    scaling, shift = (
+        None if config.get(name) is None else _numbers([config[name]], name, 1, where)[0]
+        for name in ("scaling_factor", "shift_factor")
+    )
+    return scaling, shift or 0.0
+
+
+def _from_tensors(located: VaePath, where: str, weights: str, content: Any) -> VaeFile:
+    file_config = read_config(located.config, where) if located.config else None
+    tensors = read_weights(located, where, weights, content)
+    if file_config is None and CONFIG_KEY in tensors.metadata:
+        file_config = parse_config(tensors.metadata[CONFIG_KEY], where, CONFIG_KEY)
+    config = file_config or {}
+    if is_tiny(tensors.weights):
         _check_encoder_of_tiny(tensors.weights, where)
+    z_channels = _latent_channels(tensors.weights)
     if tensors.kind == "wan":
-        tensors.weights.update(_latent_norm(tensors.weights, config, where))
+        tensors.weights |= _latent_norm(*_of_channels(config, z_channels, where), z_channels)
     shape = config_from_shapes(tensors.weights, where)
     groups = config.get("norm_num_groups")
     if groups is not None:
@@ -284,25 +291,16 @@ def _from_tensors(
         build(shape)
     except UserError as error:  # it names a flag, but the value is the file's
         raise UserError(f"{where} is of another architecture: {error}") from None
-    scaling, shift = (_number(config, name, where) for name in ("scaling_factor", "shift_factor"))
-    if located.config and config.get("_class_name") == "AutoencoderKL" and "scaling_factor" not in config:
-        scaling, shift = PUBLISHED_SCALING["sd"]  # diffusers' default: folders of SD 1.x do not contain it
-    if found_config is None and tensors.published_scaling:
-        scaling, shift = tensors.published_scaling
+    scaling = latent_scaling(file_config, tensors, located.config is not None, where)
     size = config.get("sample_size")
-    mean, std = _of_channels(config, shape["z_channels"], where)
     return VaeFile(
         kind=tensors.kind,
         shape=shape,
         weights=tensors.weights,
         dtype=tensors.dtype,
-        scaling_factor=scaling,
-        shift_factor=(shift or 0.0) if scaling is not None else None,
+        constants=LatentConstants(*scaling, *_of_channels(config, shape["z_channels"], where)),
         sample_size=size if type(size) is int and size > 0 else None,
         force_upcast=config["force_upcast"] is True if "force_upcast" in config else None,
-        step=None,
-        latents_mean=mean,
-        latents_std=std,
         start=tensors.metadata.get(START_KEY, ""),
         metadata=tensors.metadata,
     )

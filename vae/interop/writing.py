@@ -8,7 +8,8 @@ VAE's. Its encoder is all zero, because it was not trained. A whole AutoencoderT
 """
 
 import json
-from dataclasses import replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -21,18 +22,9 @@ from torch import nn
 from vae.config.model_options import ModelConfig
 from vae.config.resolve import tiny_shape
 from vae.device import DTYPES
-from vae.interop.families import (
-    FAMILIES,
-    PADDING_KEY,
-    TAEF2_CHANNELS,
-    TINY_CLASS,
-    check_class,
-    class_of,
-    latents_config,
-)
-from vae.interop.latent_statistics import LatentConstants
-from vae.interop.model_card import modelspec
-from vae.interop.parameter_names import to_taesd
+from vae.interop.families import FAMILIES, PADDING_KEY, TAEF2_CHANNELS, TINY_CLASS, check_class, class_of
+from vae.interop.latent_statistics import LatentConstants, norm_constants
+from vae.interop.parameter_names import to_compvis, to_taesd
 from vae.interop.vae_path import WEIGHTS_NAME
 from vae.model.autoencoder import AutoencoderKL
 from vae.model.tiny import TinyDecoder, TinyEncoder
@@ -40,7 +32,13 @@ from vae.system import console
 from vae.system.errors import UserError
 from vae.system.files import replace_bytes, utf8_path, utf8_text, write_json
 
-TAESD = "https://github.com/madebyollin/taesd"  # whose parameter names single files have
+DIFFUSERS_VERSION = "0.35.0"
+CONFIG_KEY = "vae_config"  # metadata key of single files: config.json as text
+MODELSPEC = "modelspec."  # beginning of the metadata keys of ModelSpec
+_INHERITED = ("architecture", "author", "license", "usage_hint", "category", "description")
+# The programs whose parameter names single files have.
+COMPVIS = "https://github.com/CompVis/latent-diffusion"
+TAESD = "https://github.com/madebyollin/taesd"
 # Pipelines of SDXL apply scaling_factor *and* the channels' constants if config.json has both; its training
 # scripts, and programs for SD 1.x, apply scaling_factor alone. For these, latents would not be the same.
 SDXL_CHANNELS = 4
@@ -85,8 +83,8 @@ def write_safetensors(path: Path, tensors: dict[str, torch.Tensor], metadata: di
 def diffusers_config(
     model: ModelConfig,
     sample_size: int,
-    scaling_factor: float,
-    shift_factor: float,
+    scaling_factor: float | None,
+    shift_factor: float = 0.0,
     force_upcast: bool = False,
 ) -> dict[str, Any]:
     """Content of config.json, for from_pretrained if diffusers has such a class.
@@ -96,7 +94,7 @@ def diffusers_config(
     name = class_of(model)
     shape = {
         "_class_name": name,
-        "_diffusers_version": "0.35.0",
+        "_diffusers_version": DIFFUSERS_VERSION,
         "in_channels": model.image_channels,
         "latent_channels": model.z_channels,
         "out_channels": model.image_channels * model.up_scale**2,
@@ -108,45 +106,70 @@ def diffusers_config(
         shape[PADDING_KEY] = model.padding
     if model.latent_norm:  # it replaces scaling and shift
         return shape
-    return shape | {
-        "force_upcast": force_upcast,
-        "scaling_factor": scaling_factor,
-        "shift_factor": shift_factor,
-    }
+    shape["force_upcast"] = force_upcast
+    if scaling_factor is not None:
+        shape |= {"scaling_factor": scaling_factor, "shift_factor": shift_factor}
+    return shape
 
 
-def channel_config(constants: LatentConstants, were_in_config: bool = False) -> dict[str, list[float]]:
-    """`latents_mean` and `latents_std` for config.json, if known and no program would misread them."""
-    if not constants.mean or (len(constants.mean) == SDXL_CHANNELS and not were_in_config):
-        return {}
-    return {"latents_mean": list(constants.mean), "latents_std": list(constants.std)}
+@dataclass(frozen=True)
+class WritePlan:
+    """The format of a VAE's file or folder, and what it says beside the weights."""
+
+    sample_size: int  # training image size, px
+    constants: LatentConstants
+    title: str  # for people, in the metadata
+    dtype: str = "fp32"
+    is_single: bool = False  # one file with the names of the research code, instead of a folder of diffusers
+    force_upcast: bool = False  # fp16 pipelines run it in fp32
+    channels_were_in_config: bool = False  # the constants of channels, in the file that it comes from
+    metadata: dict[str, str] = field(default_factory=dict)  # of its origin
+    half: str | None = None  # of an AutoencoderTiny: "encoder" or "decoder" alone, in a single file
+    comfyui_scaling: tuple[float, float] | None = None  # of a single AutoencoderTiny, which it reads as a VAE
 
 
-def channel_metadata(constants: LatentConstants) -> dict[str, str]:
-    """The same for the metadata of a safetensors file, with any number of channels."""
-    if not constants.mean:
-        return {}
-    return {"latents_mean": json.dumps(constants.mean), "latents_std": json.dumps(constants.std)}
-
-
-def describe(
-    model: AutoencoderKL,
-    sample_size: int,
-    constants: LatentConstants,
-    *,
-    force_upcast: bool = False,
-    were_in_config: bool = False,
-) -> tuple[dict[str, Any], dict[str, str]]:
-    """Content of config.json, and what the metadata of the weights say about the latents.
-
-    `were_in_config`: the start of `model` had the channels' constants there.
-    """
-    config = diffusers_config(
-        model.config, sample_size, constants.scaling, constants.shift, force_upcast
-    ) | latents_config(model.bn)
+def write_vae(model: AutoencoderKL, output: Path, plan: WritePlan) -> dict[str, Any]:
+    """Write the VAE as a folder or a single file, each file atomically; returns its config.json."""
+    config = diffusers_config(model.config, plan.sample_size, *plan.constants[:2], plan.force_upcast)
+    metadata = _modelspec(model, plan) | plan.metadata
+    channels = plan.constants.channels
     if model.bn is not None or model.config.is_tiny:
-        return config, {}
-    return config | channel_config(constants, were_in_config), channel_metadata(constants)
+        config |= norm_constants(model.bn).channels
+    else:
+        metadata |= {name: json.dumps(values) for name, values in channels.items()}
+        if len(plan.constants.mean) != SDXL_CHANNELS or plan.channels_were_in_config:
+            config |= channels
+    weights = stored_weights(model, plan.dtype)
+    if not plan.is_single:
+        save_diffusers_folder(output, weights, config, metadata)
+        return config
+    if model.config.is_tiny:
+        weights = to_taesd(weights, plan.half)
+        if plan.comfyui_scaling is not None:
+            scaling, shift = map(torch.tensor, plan.comfyui_scaling)
+            weights |= {"vae_scale": scaling, "vae_shift": shift}
+    elif model.config.family != "wan":
+        weights = to_compvis(weights, quant_conv_inside=model.bn is not None)
+    write_safetensors(output, weights, {**metadata, CONFIG_KEY: json.dumps(config)})
+    return config
+
+
+def _modelspec(model: AutoencoderKL, plan: WritePlan) -> dict[str, str]:
+    """The keys of ModelSpec in the metadata."""
+    is_taesd = model.config.is_tiny or model.config.decoder
+    values = {
+        "sai_model_spec": "1.0.1",
+        "architecture": f"{class_of(model.config)}-z{model.config.z_channels}-f{model.encoder_downsampling}",
+        "implementation": "diffusers" if not plan.is_single else TAESD if is_taesd else COMPVIS,
+        "title": plan.title,
+        "resolution": f"{plan.sample_size}x{plan.sample_size}",
+    }
+    return {MODELSPEC + name: value for name, value in values.items()}
+
+
+def kept_metadata(source: Mapping[str, str]) -> dict[str, str]:
+    """The metadata of the file that was trained or converted that stay true of the result."""
+    return {name: source[name] for name in map(MODELSPEC.__add__, _INHERITED) if name in source}
 
 
 def save_diffusers_folder(
@@ -217,25 +240,23 @@ def normalize_latents(model: AutoencoderKL, constants: LatentConstants | None) -
         decoder.latents_std.copy_(variance.sqrt())
     else:
         assert constants is not None
+        assert constants.scaling is not None
         decoder.latents_mean.fill_(constants.shift)
         decoder.latents_std.fill_(1 / constants.scaling)
 
 
-def write_tiny(
-    output: Path, model: AutoencoderKL, dtype: str, size: int, license: str | None, *, is_single: bool
-) -> dict[str, Any]:
-    """Write the decoder alone, as a folder or a single file; returns the config.json."""
+def write_tiny_decoder(model: AutoencoderKL, output: Path, plan: WritePlan) -> dict[str, Any]:
+    """Write the tiny decoder of a VAE alone, as an AutoencoderTiny; returns its config.json."""
     decoder = model.decoder
     assert isinstance(decoder, TinyDecoder)
     mean, std = ([float(f"{x:.6g}") for x in v.tolist()] for v in (decoder.latents_mean, decoder.latents_std))
-    stored = stored_weights(decoder, dtype)
+    stored = stored_weights(decoder, plan.dtype)
     weights = {f"decoder.{name}": value for name, value in stored.items() if name.startswith("layers.")}
-    content = {"_class_name": TINY_CLASS, "_diffusers_version": "0.35.0"}
-    content |= FAMILIES[TINY_CLASS](model.config)
-    metadata = {"latents_mean": json.dumps(mean), "latents_std": json.dumps(std)}
-    source = TAESD if is_single else "diffusers"
-    metadata |= modelspec(model, output, size, implementation=source, license=license)
-    if is_single:
+    config = {"_class_name": TINY_CLASS, "_diffusers_version": DIFFUSERS_VERSION}
+    config |= FAMILIES[TINY_CLASS](model.config)
+    constants = {"latents_mean": json.dumps(mean), "latents_std": json.dumps(std)}
+    metadata = _modelspec(model, plan) | plan.metadata | constants
+    if plan.is_single:
         write_safetensors(output, to_taesd(weights, "decoder"), metadata)
         if len(mean) == TAEF2_CHANNELS:
             console.warning(
@@ -243,18 +264,14 @@ def write_tiny(
                 "they cannot read this file: write a folder for diffusers"
             )
     else:
-        weights |= {n: value.to(DTYPES[dtype]) for n, value in _empty_encoder(model.config).items()}
-        write_safetensors(output / WEIGHTS_NAME, weights, metadata)
-        write_json(output / "config.json", dict(sorted(content.items())), indent=2)
+        # diffusers warns without an encoder.
+        shape = tiny_shape(model.config.z_channels, len(model.config.channels))
+        encoder = stored_weights(TinyEncoder(replace(model.config, **shape)), plan.dtype)
+        weights |= {f"encoder.{name}": torch.zeros_like(value) for name, value in encoder.items()}
+        save_diffusers_folder(output, weights, config, metadata)
     is_equal = len(set(mean)) == len(set(std)) == 1
     console.info(
         "this decoder reads latents as diffusion models have them: "
         + (f"(z - {mean[0]:g}) * {1 / std[0]:.5g}" if is_equal else "(z - latents_mean) / latents_std")
     )
-    return content
-
-
-def _empty_encoder(config: ModelConfig) -> dict[str, torch.Tensor]:
-    """The encoder of an AutoencoderTiny for this tiny decoder, all zero: diffusers warns without one."""
-    encoder = TinyEncoder(replace(config, **tiny_shape(config.z_channels, len(config.channels))))
-    return {f"encoder.{name}": torch.zeros_like(value) for name, value in encoder.state_dict().items()}
+    return config

@@ -8,10 +8,9 @@ import torch
 from vae.images.pixels import to_float
 from vae.interop.checkpoint_file import checkpoint_digest
 from vae.interop.latent_statistics import LatentConstants, is_unmeasured, set_latent_norm, sums_of
-from vae.interop.model_card import modelspec
 from vae.interop.vae_files import CHECKPOINT_KEY, RUN_KEY, START_KEY
 from vae.interop.vae_path import WEIGHTS_NAME
-from vae.interop.writing import describe, save_diffusers_folder, stored_metadata, stored_weights
+from vae.interop.writing import WritePlan, stored_metadata, write_vae
 from vae.model.autoencoder import AutoencoderKL
 from vae.step import Networks, network_input, unwrapped
 from vae.system.errors import NonFiniteError, UserError
@@ -35,14 +34,14 @@ def latent_constants(
     or none, and its latent norm: diffusion models were trained with them.
     """
     if unwrapped(networks.autoencoder).encoder_frozen:
-        return fixed or LatentConstants()
+        return fixed or LatentConstants(1.0)
     latent_norm = model.bn if model.bn is not None and is_unmeasured(model.bn, encoder_trained=True) else None
     inputs = (network_input(to_float(images), networks, networks.eval_dtype) for images in batches)
     latents, patches = sums_of(map(model.encode, inputs), latent_norm)
     if latent_norm is not None and patches.count:
         set_latent_norm(model, patches.statistics())
     if not latents.count:
-        return fixed or LatentConstants()
+        return fixed or LatentConstants(1.0)
     measured = latents.statistics().constants
     return measured._replace(scaling=fixed.scaling, shift=fixed.shift) if fixed else measured
 
@@ -83,12 +82,16 @@ def write_export(
     if state.identity.start:
         metadata[START_KEY] = state.identity.start
     check_export_folder(output_dir, metadata[RUN_KEY], f"export with: {resume_command}")
-    size = state.stage.image_size
     in_file = state.latent_constants is not None and bool(state.latent_constants.mean)
-    how = {"force_upcast": overflows_fp16, "were_in_config": in_file}
-    description, of_latents = describe(model, size, constants, **how)
-    metadata |= of_latents | modelspec(model, output_dir.absolute(), size)
-    save_diffusers_folder(folder, stored_weights(model, "fp32"), description, metadata)
+    plan = WritePlan(
+        state.stage.image_size,
+        constants,
+        title=output_dir.absolute().stem,
+        force_upcast=overflows_fp16,
+        channels_were_in_config=in_file,
+        metadata=metadata,
+    )
+    write_vae(model, folder, plan)
 
 
 def check_export_folder(output_dir: Path, run_id: str, then: str) -> None:

@@ -140,7 +140,7 @@ def _check_scaling(
         where = f"--resume_from {path}"
         is_known = is_known or content["latent_scaling"] is not None
     if source is not None:
-        is_known = is_known or source.scaling_factor is not None
+        is_known = is_known or source.constants.scaling is not None
     if model.scaling_factor is not None and model.latent_norm:
         raise UserError(
             f"--scaling_factor {model.scaling_factor:g}: {where} has latent statistics instead: omit it"

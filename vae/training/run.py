@@ -227,7 +227,7 @@ class _Run:
         logbook.draw_results()
         self.alive.beat()
         failure = None
-        constants = LatentConstants()
+        constants = LatentConstants(1.0)
         if not self.dist.is_main:
             self.alive.watchdog.end()  # it waits while the main process exports
         else:

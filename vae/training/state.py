@@ -9,7 +9,7 @@ import torch
 from vae.config.options import Config
 from vae.interop.latent_statistics import LatentConstants
 from vae.interop.vae_files import VaeFile, load_weights
-from vae.interop.writing import channel_config, normalize_latents
+from vae.interop.writing import normalize_latents
 from vae.model.autoencoder import AutoencoderKL
 from vae.model.discriminator import Discriminator
 from vae.model.initialization import initialize, initialize_decoder
@@ -136,10 +136,8 @@ def begin_state(
         stage=stages[0],
         fp16=fp16,
     )
-    if source is not None and config.optim.train_part == "decoder" and source.scaling_factor is not None:
-        state.latent_constants = LatentConstants(
-            source.scaling_factor, source.shift_factor or 0.0, source.latents_mean, source.latents_std
-        )
+    if source is not None and config.optim.train_part == "decoder" and source.constants.scaling is not None:
+        state.latent_constants = source.constants
     state.apply_given_scaling(config)
     if source is not None:
         load_weights(autoencoder, source.weights)
@@ -182,7 +180,7 @@ def snapshot(state: TrainingState) -> dict[str, Any]:
         "overflows_fp16": state.overflows_fp16,
         "activation_scale": state.activation_scale,
         "latent_scaling": list(constants[:2]) if constants else None,
-        "latent_channels": channel_config(constants, were_in_config=True) if constants else None,
+        "latent_channels": constants.channels if constants else None,
         "running_sq_norms": state.running_sq_norms,
         "running_moments": state.running_moments,
         "position": asdict(state.position),
