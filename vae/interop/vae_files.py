@@ -14,7 +14,13 @@ from vae.config.model_options import TINY_WIDTH, ModelConfig
 from vae.config.options import build
 from vae.config.resolve import tiny_shape
 from vae.images.channels import FROM_RGB, OPAQUE, TO_RGB
-from vae.interop.checkpoint_file import DamagedCheckpointError, checked, is_checkpoint, verify_checkpoint
+from vae.interop.checkpoint_file import (
+    CheckpointContent,
+    DamagedCheckpointError,
+    checked,
+    is_checkpoint,
+    verify_checkpoint,
+)
 from vae.interop.families import PADDING_KEY, WAN_MEAN, WAN_STD
 from vae.interop.latent_statistics import LatentConstants
 from vae.interop.parameter_names import BLOCK
@@ -189,7 +195,7 @@ def read_vae(path: Path, *, flag: str = "--init_from", weights: str = "ema") -> 
     return _from_tensors(located, where, weights, content)
 
 
-def _from_checkpoint(content: dict[str, Any], where: str, weights: str) -> VaeFile:
+def _from_checkpoint(content: CheckpointContent, where: str, weights: str) -> VaeFile:
     config = content["config"]
     ema = content["ema"] if weights == "ema" else None
     scaling, shift = content["latent_scaling"] or (None, 0.0)

@@ -3,9 +3,8 @@
 import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
-from vae.interop.checkpoint_file import load_checkpoint, read_torch_file, record_path
+from vae.interop.checkpoint_file import CheckpointContent, load_checkpoint, read_torch_file, record_path
 from vae.system import console
 from vae.system.console import command_line
 from vae.system.errors import UserError
@@ -14,7 +13,7 @@ from vae.training.run_folder import checkpoint_paths, epoch_name, step_name
 from vae.training.stages import Position, Stage
 
 ABANDONED_NAME = "abandoned"  # folder of the checkpoints that a run has gone back behind
-Loaded = tuple[Path, dict[str, Any]]  # the path of a checkpoint and its content
+Loaded = tuple[Path, CheckpointContent]  # the path of a checkpoint and its content
 
 
 def position_name(position: Position) -> str:

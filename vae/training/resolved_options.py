@@ -4,7 +4,6 @@ import os
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -13,7 +12,7 @@ from vae.config.model_options import ModelConfig
 from vae.config.options import Config, build
 from vae.config.recipes import recipe_values
 from vae.config.resolve import check_encoder, resolve, with_local_batch
-from vae.interop.checkpoint_file import load_checkpoint
+from vae.interop.checkpoint_file import CheckpointContent, load_checkpoint
 from vae.interop.teacher import read_teacher
 from vae.interop.vae_files import VaeFile, check_fit, missing_part, read_vae
 from vae.system import console
@@ -21,7 +20,7 @@ from vae.system.errors import UserError
 from vae.system.files import read_marker
 from vae.system.gpus import CPU_SETTINGS, match_card
 from vae.system.host import GIB
-from vae.training.checkpoints import load_newest, load_on_all
+from vae.training.checkpoints import Loaded, load_newest, load_on_all
 from vae.training.distributed import Distributed
 from vae.training.early_checks import Command
 from vae.training.schedule import RANDOM, TRAINED, WARM
@@ -38,7 +37,7 @@ class ResolvedOptions:
     stages: list[Stage]
     position: Position  # where the run begins or resumes
     path: Path | None  # of the checkpoint of --resume_from
-    content: dict[str, Any] | None  # of this checkpoint
+    content: CheckpointContent | None  # of this checkpoint
     source: VaeFile | None  # of --init_from
 
     @property
@@ -96,7 +95,7 @@ def resolve_options(
     return ResolvedOptions(config, stages, position, path, content, source)
 
 
-def _saved_options(content: dict[str, Any]) -> OptionValues:
+def _saved_options(content: CheckpointContent) -> OptionValues:
     """The options in a checkpoint, with those that the data of its run decided: defaults may change."""
     config = content["config"]
     topology = content["provenance"]["topology"]
@@ -127,7 +126,7 @@ def _fit(source: VaeFile, model: ModelConfig, where: str) -> None:
 
 
 def _check_scaling(
-    config: Config, path: Path | None, content: dict[str, Any] | None, source: VaeFile | None
+    config: Config, path: Path | None, content: CheckpointContent | None, source: VaeFile | None
 ) -> None:
     """Raise UserError if the constants of latents that do not change are not known, or cannot be changed.
 
@@ -158,7 +157,7 @@ def _check_scaling(
     )
 
 
-def _find_checkpoint(command: Command) -> tuple[Path, dict[str, Any]] | None:
+def _find_checkpoint(command: Command) -> Loaded | None:
     """The checkpoint of --resume_from; None if there is none yet."""
     folder = command.output_dir
     if command.checkpoint is not None:
@@ -178,7 +177,9 @@ def _find_checkpoint(command: Command) -> tuple[Path, dict[str, Any]] | None:
     return path, content
 
 
-def _stages(config: Config, command: Command, content: dict[str, Any] | None) -> tuple[list[Stage], Position]:
+def _stages(
+    config: Config, command: Command, content: CheckpointContent | None
+) -> tuple[list[Stage], Position]:
     """The stages of the run and the position at which it begins or resumes."""
     if content is None:
         return first_stages(config), Position()

@@ -13,7 +13,7 @@ from torch.utils._pytree import tree_map
 
 from vae.config.options import CHECKPOINT_MINUTES, Config, flatten
 from vae.device import is_out_of_memory
-from vae.interop.checkpoint_file import save_checkpoint
+from vae.interop.checkpoint_file import CheckpointContent, save_checkpoint
 from vae.memory.available import available_bytes
 from vae.memory.plan import checkpoint_bytes
 from vae.system import console
@@ -78,7 +78,7 @@ class CheckpointWriter:
         self._failure: str | None = None  # why the last checkpoint is not on disk
         self._bug: Exception | None = None  # which `finish` raises where it ends the run
 
-    def save(self, path: Path, content: dict[str, Any], prune: Callable[[], object]) -> None:
+    def save(self, path: Path, content: CheckpointContent, prune: Callable[[], object]) -> None:
         """Save a checkpoint, then `prune`; waits for the previous one. A failure is printed."""
         self.finish()
         if self._background and (copy := self._copied(content)) is not None:
@@ -88,7 +88,7 @@ class CheckpointWriter:
             return
         self._write(path, content, prune)
 
-    def _copied(self, content: dict[str, Any]) -> Any:
+    def _copied(self, content: CheckpointContent) -> Any:
         """The content in host memory; None, reported once, if there is too little of it."""
         try:
             return host_copy(content)
@@ -114,7 +114,7 @@ class CheckpointWriter:
         except Exception as error:
             self._bug = error
 
-    def _write(self, path: Path, content: dict[str, Any], prune: Callable[[], object]) -> None:
+    def _write(self, path: Path, content: CheckpointContent, prune: Callable[[], object]) -> None:
         self._failure = None
         try:
             save_checkpoint(path, content)
@@ -251,7 +251,7 @@ class Saver:
             needed=self.stability.needed(),
         )
 
-    def content(self) -> dict[str, Any]:
+    def content(self) -> CheckpointContent:
         """The content of a checkpoint of the present state."""
         state, stage = self.state, self.state.stage
         config = flatten(self.config) | {

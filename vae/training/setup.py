@@ -8,7 +8,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -17,6 +16,7 @@ from vae.data.loading import TrainLoader
 from vae.data.workers import resolve_num_workers
 from vae.device import is_out_of_memory
 from vae.interop.averaging import hash_of_weights
+from vae.interop.checkpoint_file import CheckpointContent
 from vae.interop.teacher import terms_of
 from vae.losses.terms import LossTerms
 from vae.memory.plan import stage_spec
@@ -299,7 +299,7 @@ def _new_history(before: History, terms: LossTerms) -> History:
     return History(loss=terms.image_text)
 
 
-def _fit_fp16(run: PreparedRun, content: dict[str, Any] | None) -> None:
+def _fit_fp16(run: PreparedRun, content: CheckpointContent | None) -> None:
     """Scale activations of others' networks that are too large for fp16, or leave fp16.
 
     A resumed run in fp16 keeps its scale. The activations of a new network are small.

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from vae.config.options import Config
+from vae.interop.checkpoint_file import CheckpointContent, Snapshot
 from vae.interop.latent_statistics import LatentConstants
 from vae.interop.vae_files import VaeFile, load_weights
 from vae.interop.writing import normalize_latents
@@ -152,8 +153,8 @@ def begin_state(
 
 def checkpoint_content(
     state: TrainingState, config: dict[str, Any], samples: dict[str, Any], begun_from: str
-) -> dict[str, Any]:
-    """The values of CHECKPOINT_KEYS: data and tensors only, so that loading it runs no code."""
+) -> CheckpointContent:
+    """The content of a checkpoint; the tensors are those of the state, not copies."""
     return {
         **snapshot(state),
         "run": asdict(state.identity),
@@ -165,7 +166,7 @@ def checkpoint_content(
     }
 
 
-def snapshot(state: TrainingState) -> dict[str, Any]:
+def snapshot(state: TrainingState) -> Snapshot:
     """What `restore` needs of a checkpoint. The tensors are those of the state, not copies."""
     ema = state.ema
     discriminator = state.discriminator
@@ -188,7 +189,7 @@ def snapshot(state: TrainingState) -> dict[str, Any]:
     }
 
 
-def restore(state: TrainingState, content: dict[str, Any]) -> None:
+def restore(state: TrainingState, content: Snapshot) -> None:
     """Load a snapshot, which every checkpoint contains, into a state of the same configuration."""
     state.autoencoder.load_state_dict(content["model"])
     if state.ema is not None:
