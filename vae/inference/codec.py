@@ -27,6 +27,7 @@ from vae.model.tiny import TinyDecoder, TinyEncoder
 from vae.ops.attention import attention, attention_blocks
 from vae.system.host import GIB, free_memory
 
+OnStep = Callable[[int, int], None]  # called with the number of steps done, and of all
 MIN_SIDE = 8  # px: a smaller image is smaller than one latent pixel of this model family
 MIN_LATENTS = 16  # of a tile's side: half of it overlaps others on both sides
 OVERLAP = 4  # tiles overlap by 1/OVERLAP of their side
@@ -63,9 +64,9 @@ def crop_back(images: torch.Tensor, size: Sequence[int]) -> torch.Tensor:
     return images[:, :, : size[0], : size[1]]
 
 
-# The least bytes alive at once in main memory, per pixel, channel of the first level and byte of the dtype,
-# counted by vae.memory.live_bytes. A level keeps its input until its last block ends: with more than one
-# block, one more map.
+# At least so many bytes are alive at once in main memory, per pixel, channel of the first level and byte of
+# the dtype (vae.memory.live_bytes counts them). A level keeps its input until its last block ends: one more
+# map if it has several blocks.
 _MAPS = {"encode": 3.0, "decode": 5.5}
 _ATTENTION_MAPS = 7  # maps of the last level alive within attention, beside its scores; also counted
 LEAST_SHARE = 0.7  # of the peak is counted so at least
@@ -118,7 +119,7 @@ def attention_seconds(model: AutoencoderKL, operation: str, pixels: int, dtype: 
 
     It grows with the square of the pixels, all other time with the pixels.
     """
-    layers = [one for one in getattr(model, f"{operation}r").modules() if isinstance(one, Attention)]
+    layers = [layer for layer in getattr(model, f"{operation}r").modules() if isinstance(layer, Attention)]
     tokens = pixels // model.encoder_downsampling**2
     if next(model.parameters()).device.type != "cpu" or not layers or tokens < 4 * TIMED_TOKENS:
         return 0.0
@@ -129,10 +130,6 @@ def attention_seconds(model: AutoencoderKL, operation: str, pixels: int, dtype: 
     return len(layers) * (time.perf_counter() - began) * (tokens / TIMED_TOKENS) ** 2
 
 
-def _ignore_progress(done: int, total: int) -> None:
-    """The default `on_step`."""
-
-
 @torch.no_grad()
 def encode_images(
     model: AutoencoderKL,
@@ -140,7 +137,7 @@ def encode_images(
     *,
     dtype: torch.dtype = torch.float32,
     tile: int | None = None,
-    on_step: Callable[[int, int], None] = _ignore_progress,
+    on_step: OnStep | None = None,
     at_full_size: bool = False,
 ) -> Posterior:
     """Posterior (B, Z, h, w) of images (B, C, H, W) in [-1, 1], padded to multiples of f.
@@ -171,7 +168,7 @@ def decode_latents(
     *,
     dtype: torch.dtype = torch.float32,
     tile: int | None = None,
-    on_step: Callable[[int, int], None] = _ignore_progress,
+    on_step: OnStep | None = None,
 ) -> torch.Tensor:
     """Images (B, C, H, W) in about [-1, 1], not clamped, from the encoder's latents (B, Z, h, w).
 
@@ -283,7 +280,7 @@ def run_blended(
     values: torch.Tensor,
     dtype: torch.dtype,
     tile: int,
-    on_step: Callable[[int, int], None],
+    on_step: OnStep | None,
 ) -> torch.Tensor:
     """Encode images (B, C, H, W), whose sides are multiples of f, or decode latents (B, Z, h, w).
 
@@ -299,7 +296,7 @@ def _one(
     image: torch.Tensor,
     dtype: torch.dtype,
     tile: int,
-    on_step: Callable[[int, int], None],
+    on_step: OnStep | None,
 ) -> torch.Tensor:
     """One image: the statistics of its samples, then its tiles."""
     f = model.encoder_downsampling
@@ -320,7 +317,8 @@ def _one(
         else:
             posterior = network.encode(values)
             result = torch.cat([posterior.mean, posterior.logvar], dim=1)
-        on_step(next(numbers), total)
+        if on_step is not None:
+            on_step(next(numbers), total)
         return result
 
     for sample in samples:
@@ -357,21 +355,20 @@ def blend(
     """
     unit, unit_out = units
     height, width = values.shape[2] // unit, values.shape[3] // unit
-    rows, columns = starts(height, side), starts(width, side)
-    result = torch.empty(0)
-    for top in rows:
-        strip = torch.empty(0)
-        bottom = min(top + side, height)
-        for left in columns:
-            right = min(left + side, width)
-            part = values[:, :, top * unit : bottom * unit, left * unit : right * unit]
-            tile = function(part).cpu()
+    result = strip = torch.empty(0)
+    bottom = 0
+    for top in starts(height, side):
+        rows_done, bottom = bottom, min(top + side, height)
+        right = 0
+        for left in starts(width, side):
+            columns_done, right = right, min(left + side, width)
+            tile = function(values[:, :, top * unit : bottom * unit, left * unit : right * unit]).cpu()
             if left == 0:
                 strip = tile.new_empty(*tile.shape[:3], width * unit_out)
-            _fade_in(strip, tile, left * unit_out, _end(columns, left, side) * unit_out, dim=3)
+            _fade_in(strip, tile, left * unit_out, columns_done * unit_out, dim=3)
         if top == 0:
             result = strip.new_empty(*strip.shape[:2], height * unit_out, width * unit_out)
-        _fade_in(result, strip, top * unit_out, _end(rows, top, side) * unit_out, dim=2)
+        _fade_in(result, strip, top * unit_out, rows_done * unit_out, dim=2)
     return result
 
 
@@ -384,12 +381,6 @@ def starts(length: int, side: int) -> list[int]:
 def count_tiles(shape: torch.Size, unit: int, side: int) -> int:
     """The number of tiles of values (B, C, h unit, w unit)."""
     return len(starts(shape[2] // unit, side)) * len(starts(shape[3] // unit, side))
-
-
-def _end(all_starts: list[int], start: int, side: int) -> int:
-    """The end of the tile before the one at `start`; 0 for the first one."""
-    number = all_starts.index(start)
-    return all_starts[number - 1] + side if number else 0
 
 
 def _fade_in(result: torch.Tensor, tile: torch.Tensor, start: int, written: int, dim: int) -> None:

@@ -91,9 +91,9 @@ def load_latents(path: Path, source: LatentSource, any_vae: bool = False) -> Lat
             names = sorted(file.keys())
             version = metadata.get("format")
             if "latents" not in names or not (any_vae or version == FORMAT):
-                found = f"format {version}, not {FORMAT}, and tensors {', '.join(names[:3])}"
+                content = f"format {version}, not {FORMAT}, and tensors {', '.join(names[:3])}"
                 remedy = "give files written by --mode encode, or add --any_vae if these are latents"
-                raise BadLatentsError("not_latents", f"has {found}: {remedy}")
+                raise BadLatentsError("not_latents", f"has {content}: {remedy}")
             mean = file.get_tensor("latents").float()
             logvar = file.get_tensor("logvar").float() if "logvar" in names else torch.full_like(mean, -30.0)
     except (SafetensorError, OSError, ValueError) as error:

@@ -17,7 +17,7 @@ from vae.system.files import check_folder, shortened
 
 COMMAND = "infer"  # in the marker of the output folder
 LATENTS = ".safetensors"
-# What a mode reads, and what it does not read; the other modes read images and latents.
+# Some modes read images alone or latents alone; the others read both.
 _IMAGES = "reads images: use --mode decode for latent files"
 _READS = {
     "reconstruct": _IMAGES,

@@ -180,7 +180,7 @@ def checked(content: dict[str, Any], path: Path, flag: str) -> CheckpointContent
 
 
 def _difference(content: dict[str, Any]) -> str:
-    """How the content differs from that of this version; "" if it does not."""
+    """The first difference between the content and that of this version; "" if there is none."""
     if content["format"] != CHECKPOINT_FORMAT:
         return f"format {content['format']!r:.40}, not {CHECKPOINT_FORMAT}"
     for name in CHECKPOINT_KEYS:
@@ -211,7 +211,7 @@ def read_torch_file(path: Path) -> Any:
         if is_whole and path.suffix != ".safetensors":
             with utf8_path(path) as readable:
                 return torch.load(readable, map_location="cpu", weights_only=True, mmap=True)
-        # What PyTorch cannot map: the format before 1.6, and a name for which it uses another reader.
+        # PyTorch cannot map the format before 1.6, nor a file whose name selects another reader.
         with open(path, "rb") as file:
             if not is_whole and file.read(len(_ARCHIVE)) == _ARCHIVE:
                 raise DamagedFileError("its end is missing")  # in torch.load, Windows' Python may crash
@@ -221,8 +221,8 @@ def read_torch_file(path: Path) -> Any:
         raise
     except Exception as error:  # damage raises many types
         text = str(error)
-        if isinstance(error, pickle.UnpicklingError) and (found := re.search(r"GLOBAL ([\w.]+)", text)):
-            raise NeedsCodeError(found[1]) from None
+        if isinstance(error, pickle.UnpicklingError) and (match := re.search(r"GLOBAL ([\w.]+)", text)):
+            raise NeedsCodeError(match[1]) from None
         if "TorchScript" in text:
             raise NeedsCodeError("a program for TorchScript") from None
         reason = (text.strip() or type(error).__name__).splitlines()[0].partition(". ")[0]

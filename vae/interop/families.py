@@ -10,7 +10,7 @@ from vae.model.autoencoder import FLUX2_EPS
 from vae.model.tiny import TINY_BLOCKS
 from vae.system.errors import UserError
 
-# The latents of Wan 2.1 and Qwen-Image, from their config.json; official single files do not contain them.
+# These constants are in config.json of Wan 2.1 and Qwen-Image; official single files do not contain them.
 WAN_MEAN = (
     *(-0.7571, -0.7089, -0.9113, 0.1075, -0.1745, 0.9653, -0.1517, 1.5508),
     *(0.4134, -0.0715, 0.5517, -0.3632, -0.1922, -0.9497, 0.2503, -0.2921),
@@ -19,7 +19,7 @@ WAN_STD = (
     *(2.8184, 1.4541, 2.3275, 2.6558, 1.2196, 1.7708, 2.6052, 2.0743),
     *(3.2687, 2.1526, 2.8652, 1.5579, 1.6382, 1.1253, 2.8251, 1.9160),
 )
-# In config.json, only of networks that pad by reflection; no class of diffusers reads it.
+# config.json has it if the network pads by reflection; no class of diffusers reads it.
 PADDING_KEY = "padding_mode"
 TINY_CLASS = "AutoencoderTiny"
 TAEF2_CHANNELS = 32  # with so many latent channels, programs take a file with the names of taesd for TAEF2
@@ -52,7 +52,7 @@ def _flux2(model: ModelConfig) -> dict[str, Any]:
 
 
 def _tiny(model: ModelConfig) -> dict[str, Any]:
-    """Also of a decoder alone: the encoder has its default shape, and no weights."""
+    """The encoder has its default shape, also if a decoder is written alone and has no encoder."""
     widths = list(model.up_channels)
     blocks = [TINY_BLOCKS] * (len(model.channels) - 1)
     return {
@@ -79,7 +79,7 @@ def _asymmetric(model: ModelConfig) -> dict[str, Any]:
     }
 
 
-# The keys of config.json of each class.
+# These functions return the keys of config.json of each class.
 FAMILIES: dict[str, Callable[[ModelConfig], dict[str, Any]]] = {
     "AutoencoderKL": _kl,
     "AutoencoderKLFlux2": _flux2,
@@ -123,7 +123,7 @@ def check_class(config: Any, where: str, source: str) -> dict[str, Any]:
     return config
 
 
-# How to give a VAE images that are not RGB, by their channels.
+# Programs give a VAE images with these channels, which are not RGB, in these forms.
 DIFFUSERS_IMAGES = {
     1: "are grey: give L in [-1, 1]",
     4: "have alpha: give RGBA in [-1, 1] with straight alpha",
@@ -131,7 +131,7 @@ DIFFUSERS_IMAGES = {
 
 
 def comfyui_problem(model: ModelConfig, constants: LatentConstants) -> str | None:
-    """How ComfyUI misreads a single file of this network, and the remedy; None if it does not.
+    """The reason why ComfyUI misreads a single file of this network, with the remedy, or None.
 
     ComfyUI decides by the number of latent channels, and knows the scaling of its diffusion models only.
     """

@@ -20,7 +20,7 @@ from vae.system.errors import UserError
 
 _REPO = r"[A-Za-z0-9][\w.-]*/[\w.-]*\w"
 _NAME = re.compile(rf"({_REPO})(?::([^:]+))?")
-# The address of a page, or of a file. A Path has only one slash of the two.
+# This matches the address of a page or of a file. A Path keeps only one of the two slashes.
 _ADDRESS = re.compile(
     rf"https?:/+(?:www\.)?(?:huggingface\.co|hf\.co)/({_REPO})"
     r"(?:/(?:blob|resolve|tree|raw)/([^/?#]+)(?:/([^?#]*))?)?/?(?:[?#].*)?"
@@ -66,14 +66,12 @@ def download(repo: str, inside: str, revision: str, names: tuple[str, ...], wher
         folders = [inside]
     else:
         folders = [inside] if inside else ["", "vae"]
-    found = None
     with _one_line(where):
         if inside.endswith(_FILES):
             return _shown(Path(fetch(inside)), repo)
         wanted = [(folder, name) for folder in folders for name in names]
-        found = _first(fetch, wanted)
-        if found is not None:
-            folder, weights = found
+        if first := _first(fetch, wanted):
+            folder, weights = first
             fetch(f"{folder}/config.json".lstrip("/"))
             return _shown(weights if len(names) == 1 else weights.parent, repo)
     places = " or ".join(f"{folder}/{names[0]}".lstrip("/") for folder in folders)
@@ -123,7 +121,7 @@ def _one_line(where: str) -> Iterator[None]:
         yield
     except errors.GatedRepoError:
         reason = f"the repository is gated: accept its terms on its page, and {_LOGIN}"
-    # no access, no such file or name, no connection, a full disk
+    # These are no access, no such file or name, no connection, and a full disk.
     except (errors.HfHubHTTPError, errors.HTTPError, ValueError, OSError) as error:
         reason = f"there is no such file or folder, and {_reason(error)}"
     else:
@@ -132,10 +130,10 @@ def _one_line(where: str) -> Iterator[None]:
 
 
 def _reason(error: Exception) -> str:
-    """What went wrong on the hub or on the way to it, with the remedy."""
+    """Say what went wrong on the hub or on the way to it, with the remedy."""
     from huggingface_hub import errors
 
-    # Its cause is why the hub gave nothing, before the cache was searched.
+    # The cause says why the hub gave nothing, before the cache was searched.
     is_local = isinstance(error, errors.LocalEntryNotFoundError)
     cause = (error.__cause__ or error) if is_local else error
     text = " ".join(str(cause).split())

@@ -59,7 +59,7 @@ class LatentStatistics:
         return LatentConstants(self.scaling, self.shift, tuple(self.mean.tolist()), tuple(self.std.tolist()))
 
     def folded(self, multiply: torch.Tensor, add: torch.Tensor) -> "LatentStatistics":
-        """Those of the latents z * multiply + add; both are (C,)."""
+        """The statistics of the latents z * multiply + add; both are (C,)."""
         return LatentStatistics(self.mean * multiply + add, self.std * multiply, self.count)
 
 

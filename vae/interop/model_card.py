@@ -32,12 +32,13 @@ def measured_by_run(vae: Path, step: int | None) -> str:
     `vae` is a checkpoint, the folder vae/ of the run, or its folder.
     """
     metrics = next((path for f in (vae, vae.parent) if (path := f / METRICS_NAME).is_file()), None)
-    found: dict[str, Any] = {}
+    validation: dict[str, Any] = {}
     for record in () if metrics is None else read_json_lines(metrics):
         if record.get("kind") == "validation" and step in (None, record.get("step")):
-            found = record
-    figures = [f"{name} {text.format(found[key])}" for key, (name, text) in _FIGURES.items() if key in found]
+            validation = record
+    shown = _FIGURES.items()
+    figures = [f"{name} {text.format(validation[key])}" for key, (name, text) in shown if key in validation]
     if not figures:
         return ""
-    images, size = found.get("images"), found.get("image_size")
+    images, size = validation.get("images"), validation.get("image_size")
     return f"Its run measured {', '.join(figures)}: means of {images} validation images at {size} px."

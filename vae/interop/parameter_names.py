@@ -19,7 +19,7 @@ from collections.abc import Collection, Mapping
 import torch
 
 BLOCK = r"\d{1,9}"  # pattern of the number of a block: a forged one could have thousands of digits
-# Parts of names in CompVis, and in diffusers.
+# Each row has a part of a name in CompVis, and in diffusers.
 _COMPVIS = (
     (".mid.block_1.", ".mid_block.resnets.0."),
     (".mid.block_2.", ".mid_block.resnets.1."),
@@ -38,7 +38,7 @@ _LEVELS = (  # and of the levels of encoder and decoder
     ("decoder.up", "upsample", "decoder.up_blocks", "upsamplers.0"),
 )
 _LINEARS = ("to_q.weight", "to_k.weight", "to_v.weight", "to_out.0.weight")
-# Names in attention of the first releases of diffusers, and the current ones.
+# The first releases of diffusers had other names in attention.
 _OLD_ATTENTION = {"query": "to_q", "key": "to_k", "value": "to_v", "proj_attn": "to_out.0"}
 _TAESD = re.compile(rf"(?:(?:.*\.)?taesd_)?(encoder|decoder)\.({BLOCK})\.(.+)")
 _TAESD_LAYER = re.compile(rf"({BLOCK})\.(?:(?:conv|pool)\.\d\.)?(?:weight|bias)")

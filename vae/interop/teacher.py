@@ -26,7 +26,7 @@ from vae.system.errors import UserError
 
 @dataclass(frozen=True)
 class TeacherFacts:
-    """What a run needs to know of the teacher before it is loaded."""
+    """The facts about the teacher that a run needs before it loads it."""
 
     model: ModelConfig
     scaling: float

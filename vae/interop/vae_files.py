@@ -3,7 +3,7 @@
 import math
 import re
 from collections.abc import Collection
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
@@ -30,24 +30,17 @@ from vae.interop.writing import CONFIG_KEY, parse_config, read_config
 from vae.model.autoencoder import AutoencoderKL, widths_fit
 from vae.system.errors import UserError
 
-# Metadata keys of files from train_vae.py.
+# train_vae.py writes these keys of metadata.
 START_KEY = "start"  # the hash in VaeFile.start
 CHECKPOINT_KEY = "checkpoint_sha256"  # of the checkpoint with the same weights
 RUN_KEY = "run"  # the id in the marker of the run's folder
-_MODEL_KEYS = (
-    *("family", "channels", "layers_per_block", "decoder", "decoder_channels", "decoder_layers_per_block"),
-    *("decoder_scale", "mid_attention", "padding", "z_channels", "image_channels", "norm_groups"),
-    "use_quant_conv",
-    "latent_norm",
-)
-
-
+_NOT_OF_SHAPE = ("init", "init_from", "scaling_factor", "shift_factor")  # of ModelConfig
 _USE_WITHOUT = {
     "encoder": "it can only decode latents (infer_vae.py --mode decode); for all else, give the whole VAE",
     "decoder": "it can only encode images (infer_vae.py --mode encode), or get a new decoder "
     "(train_vae.py --profile decoder --init_from); for all else, give the whole VAE",
 }
-# The parts of a network that files have without each other, by the beginnings of their names.
+# A file may have one of these parts of a network alone; its names begin like this.
 PARTS = {"encoder": ("encoder.", "quant_conv."), "decoder": ("decoder.", "post_quant_conv.")}
 _MAX_CHARS = 200  # of a message of PyTorch
 
@@ -111,7 +104,7 @@ class VaeFile:
         of_alpha = torch.randn(len(kernel), generator=torch.Generator().manual_seed(0))
         of_alpha *= kernel.sum((2, 3)).norm() / of_alpha.norm()  # (C0,), as large as flat colors
         kernel = torch.einsum("orhw,rc->ochw", kernel, to_rgb)
-        # At the centre only, because alpha is 0 in the padding. The bias makes alpha 1 add nothing.
+        # Only the centre reads alpha, because alpha is 0 in the padding. The bias makes alpha 1 add nothing.
         kernel[:, :, 1, 1] += torch.outer(of_alpha, opaque)
         weights["encoder.conv_in.weight"] = kernel
         weights["encoder.conv_in.bias"] = bias - of_alpha * opaque.sum()
@@ -202,7 +195,7 @@ def _from_checkpoint(content: CheckpointContent, where: str, weights: str) -> Va
     channels = _of_channels(content["latent_channels"] or {}, config["z_channels"], where)
     return VaeFile(
         kind="checkpoint",
-        shape={name: config[name] for name in _MODEL_KEYS},
+        shape={f.name: config[f.name] for f in fields(ModelConfig) if f.name not in _NOT_OF_SHAPE},
         weights=ema if ema is not None else content["model"],
         dtype=torch.float32,
         constants=LatentConstants(scaling, shift, *channels),
@@ -392,8 +385,8 @@ def _shape_of_tiny(weights: dict[str, torch.Tensor], where: str) -> dict[str, An
 def _levels(weights: dict[str, torch.Tensor], part: str, where: str) -> tuple[list[int], int]:
     """The width of each level of encoder or decoder, and blocks per level; UserError if some are missing."""
     pattern = re.compile(rf"{part}\.({BLOCK})\.resnets\.({BLOCK})\.conv1\.weight")
-    found = {match: value for name, value in weights.items() if (match := pattern.fullmatch(name))}
-    blocks = {(int(match[1]), int(match[2])): value for match, value in found.items()}
+    matches = {match: value for name, value in weights.items() if (match := pattern.fullmatch(name))}
+    blocks = {(int(match[1]), int(match[2])): value for match, value in matches.items()}
     if not blocks:
         return [], 0
     levels, per_level = (1 + max(numbers) for numbers in zip(*blocks, strict=True))

@@ -24,7 +24,7 @@ _ENDINGS = (".safetensors", ".sft", ".ckpt", ".pth")  # of files that may be a V
 CONVERT = "docs/export.md shows how to convert it without running code"
 _HEAD_BYTES = 1024
 _AGAIN = "download it again"
-# Other files by how they begin, and what to do.
+# The beginnings of other files, and what to do about them.
 _OTHER_FILES = (
     (rb"version https://git-lfs", "is a pointer of Git LFS, not the file: run git lfs pull, or download it"),
     (rb"(?i)\s*(<!doctype|<html|<\?xml|<head)", "is a web page: download the file itself"),
@@ -113,16 +113,16 @@ def _in_folder(folder: Path, where: str) -> VaePath:
     """The files of a diffusers folder, of a complete pipeline, or of the output folder of a run."""
     if (folder / "vae" / "config.json").is_file() and _weights_in(folder) is None:
         folder = folder / "vae"
-    found = _weights_in(folder)
-    if found is None and (half := _only_half(folder)):
+    weights = _weights_in(folder)
+    if weights is None and (half := _only_half(folder)):
         return VaePath((half,))
-    if found is None:
+    if weights is None:
         raise UserError(f"{where} has no {WEIGHTS_NAME}{_alternatives(folder)}")
     if not (folder / "config.json").is_file():
         raise UserError(
-            f"{where} is not a diffusers folder, because it has no config.json: give {found.name} in it"
+            f"{where} is not a diffusers folder, because it has no config.json: give {weights.name} in it"
         )
-    parts = _parts_of(found, where) if found.suffix == ".json" else (found,)
+    parts = _parts_of(weights, where) if weights.suffix == ".json" else (weights,)
     return VaePath(parts, folder / "config.json")
 
 
@@ -142,8 +142,8 @@ def _parts_of(index: Path, where: str) -> tuple[Path, ...]:
 
 def _weights_in(folder: Path) -> Path | None:
     """The weights file in a diffusers folder, or its index: the default one, else a variant such as fp16."""
-    found = (path for pattern in _IN_FOLDER for path in sorted(folder.glob(pattern)) if path.is_file())
-    return next(found, None)
+    paths = (path for pattern in _IN_FOLDER for path in sorted(folder.glob(pattern)) if path.is_file())
+    return next(paths, None)
 
 
 def _only_half(folder: Path) -> Path | None:

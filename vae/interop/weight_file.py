@@ -28,20 +28,20 @@ from vae.system.errors import UserError
 from vae.system.files import utf8_path
 
 _READABLE = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
-# Parts of names that PyTorch's wrappers of a module add, anywhere in a name.
+# PyTorch's wrappers of a module add these parts, anywhere in a name.
 _WRAPPERS = r"(?:(?:_orig_mod|module|_fsdp_wrapped_module|_checkpoint_wrapped_module)\.)"
 _WRAPPED = re.compile(rf"(?:^|(?<=\.)){_WRAPPERS}+")
-# A name of a VAE of this family, behind any prefix.
+# This matches a name of a VAE of this family, behind any prefix.
 _OF_VAE = re.compile(
     rf"((?:[^.]+\.)*?)(?:encoder\.{_WRAPPERS}*(?:conv_in|down(?:_blocks)?|downsamples\.0\.residual|layers\.0)"
     rf"|decoder\.{_WRAPPERS}*(?:conv_in|up(?:_blocks)?|layers\.0))\."
 )
 _OF_EMA = re.compile(r"(^|[._])ema([._]|$)")  # in a prefix
-# Discriminator and LPIPS; EMA weights with flattened names; of AsymmetricAutoencoderKL, what only masks use;
-# the scaling in files of taesd for ComfyUI, whose latents of VAEs are not scaled
+# These are not read: discriminator and LPIPS, EMA weights with flattened names, the part of
+# AsymmetricAutoencoderKL that reads masks, and the scaling in files of taesd for ComfyUI.
 _DROPPED = re.compile(r"(loss|model_ema|decoder\.condition_encoder)\.|vae_(scale|shift)$")
 
-# Other networks by the name of a tensor: the first match is reported if a file contains no VAE.
+# Names of tensors in other networks. The first match is reported if a file contains no VAE.
 OTHER_NETWORKS = (
     (r"(en|de)coder\.(down|up)samples\.\d+\.(down|up)samples\.", "the VAE of Wan 2.2"),
     (r"model\.diffusion_model\.|double_blocks\.|joint_blocks\.|transformer_blocks\.|down_blocks\.0\.resnets",
@@ -172,12 +172,12 @@ def _vae_names(stored: _Stored, where: str, weights: str) -> tuple[str, dict[str
     prefixes = sorted({match[1] for match in map(_OF_VAE.match, stored) if match})
     if not prefixes:
         raise _no_vae(stored, where)
-    found = {
+    names = {
         prefix: _names_behind(prefix, stored, [other for other in prefixes if other != prefix])
         for prefix in prefixes
     }
-    prefix = prefixes[0] if len(prefixes) == 1 else _chosen(found, where, weights)
-    return prefix, found[prefix]
+    prefix = prefixes[0] if len(prefixes) == 1 else _chosen(names, where, weights)
+    return prefix, names[prefix]
 
 
 def _names_behind(prefix: str, names: Iterable[str], others: Sequence[str]) -> dict[str, str]:
@@ -187,10 +187,10 @@ def _names_behind(prefix: str, names: Iterable[str], others: Sequence[str]) -> d
     return {ours: name for ours, name in renamed.items() if not _DROPPED.match(ours)}
 
 
-def _chosen(found: Mapping[str, Mapping[str, str]], where: str, weights: str) -> str:
+def _chosen(names: Mapping[str, Mapping[str, str]], where: str, weights: str) -> str:
     """The prefix of one of two VAEs, raw or EMA weights; UserError if they are different VAEs."""
-    raw = [prefix for prefix in found if not _OF_EMA.search(prefix)]
-    ema = [prefix for prefix in found if _OF_EMA.search(prefix)]
+    raw = [prefix for prefix in names if not _OF_EMA.search(prefix)]
+    ema = [prefix for prefix in names if _OF_EMA.search(prefix)]
     if len(raw) > 1 or len(ema) > 1:
         first, second = (raw if len(raw) > 1 else ema)[:2]
         raise UserError(
@@ -199,9 +199,9 @@ def _chosen(found: Mapping[str, Mapping[str, str]], where: str, weights: str) ->
         )
     if not raw or not ema:
         return (raw or ema)[0]
-    is_complete = found[ema[0]].keys() >= {name for name in found[raw[0]] if _OF_VAE.match(name)}
+    is_complete = names[ema[0]].keys() >= {name for name in names[raw[0]] if _OF_VAE.match(name)}
     chosen = ema[0] if weights == "ema" and is_complete else raw[0]
-    console.info(f"{where}: weights of {chosen or 'encoder.'}* are read, of {', '.join(map(repr, found))}")
+    console.info(f"{where}: weights of {chosen or 'encoder.'}* are read, of {', '.join(map(repr, names))}")
     return chosen
 
 

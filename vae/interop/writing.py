@@ -36,7 +36,7 @@ DIFFUSERS_VERSION = "0.35.0"
 CONFIG_KEY = "vae_config"  # metadata key of single files: config.json as text
 MODELSPEC = "modelspec."  # beginning of the metadata keys of ModelSpec
 _INHERITED = ("architecture", "author", "license", "usage_hint", "category", "description")
-# The programs whose parameter names single files have.
+# Single files have the parameter names of these programs.
 COMPVIS = "https://github.com/CompVis/latent-diffusion"
 TAESD = "https://github.com/madebyollin/taesd"
 # Pipelines of SDXL apply scaling_factor *and* the channels' constants if config.json has both; its training
