@@ -6,6 +6,7 @@ import optuna
 import pytest
 
 import tune_vae
+from tests.harness.small_vae import SMALL, write_vae
 from tests.harness.stub_trainer import STEPS, rows_of
 from vae.config.flags import parse_flags
 from vae.config.tune_flags import TuneConfig
@@ -64,6 +65,14 @@ def test_pruners_count_optimizer_steps(tune):
     pruner = search.Search(config, search.check_command(config))._pruner()
     assert isinstance(pruner, optuna.pruners.SuccessiveHalvingPruner)
     assert (pruner._min_resource, pruner._reduction_factor) == (STEPS // 9, 3)
+
+
+def test_trials_have_the_shape_of_init_from(base, tmp_path):
+    options = {**json.loads(base.read_text()), "init_from": str(write_vae(tmp_path / "vae"))}
+    options |= {"z_channels": SMALL.z_channels, "image_size": 36}  # a multiple of its 4, not of 8
+    base.write_text(json.dumps(options))
+    found = search.check_command(TuneConfig(output_dir=str(tmp_path / "search"), config=str(base)))
+    assert found.config.model.channels == SMALL.channels
 
 
 @pytest.mark.slow

@@ -21,16 +21,16 @@ from optuna.trial import FrozenTrial, Trial, TrialState
 from vae.charts import write_chart
 from vae.config.flags import read_json
 from vae.config.options import Config, LossConfig, all_options, flatten, image_weights
-from vae.config.recipes import recipe_values
-from vae.config.resolve import PER_COMMAND, resolve
+from vae.config.resolve import PER_COMMAND
 from vae.config.tune_flags import DIRECTIONS, LOSS, RANDOM_TRIALS, TuneConfig
 from vae.system import console
 from vae.system.addresses import public_options, public_text
 from vae.system.errors import UserError
 from vae.system.files import check_folder, claim_folder, replace_text, write_json
 from vae.training.datasets import find_images
+from vae.training.early_checks import Command, with_local_datasets
 from vae.training.early_checks import check_command as check_training
-from vae.training.early_checks import with_local_datasets
+from vae.training.resolved_options import resolve_options
 from vae.tuning.space import Space, as_choice, check_comparable, options_of, read_space, suggest
 from vae.tuning.training_process import TrialError, Validation, train
 
@@ -66,8 +66,7 @@ def check_command(config: TuneConfig) -> Base:
     if options.get("split_seed") is None:  # all trials have the same validation images
         options["split_seed"] = options.get("seed", all_options()["seed"][1].default)
     options = with_local_datasets(options)
-    profile = recipe_values(options["profile"], has_gpu=False) if options.get("profile") else None
-    base = resolve(options, profile=profile)
+    base = resolve_options(Command.of(options), has_gpu=False, machine_settings={}).config
     if options.get("progressive"):
         raise UserError('--config: "progressive" has stages of several sizes: search one stage at a time')
     check_training({**options, "output_dir": str(folder / "trials" / "new")})
@@ -288,7 +287,7 @@ def _check_last_line(path: Path, lock: JournalFileOpenLock) -> None:
 def _identity(config: TuneConfig, base: Base) -> dict[str, Any]:
     """Return all that trials must share; the paths of files are left out: they differ between machines."""
     options = flatten(base.config)
-    apart = {*PER_COMMAND, "data_path", "val_path", "perceptual_weights", "sample_images"}
+    apart = {*PER_COMMAND, "data_path", "val_path", "perceptual_weights", "sample_images", "teacher"}
     return {
         "--objective": list(config.objective),
         **{f"--space {name}": distribution_to_json(part) for name, part in base.space.items()},
