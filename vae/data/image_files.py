@@ -1,4 +1,4 @@
-"""Sets of images by index: the protocol of all kinds of sets, and image files in a folder."""
+"""Sets of images by index. Image files and datasets of shards have the same methods, as ImageSet says."""
 
 import hashlib
 import os
@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cache, cached_property
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
@@ -17,95 +17,10 @@ from vae.data.manifest import read_rows
 from vae.images.decoding import decode_image, upright_size
 from vae.images.formats import BadImageError
 from vae.progress import track
-from vae.sampling.order import EpochOrder, Order, ShuffledOrder, by_hash
+from vae.sampling.order import Order, ShuffledOrder, by_hash
+from vae.shards.shard_images import ShardImages
 from vae.system.errors import UserError
 from vae.system.files import sha256_of_file
-
-
-class ImageSet(Protocol):
-    """Images by their index: image files (FolderImages), or datasets of shards (ShardImages)."""
-
-    @property
-    def location(self) -> str:
-        """The folder, or the path of `dataset.json`."""
-        ...
-
-    @property
-    def version(self) -> str:
-        """A hash: as long as it is the same, a run resumes in the same order."""
-        ...
-
-    @property
-    def has_index(self) -> bool:
-        """Whether sizes and keys are in indexes; otherwise they are read from each file."""
-        ...
-
-    @property
-    def cached_bytes(self) -> np.ndarray:
-        """The sizes of the shards that a cache keeps; empty without one."""
-        ...
-
-    def __len__(self) -> int: ...
-
-    def name(self, index: int) -> str:
-        """The name of an image in messages and in the list of --exclude."""
-        ...
-
-    def decode(self, index: int, *, max_pixels: int, background: str, channels: int = 3) -> np.ndarray:
-        """The pixels of an image: uint8 (H, W, channels). BadImageError if it is unusable."""
-        ...
-
-    def label(self, index: int) -> str | None:
-        """The label of an image, for slices of the validation."""
-        ...
-
-    def sample(self, count: int) -> np.ndarray:
-        """The indices of at most `count` images, chosen by hashes of names, in order."""
-        ...
-
-    def order(self, seed: int, shuffle_shards: int | None = None) -> EpochOrder:
-        """The order of training."""
-        ...
-
-    def expect(self, order: Order, epoch: int, position: int, world_size: int) -> None:
-        """Training continues with every world_size-th image from this position on: shards are fetched."""
-        ...
-
-    def record(self) -> Any:
-        """The entry of `split.json`."""
-        ...
-
-    def counts(self) -> dict[str, int]:
-        """Bytes that this process has read since the last call: disk_bytes, from the folder or a cache.
-
-        Of shards also remote_bytes, from a store; hits, misses: images whose shard was in the cache, or was
-        not.
-        """
-        ...
-
-    def find(self, names: Set[str], keys: np.ndarray, rank: int = 0, world_size: int = 1) -> np.ndarray:
-        """The indices of images with one of these names or keys (S32, sorted): int64, sorted.
-
-        With several processes, at least those of this one's share.
-        """
-        ...
-
-    def sizes(self, indices: np.ndarray) -> np.ndarray:
-        """Width and height of images: int64 (n, 2); 0 if unknown, which training reports."""
-        ...
-
-    def file_sizes(self) -> np.ndarray:
-        """The size of each image file in bytes; 0 for one that cannot be read."""
-        ...
-
-    def keys(self, indices: np.ndarray) -> np.ndarray:
-        """The first half of the SHA-256 of image files: S32; empty for one that cannot be read."""
-        ...
-
-    def paths(self) -> Iterator[tuple[str, str]]:
-        """The real folder and the name of each file on this machine; nothing of shards."""
-        ...
-
 
 THREADS = 16  # for headers and hashes: the time is that of a disk or a network share
 
@@ -119,8 +34,8 @@ class FolderImages:
     manifest: str | None = None  # which has the keys and labels of the files
     _counts: Counter[str] = field(default_factory=Counter, repr=False, compare=False)
 
-    has_index = False
-    cached_bytes = np.empty(0, np.int64)
+    has_index = False  # sizes and keys are read from each file
+    cached_bytes = np.empty(0, np.int64)  # sizes of the shards that a cache keeps
 
     def __len__(self) -> int:
         return len(self.names)
@@ -132,7 +47,7 @@ class FolderImages:
 
     @property
     def version(self) -> str:
-        """SHA-256 of the names."""
+        """SHA-256 of the names: as long as it is the same, a run resumes in the same order."""
         return hashlib.sha256("\n".join(self.names).encode("utf-8", "surrogateescape")).hexdigest()
 
     def name(self, index: int) -> str:
@@ -148,7 +63,7 @@ class FolderImages:
         return pixels
 
     def label(self, index: int) -> str | None:
-        """The label in the manifest."""
+        """The label of an image in the manifest, for slices of the validation."""
         return self._labels.get(self.names[index])
 
     def sample(self, count: int) -> np.ndarray:
@@ -162,20 +77,27 @@ class FolderImages:
         return ShuffledOrder(len(self.names), seed)
 
     def expect(self, order: Order, epoch: int, position: int, world_size: int) -> None:
-        """Files are read when they are needed."""
+        """Training continues with every world_size-th image from this position on: shards are fetched."""
 
     def record(self) -> list[str]:
-        """The names."""
+        """The entry of `split.json`: the names."""
         return list(self.names)
 
     def counts(self) -> dict[str, int]:
-        """Bytes that this process has read since the last call."""
+        """Bytes that this process has read since the last call: disk_bytes, from the folder or a cache.
+
+        Of shards also remote_bytes, from a store; hits, misses: images whose shard was in the cache, or was
+        not.
+        """
         counts = dict(self._counts)
         self._counts.clear()
         return counts
 
     def find(self, names: Set[str], keys: np.ndarray, rank: int = 0, world_size: int = 1) -> np.ndarray:
-        """The indices of images with one of these names, or with one of these keys in the manifest."""
+        """The indices of images with one of these names, or with one of these keys (S32) in the manifest.
+
+        Of shards, those of this process's share.
+        """
         if len(keys) and self.manifest is None:
             raise UserError(
                 f"--exclude lists the SHA-256 {keys[0].decode()}, but the files of {self.location} have no "
@@ -188,7 +110,7 @@ class FolderImages:
         return np.flatnonzero([name in names for name in self.names])
 
     def sizes(self, indices: np.ndarray) -> np.ndarray:
-        """Width and height of images, from their headers."""
+        """Width and height of images: int64 (n, 2); 0 if unknown, which training reports."""
 
         def size(index: int) -> tuple[int, int]:
             try:
@@ -209,7 +131,7 @@ class FolderImages:
         return np.array(_in_threads(size, np.arange(len(self)), "reading sizes"), np.int64)
 
     def keys(self, indices: np.ndarray) -> np.ndarray:
-        """The first half of the SHA-256 of image files; empty for one that cannot be read."""
+        """The first half of the SHA-256 of image files: S32; empty for one that cannot be read."""
 
         def key(index: int) -> bytes:
             with suppress(OSError):
@@ -219,7 +141,7 @@ class FolderImages:
         return np.array(_in_threads(key, indices, "comparing --val_path"), f"S{KEY_DIGITS}")
 
     def paths(self) -> Iterator[tuple[str, str]]:
-        """The real folder and the name of each file; on Windows, case does not matter."""
+        """The real folder and the name of each file, for comparisons; nothing of shards."""
         real = cache(lambda folder: os.path.normcase(os.path.realpath(os.path.join(self.root, folder))))
         for name in self.names:
             folder, file = os.path.split(name)
@@ -241,3 +163,6 @@ def _in_threads(read: Any, indices: np.ndarray, title: str) -> list[Any]:
     with ThreadPoolExecutor(THREADS) as threads:
         results = threads.map(read, indices.tolist())
         return list(track(results, title, len(indices), "image", keep=False))
+
+
+ImageSet = FolderImages | ShardImages  # mypy checks that both have what is used

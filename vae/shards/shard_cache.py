@@ -45,7 +45,7 @@ _OWN_NAME = re.compile(r"([0-9a-f]{64})\.(?:tar|npy|[0-9a-f]{8}\.part)")
 
 
 class _File(NamedTuple):
-    """A file in the folder."""
+    """A file in the folder; the fields order files by their last use."""
 
     used_at: float
     bytes: int
@@ -100,6 +100,7 @@ class ShardCache:
             raise UserError(f"--cache_dir {self.folder}: {reason}: use another folder") from error
 
     def __getstate__(self) -> dict[str, Any]:
+        """Everything but the claim, which stays with its process."""
         return {**self.__dict__, "_claim": None}
 
     def keeps(self, dataset: ShardedDataset) -> bool:
@@ -179,7 +180,7 @@ class ShardCache:
         """
         files = self._files()
         limit = self._limit(files)
-        if size > limit:
+        if size > max(limit, 0):
             raise DataError(
                 f"--cache_dir {self.folder} has no room for {name} ({size / 1e6:.0f} MB): raise "
                 "--cache_gib, free some space, or give a --cache_dir on another disk"
