@@ -21,7 +21,7 @@ from vae.system.errors import EXIT_CONFIG
 from vae.training import saver
 from vae.training.early_checks import Command
 from vae.training.run import train
-from vae.training.saver import CheckpointWriter, host_copy
+from vae.training.saver import CheckpointWriter, SaveReason, host_copy
 from vae.training.setup import prepare_run
 
 SECONDS = 60  # a busy machine is no failure
@@ -79,7 +79,8 @@ def test_a_best_checkpoint_that_could_not_be_written_is_forgotten(tiny):
     for step, (loss, best) in enumerate([(0.3, 1), (0.1, 2), (0.4, 1), (0.2, 4)], start=1):
         faults = injected(Fault("fail", "save.open")) if step == 2 else nullcontext()
         with faults:
-            loop.saver.save(f"checkpoint_step_{step}.pt", {"image_size": 32, "loss": loss})
+            loop.state.advance(4)
+            loop.saver.save(SaveReason.DUE, {"image_size": 32, "loss": loss})
         assert history.best_checkpoint == f"checkpoint_step_{best}.pt"
     assert (folder / "checkpoint_step_1.pt").is_file()
     assert not (folder / "checkpoint_step_2.pt").exists()

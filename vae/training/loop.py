@@ -13,12 +13,10 @@ from vae.data.image_sets import accepted_bad_images
 from vae.data.loading import TrainLoader
 from vae.system import console
 from vae.system.errors import DataError
-from vae.training.checkpoints import position_name
 from vae.training.liveness import Liveness, LoadingStoppedError
 from vae.training.logbook import REJECTED_NAME, Logbook
 from vae.training.recorder import Recorder
-from vae.training.run_folder import step_name
-from vae.training.saver import Saver
+from vae.training.saver import Saver, SaveReason
 from vae.training.stability import NOT_FINITE, Stability, raise_if_diverged
 from vae.training.stages import current_stage, end_stage, is_started
 from vae.training.state import TrainingState
@@ -101,7 +99,7 @@ class TrainingLoop:
         history.begin_phase(is_adversarial, state.last_validation)
         self.stability.begin_phase(is_adversarial)
         if is_best:
-            self.saver.save(position_name(position), state.last_validation)
+            self.saver.save(SaveReason.DUE, state.last_validation)
 
     def train(self, loader: TrainLoader) -> StageEnd:
         """Train the rest of the stage."""
@@ -125,7 +123,7 @@ class TrainingLoop:
                         profile_step()
                         self.after_step(stopping=end is StageEnd.SIGNALLED)
                 if end is not None:
-                    self.saver.save_and_wait()
+                    self.saver.save(SaveReason.STOP)
         if end is not StageEnd.SIGNALLED:  # too late for a spike that lasts
             streak = int(state.update.nonfinite_streak)
             raise_if_diverged(self.stepper.dist, self.stability.at_end(state.position.step, streak))
@@ -160,7 +158,7 @@ class TrainingLoop:
         state.advance(steps.images)
         self.recorder.add(batch, update, images, sync_seconds)
         if counts.save:
-            self.saver.save_now()
+            self.saver.save(SaveReason.REQUESTED)
         if counts.stop or (self.alive.signals.stop and world_size == 1):
             return StageEnd.SIGNALLED
         limit = self.options.max_steps
@@ -186,9 +184,8 @@ class TrainingLoop:
         if self._part_is_done():
             self.end_part()
         self.begin_phase()
-        is_due = options.checkpoint_steps and step % options.checkpoint_steps == 0
-        if is_due and self.state.saved_step != step:
-            self.saver.save(step_name(step))
+        if options.checkpoint_steps and step % options.checkpoint_steps == 0:
+            self.saver.save(SaveReason.DUE)
 
     def _judge(self, means: tuple[float, float]) -> None:
         """Judge a record: raise NonFiniteError if training has diverged, or note a good checkpoint."""
@@ -230,7 +227,7 @@ class TrainingLoop:
         self.begin_phase()
         if save_is_due:
             is_last_stage = current_stage(state.stages, position) is None
-            self.saver.save(position_name(position), metrics, required=is_last_stage)
+            self.saver.save(SaveReason.STOP if is_last_stage else SaveReason.DUE, metrics)
 
     def _begin_epoch(self, epoch: int) -> None:
         state = self.state
@@ -274,7 +271,7 @@ class TrainingLoop:
         reason = batch.reason if isinstance(batch, NoBatch) else None
         if not self.stepper.dist.all_reduce_scalars(isinstance(reason, DataError))[0]:
             return StageEnd.SIGNALLED
-        self.saver.save_and_wait()
+        self.saver.save(SaveReason.STOP)
         if not isinstance(reason, DataError):
             reason = DataError("another process has no images: it reports the reason")
         step = self.state.position.step
@@ -290,7 +287,7 @@ class TrainingLoop:
         accepted = accepted_bad_images(self.max_bad_fraction, total)
         if new and state.rejected > accepted:
             self.stepper.retry.free_memory()
-            self.saver.save_and_wait()
+            self.saver.save(SaveReason.STOP)
             raise DataError(
                 f"{state.rejected} of {total} training images cannot be used, more than the {accepted} of "
                 f"--max_bad_fraction {self.max_bad_fraction}: they are listed in "

@@ -4,6 +4,7 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, replace
+from enum import Enum, auto
 from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
@@ -32,7 +33,7 @@ from vae.training.distributed import Distributed
 from vae.training.logbook import Logbook
 from vae.training.provenance import Provenance, write_run
 from vae.training.stability import NOT_FINITE, Stability, raise_if_diverged
-from vae.training.stages import Position, current_stage
+from vae.training.stages import Position, Stage, current_stage
 from vae.training.state import TrainingState, checkpoint_content
 from vae.training.validation import Metrics
 
@@ -130,9 +131,17 @@ class CheckpointWriter:
             console.warning(f"an older checkpoint cannot be removed: {error}; the next save tries again")
 
 
+class SaveReason(Enum):
+    """Why a checkpoint is saved."""
+
+    DUE = auto()  # skipped while training may be diverging
+    REQUESTED = auto()  # by a signal
+    STOP = auto()  # the run ends with it: it must be on disk
+
+
 @dataclass
 class Saver:
-    """Saves the state of a run in its folder, as often as it is asked, and at most once per step."""
+    """Saves the state of a run in its folder."""
 
     config: Config
     state: TrainingState
@@ -146,6 +155,7 @@ class Saver:
     def __post_init__(self) -> None:
         self.folder = Path(self.config.run.output_dir)
         self.best_before = _best(self.state)  # the last save
+        self.saved: tuple[Position, Stage] | None = None  # those of the last checkpoint
 
     def is_due(self, epochs: float) -> bool:
         """Whether the position after so many epochs of the run is saved for its number or for the time."""
@@ -158,27 +168,22 @@ class Saver:
         (is_due,) = self.dist.all_reduce_scalars(self.dist.is_main and minutes >= CHECKPOINT_MINUTES)
         return bool(is_due)
 
-    def save_now(self) -> None:
-        """Save a checkpoint named after the current position, unless this command has saved this step."""
-        if self.state.saved_step != self.state.position.step:
-            self.save(position_name(self.state.position), in_doubt=True)
-
-    def save_and_wait(self) -> None:
-        """Save as `save_now` does, and wait until the checkpoint is on disk."""
-        self.save_now()
-        self.wait()
+    @property
+    def is_saved(self) -> bool:
+        """Whether the last checkpoint has the current position, and the stage as it is."""
+        return self.saved == (self.state.position, self.state.stage)
 
     def save_alone(self) -> str | None:
         """Save without the other processes, which may hang or have ended; returns the checkpoint's name.
 
-        For the main process, from any thread. Nothing is saved within a change of the weights. Nothing is
-        pruned.
+        The main process calls it, from any thread. Nothing is saved within a change of the weights. Nothing
+        is pruned.
         """
         state = self.state
         if not self.dist.is_main or state.is_changing:
             return None
         name = position_name(state.position)
-        if state.saved_step == state.position.step:
+        if self.is_saved:
             return name if self.writer.finish() is None else None
         if not state.is_finite():
             console.warning(f"{self.folder / name} is not saved: {NOT_FINITE}")
@@ -188,23 +193,28 @@ class Saver:
         except OSError as error:
             console.warning(f"{self.folder / name} is not saved: {error}")
             return None
-        state.saved_step = state.position.step
+        self.saved = replace(state.position), state.stage
         return name
 
-    def save(
-        self, name: str, metrics: Metrics | None = None, *, in_doubt: bool = False, required: bool = False
-    ) -> None:
-        """Save a checkpoint, then prune; training continues meanwhile.
+    def save(self, reason: SaveReason, metrics: Metrics | None = None) -> None:
+        """Save a checkpoint, then prune; training continues meanwhile, unless it stops with this one.
 
-        With the `metrics` of its weights, it may become the best one. While training may be diverging,
-        nothing is pruned, and a checkpoint is saved only with `in_doubt`. A `required` one is saved and
-        waited for: UserError if it cannot be written. Raises NonFiniteError if the weights are not finite.
+        With the `metrics` of its weights, it may become the best one; without, the same state is not saved
+        again. While training may be diverging, nothing is pruned. Raises NonFiniteError if the weights are
+        not finite, and UserError if the last checkpoint of the run cannot be written.
         """
+        if metrics or not self.is_saved:
+            self._save(reason, metrics)
+        if reason is SaveReason.STOP:
+            self._wait()
+
+    def _save(self, reason: SaveReason, metrics: Metrics | None) -> None:
         state = self.state
         raise_if_diverged(self.dist, None if state.is_finite() else NOT_FINITE)
+        name = position_name(state.position)
         path = self.folder / name
         doubt = self.stability.doubt(int(state.update.nonfinite_streak))
-        if doubt and not (in_doubt or required):
+        if doubt and reason is SaveReason.DUE:
             console.info(f"{path} is not saved: {doubt}")
             return
         if self.dist.is_main and self.writer.finish() is not None:  # the last one is not on disk
@@ -217,12 +227,10 @@ class Saver:
         if self.dist.is_main:
             is_written = partial(self._after_write, replace(state.position), path, prunes=not doubt)
             self.writer.save(path, self.content(), is_written)
-        state.saved_step = state.position.step
+        self.saved = replace(state.position), state.stage
         self.saved_at = time.monotonic()
-        if required:
-            self.wait()
 
-    def wait(self) -> None:
+    def _wait(self) -> None:
         """Wait until the last checkpoint is on disk; UserError on every process if it cannot be written."""
         failure = self.writer.finish() if self.dist.is_main else None
         if self.dist.all_reduce_scalars(failure is not None)[0]:
@@ -268,7 +276,7 @@ class Saver:
     def start_checkpoint(self) -> str | None:
         """The checkpoint in the folder with the current weights, before a stage's first step."""
         state, path = self.state, self.provenance.resumed_from
-        if state.saved_step == state.position.step:  # the end of the stage before
+        if self.saved and self.saved[0] == state.position:  # the end of the stage before
             return position_name(state.position)
         begins = state.position.step == state.begun_at.step
         return path.name if path and begins and path.parent.resolve() == self.folder.resolve() else None

@@ -47,7 +47,6 @@ class TrainingState:
     divergences_by_stage: dict[int, int] = field(default_factory=dict)
     begun_at: Position = field(default_factory=Position)
     is_changing: bool = False  # within a step's update or a restoration: weights and position do not agree
-    saved_step: int = -1  # optimizer step of the last checkpoint
     validated_step: int = -1  # optimizer step of the last validation
     last_validation: dict[str, float] = field(default_factory=dict)  # metrics
     noise_reported: bool = False  # that the noise of the posterior hides the latents
@@ -214,7 +213,7 @@ def restore(state: TrainingState, content: Snapshot) -> None:
     state.latent_constants = LatentConstants(*scaling, *of_channels) if scaling else None
     state.position = Position(**content["position"])
     state.history = History(**content["history"])
-    state.saved_step = state.validated_step = -1
+    state.validated_step = -1
     state.rejected = 0
     state.last_validation = {}
 
