@@ -97,7 +97,7 @@ def losses_before_steps(
     They end where a loss is not below its limit. A signal to stop raises KeyboardInterrupt.
     """
     schedule, state = run.schedule(run.state.stage), run.state
-    stepper = run.stepper(schedule, run.retry(plan))
+    stepper = run.stepper(plan, schedule)
     settings = stepper.retry.settings
     losses: list[float] = []
     state.is_changing = True

@@ -7,19 +7,18 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import NamedTuple
 
-from vae.config.options import RunConfig
+from vae.config.options import Config
 from vae.data.dataset import Batch
 from vae.data.image_sets import accepted_bad_images
 from vae.data.loading import TrainLoader
 from vae.system import console
 from vae.system.errors import DataError
 from vae.training.liveness import Liveness, LoadingStoppedError
-from vae.training.logbook import REJECTED_NAME, Logbook
+from vae.training.logbook import REJECTED_NAME
 from vae.training.recorder import Recorder
 from vae.training.saver import Saver, SaveReason
-from vae.training.stability import NOT_FINITE, Stability, raise_if_diverged
+from vae.training.stability import NOT_FINITE, raise_if_diverged
 from vae.training.stages import current_stage, end_stage, is_started
-from vae.training.state import TrainingState
 from vae.training.stepper import Stepper
 from vae.training.validation import Metrics
 from vae.training.validator import SampleGrids, Validator
@@ -54,19 +53,21 @@ class StepCounts(NamedTuple):
 class TrainingLoop:
     """A stage of a run. Nothing else sees all of its parts."""
 
-    options: RunConfig
-    max_bad_fraction: float
+    config: Config
     num_images: int  # training images
-    state: TrainingState
     stepper: Stepper
     recorder: Recorder
     validator: Validator | None  # None: nothing is set aside for validation
     samples: SampleGrids
     saver: Saver
-    stability: Stability
-    logbook: Logbook
     alive: Liveness
     profiler: AbstractContextManager[Callable[[], None]]  # what it yields is called after every step
+
+    def __post_init__(self) -> None:
+        self.options = self.config.run
+        self.state = self.stepper.state
+        self.stability = self.saver.stability
+        self.logbook = self.recorder.logbook
 
     def begin(self) -> None:
         """Measure the baselines, and the weights that the stage begins with."""
@@ -284,12 +285,13 @@ class TrainingLoop:
         state, total = self.state, self.num_images
         state.rejected += new
         state.most_rejected = max(state.most_rejected, state.rejected)
-        accepted = accepted_bad_images(self.max_bad_fraction, total)
+        max_bad_fraction = self.config.data.max_bad_fraction
+        accepted = accepted_bad_images(max_bad_fraction, total)
         if new and state.rejected > accepted:
             self.stepper.retry.free_memory()
             self.saver.save(SaveReason.STOP)
             raise DataError(
                 f"{state.rejected} of {total} training images cannot be used, more than the {accepted} of "
-                f"--max_bad_fraction {self.max_bad_fraction}: they are listed in "
+                f"--max_bad_fraction {max_bad_fraction}: they are listed in "
                 f"{self.logbook.folder / REJECTED_NAME}; remove them, or raise --max_bad_fraction"
             )

@@ -20,10 +20,8 @@ from vae.system.files import atomic_path, replace_text
 from vae.system.host import MIB
 from vae.training.distributed import Distributed, GradientWaits
 from vae.training.logbook import Logbook
-from vae.training.schedule import StageSchedule
-from vae.training.stage_memory import OomRetry, low_memory_warning, memory_peaks
-from vae.training.state import TrainingState
-from vae.training.stepper import Update
+from vae.training.stage_memory import low_memory_warning, memory_peaks
+from vae.training.stepper import Stepper, Update
 
 # What each process counts since the last record; an all-gather of them makes two records.
 COUNTS = (
@@ -142,17 +140,19 @@ def loss_record(means: dict[str, float], terms: LossTerms) -> dict[str, float]:
 class Recorder:
     """Collects what the steps of a stage measure. A context, within which the progress bar is shown."""
 
-    state: TrainingState
-    schedule: StageSchedule
-    terms: LossTerms
-    retry: OomRetry
-    dist: Distributed
+    stepper: Stepper
     logbook: Logbook
     options: RunConfig
     gradient_waits: GradientWaits
     planned_bytes: int = 0  # GPU memory that the stage needs
     _metrics: RunningMetrics = field(default_factory=RunningMetrics)
     _low_memory_reported: bool = False
+
+    def __post_init__(self) -> None:
+        self.state = self.stepper.state
+        self.schedule = self.stepper.schedule
+        self.retry = self.stepper.retry
+        self.dist = self.stepper.dist
 
     def __enter__(self) -> "Recorder":
         self._metrics = RunningMetrics()
@@ -205,7 +205,7 @@ class Recorder:
         means = metrics.all_reduced_means(dist)
         record = {
             "epoch": state.position.epoch + 1,  # the current epoch, counted from 1
-            **loss_record(means, self.terms),
+            **loss_record(means, self.retry.networks.terms),
             "learning_rate": state.optimizers.autoencoder.param_groups[0]["lr"],
             "gradient_norm": float(metrics.norms[0]),
             **metrics.speed(),

@@ -1,4 +1,4 @@
-"""From given options to a prepared run, which builds the parts of a stage.
+"""Set up a run: find its data, build its networks, plan each stage, and build its loop.
 
 Everything is checked before anything is written.
 """
@@ -87,8 +87,36 @@ class PreparedRun:
         """The folder of the run."""
         return Path(self.config.run.output_dir)
 
+    # ---- Data ------------------------------------------------------------------------------------------
+
+    def crops(self, count: int) -> Iterator[torch.Tensor]:
+        """About `count` training crops uint8 (1, C, H, W) on the device (TrainingSet.sample)."""
+        dataset = self.training_set.crops(self.config, self.state.stage.image_size)
+        first_epoch = 0
+        position, dist = self.state.position, self.dist
+        for index in self.training_set.sample(count, position, dist.rank, dist.world_size):
+            crop = dataset[first_epoch, index].image
+            if crop is not None:
+                yield crop[None].to(self.dist.device)
+
+    def loader(self, schedule: StageSchedule, alive: Liveness) -> TrainLoader:
+        """The training batches of the stage that trains."""
+        steps, size = schedule.steps, self.state.stage.image_size
+        return TrainLoader(
+            self.training_set.crops(self.config, size),
+            local_batch=steps.local_images,
+            order=self.training_set.order_of(self.config, size, steps.local_images, self.dist.world_size),
+            rank=self.dist.rank,
+            world_size=self.dist.world_size,
+            num_workers=self.num_workers,
+            pin_memory=self.dist.device.type == "cuda",
+            while_waiting=alive.check,
+        )
+
+    # ---- Plan ------------------------------------------------------------------------------------------
+
     def steps(self, stage: Stage) -> StageSteps:
-        """How the epochs of `stage` divide into optimizer steps."""
+        """Divide the epochs of `stage` into optimizer steps."""
         accumulation = self.config.run.accumulation_steps
         local_batch = stage.batch_size * accumulation
         order = self.training_set.order_of(self.config, stage.image_size, local_batch, self.dist.world_size)
@@ -113,109 +141,46 @@ class PreparedRun:
         return position.step + sum(totals) - (self.steps(left[0]).done(position) if left else 0)
 
     def plan(self, stage: Stage) -> StagePlan:
-        """How the steps of `stage` run; UserError if not even one image fits."""
+        """Plan the memory of the steps of `stage`; UserError if not even one image fits."""
         return plan_stage(self.config, stage, self.networks.dtype, self.dist, self.state.activation_scale)
 
-    def scale_activations(self, scale: float) -> None:
-        """Let all networks of the step compute with this scale (vae/model/activation_scale.py)."""
-        self.state.activation_scale = scale
-        for network in filter(None, (self.state.autoencoder, self.state.ema)):
-            scale_activations(network, scale)
-
-    def crops(self, count: int) -> Iterator[torch.Tensor]:
-        """About `count` training crops uint8 (1, C, H, W) on the device (TrainingSet.sample)."""
-        dataset = self.training_set.crops(self.config, self.state.stage.image_size)
-        first_epoch = 0
-        position, dist = self.state.position, self.dist
-        for index in self.training_set.sample(count, position, dist.rank, dist.world_size):
-            crop = dataset[first_epoch, index].image
-            if crop is not None:
-                yield crop[None].to(self.dist.device)
+    # ---- Loop ------------------------------------------------------------------------------------------
 
     def retry(self, plan: StagePlan | None = None) -> OomRetry:
-        """What computes the steps of a stage; without a plan, no step is computed."""
+        """Build what computes the gradients of a stage; without a plan, no step is computed."""
         settings = plan.step_settings(self.config.speed) if plan else StepSettings(1, "none", False)
         size = self.state.stage.image_size
         resume = self.command.resume_command
         return OomRetry(self.networks, self.dist, settings, self.output_dir, size, resume)
 
-    def stepper(self, schedule: StageSchedule, retry: OomRetry) -> Stepper:
-        """What makes the optimizer steps of a stage."""
-        return Stepper(self.state, retry, schedule, self.dist, self.config.run.seed)
-
-    def loader(self, schedule: StageSchedule, alive: Liveness) -> TrainLoader:
-        """The training batches of the stage that trains."""
-        steps, size = schedule.steps, self.state.stage.image_size
-        return TrainLoader(
-            self.training_set.crops(self.config, size),
-            local_batch=steps.local_images,
-            order=self.training_set.order_of(self.config, size, steps.local_images, self.dist.world_size),
-            rank=self.dist.rank,
-            world_size=self.dist.world_size,
-            num_workers=self.num_workers,
-            pin_memory=self.dist.device.type == "cuda",
-            while_waiting=alive.check,
-        )
+    def stepper(self, plan: StagePlan, schedule: StageSchedule) -> Stepper:
+        """Build what makes the optimizer steps of a stage."""
+        return Stepper(self.state, self.retry(plan), schedule, self.dist, self.config.run.seed)
 
     def samples(self, retry: OomRetry, logbook: Logbook, alive: Liveness) -> SampleGrids:
-        """What writes the sample grids."""
-        return SampleGrids(
-            state=self.state,
-            networks=self.networks,
-            dist=self.dist,
-            retry=retry,
-            logbook=logbook,
-            alive=alive,
-            sample_images=self.sample_images,
-            validation_set=self.validation_set,
-        )
+        """Build what writes the sample grids."""
+        return SampleGrids(self.state, retry, logbook, alive, self.sample_images, self.validation_set)
 
     def loop(
         self, plan: StagePlan, schedule: StageSchedule, saver: Saver, logbook: Logbook, alive: Liveness
     ) -> TrainingLoop:
-        """The loop of the stage that trains."""
+        """Build the loop of the stage that trains."""
         config = self.config
-        state = self.state
-        retry = self.retry(plan)
         self.networks.progress = alive.beat
-        stepper = self.stepper(schedule, retry)
+        stepper = self.stepper(plan, schedule)
         validator = None
         if self.validation_set is not None:
-            validator = Validator(
-                images=self.validation_set,
-                state=state,
-                networks=self.networks,
-                dist=self.dist,
-                retry=retry,
-                schedule=schedule,
-                logbook=logbook,
-                alive=alive,
-                options=config.run,
-            )
-        recorder = Recorder(
-            state=state,
-            schedule=schedule,
-            terms=self.networks.terms,
-            retry=retry,
-            dist=self.dist,
-            logbook=logbook,
-            options=config.run,
-            gradient_waits=self.gradient_waits,
-            planned_bytes=min(plan.memory.total, plan.available),
-        )
-        folder = self.output_dir / "profile" / f"{state.stage.image_size}px"
+            validator = Validator(self.validation_set, stepper, logbook, alive, config.run)
+        planned_bytes = min(plan.memory.total, plan.available)
+        folder = self.output_dir / "profile" / f"{self.state.stage.image_size}px"
         return TrainingLoop(
-            options=config.run,
-            max_bad_fraction=config.data.max_bad_fraction,
+            config=config,
             num_images=self.training_set.num_images,
-            state=state,
             stepper=stepper,
-            recorder=recorder,
+            recorder=Recorder(stepper, logbook, config.run, self.gradient_waits, planned_bytes),
             validator=validator,
-            samples=self.samples(retry, logbook, alive),
+            samples=self.samples(stepper.retry, logbook, alive),
             saver=saver,
-            stability=saver.stability,
-            logbook=logbook,
             alive=alive,
             profiler=step_profiler(config.speed.profile_steps if self.dist.is_main else 0, folder),
         )
@@ -230,20 +195,20 @@ def prepare_run(command: Command, dist: Distributed) -> PreparedRun:
     config = options.config
     stages = options.stages
     position = options.position
+    left = stages_left(stages, position)
     dtype = compute_dtype(config.speed, dist.device)
     num_workers = resolve_num_workers(config.data.num_workers, processes_here=dist.local_world_size)
     sets = find_images(config, num_workers, val_split_given="val_split" in command.given)
     training_set, validation_set = without_excluded(*sets, config.data, dist)
     training_set = with_aspects(training_set, config, dist)
-    check_stages(config, stages_left(stages, position), position, training_set, dist)
+    check_stages(config, left, position, training_set, dist)
     if config.run.early_stopping and validation_set is None:
         raise UserError(
             f"--early_stopping {config.run.early_stopping} needs a validation set: raise --val_split, give "
             "--val_path, or remove it"
         )
     set_backends(config.speed)
-    shapes = partial(_kernel_shapes, config, stages, position, dtype)
-    choose_kernels(config.speed.kernels, dist.device, [dtype], dist.all_gather_set, shapes)
+    _choose_kernels(config, left, dtype, dist)
     state = begin_state(config, dist.device, dtype == torch.float16, options.source)
     terms = _terms(config, dist, dtype)
     waits = GradientWaits()
@@ -275,6 +240,18 @@ def prepare_run(command: Command, dist: Distributed) -> PreparedRun:
     return run
 
 
+def begin_stability(run: PreparedRun) -> Stability:
+    """Begin to judge the records of the run, with the last checkpoint that is known to be good."""
+    stability = Stability(run.config.optim.max_nonfinite_steps)
+    step = run.state.begun_at.step
+    if run.provenance.resumed_from is not None:
+        stability.begin(step, run.provenance.resumed_from)
+        good = read_good_checkpoint(run.output_dir)
+        if good is not None and 0 <= saved_step(good) <= step:
+            stability.good = good
+    return stability
+
+
 def _check_discriminator_begins(run: PreparedRun) -> None:
     """Raise UserError if all stages end before the adversarial loss begins; --max_steps is only a stop."""
     loss = run.config.loss
@@ -290,7 +267,7 @@ def _check_discriminator_begins(run: PreparedRun) -> None:
 
 
 def _new_history(before: History, terms: LossTerms) -> History:
-    """No validations yet: those `before` compared other images, or another loss."""
+    """Forget the validations: those `before` compared other images, or another loss."""
     if before.loss not in ("", terms.image_text):
         console.info(
             f"the validation loss was {before.loss}, and is {terms.image_text} from now on: earlier "
@@ -309,7 +286,7 @@ def _fit_fp16(run: PreparedRun, content: CheckpointContent | None) -> None:
         leave_fp16(run)
         return
     if content is not None and content["fp16"]:
-        run.scale_activations(content["activation_scale"])
+        _scale_activations(state, content["activation_scale"])
         return
     if content is None and not run.config.model.init_from:
         return
@@ -318,7 +295,7 @@ def _fit_fp16(run: PreparedRun, content: CheckpointContent | None) -> None:
         return
     console.info(largest.text)
     if math.isfinite(largest.value):
-        run.scale_activations(scale_for(largest.value))
+        _scale_activations(state, scale_for(largest.value))
     if _largest_activation(run).may_overflow_fp16:
         leave_fp16(run)
     else:
@@ -339,13 +316,19 @@ def leave_fp16(run: PreparedRun) -> None:
     dist = run.dist
     state = run.state
     dtype = replacement_of_fp16(config.speed, dist.device)
-    shapes = partial(_kernel_shapes, config, state.stages, state.position, dtype)
-    choose_kernels(config.speed.kernels, dist.device, [dtype], dist.all_gather_set, shapes)
+    _choose_kernels(config, stages_left(state.stages, state.position), dtype, dist)
     state.leave_fp16()
-    run.scale_activations(1.0)
+    _scale_activations(state, 1.0)
     run.networks.dtype = dtype
     run.networks.terms = _terms(config, dist, dtype)
     console.info(f"activations overflow fp16: --mixed_precision computes in {DTYPE_NAMES[dtype]}")
+
+
+def _scale_activations(state: TrainingState, scale: float) -> None:
+    """Let the networks compute with this scale (vae/model/activation_scale.py)."""
+    state.activation_scale = scale
+    for network in filter(None, (state.autoencoder, state.ema)):
+        scale_activations(network, scale)
 
 
 def _provenance(
@@ -403,31 +386,18 @@ def _continue(state: TrainingState, options: ResolvedOptions) -> None:
         )
 
 
-def begin_stability(run: PreparedRun) -> Stability:
-    """What judges the records of the run, with the last checkpoint that is known to be good."""
-    stability = Stability(run.config.optim.max_nonfinite_steps)
-    state = run.state
-    resumed_from = run.provenance.resumed_from
-    step = state.begun_at.step
-    if resumed_from is not None:
-        stability.begin(step, resumed_from)
-        good = read_good_checkpoint(run.output_dir)
-        if good is not None and 0 <= saved_step(good) <= step:
-            stability.good = good
-    return stability
-
-
 def _terms(config: Config, dist: Distributed, dtype: torch.dtype) -> LossTerms:
     """The terms of the loss. The main process downloads their weights before others load them."""
     return dist.main_first(partial(terms_of, config.loss, config.model.family, dtype, dist.device))
 
 
-def _kernel_shapes(
-    config: Config, stages: list[Stage], position: Position, dtype: torch.dtype
-) -> list[Shape]:
-    """The shapes in the steps of the stages that are not finished."""
-    left = stages_left(stages, position)
-    return kernel_shapes(stage_spec(config, stage.image_size, 1, dtype, 0) for stage in left)
+def _choose_kernels(config: Config, stages: list[Stage], dtype: torch.dtype, dist: Distributed) -> None:
+    """Test the kernels with the shapes of these stages, and replace those that fail."""
+
+    def shapes() -> list[Shape]:
+        return kernel_shapes(stage_spec(config, stage.image_size, 1, dtype, 0) for stage in stages)
+
+    choose_kernels(config.speed.kernels, dist.device, [dtype], dist.all_gather_set, shapes)
 
 
 def _networks(

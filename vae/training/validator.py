@@ -26,13 +26,12 @@ from vae.ops.kernel_check import DTYPE_NAMES
 from vae.step import Networks
 from vae.system import console
 from vae.system.errors import DataError, UserError
-from vae.training.distributed import Distributed
 from vae.training.liveness import Liveness, LoadingStoppedError
 from vae.training.logbook import Logbook
-from vae.training.schedule import StageSchedule
 from vae.training.stage_memory import OomRetry
 from vae.training.stages import Stage
 from vae.training.state import TrainingState
+from vae.training.stepper import Stepper
 from vae.training.validation import (
     NOISE_IMAGES,
     Metrics,
@@ -59,11 +58,7 @@ class Validator:
     """Validates the weights of a stage, writes records and prints what they mean."""
 
     images: ValidationSet
-    state: TrainingState
-    networks: Networks
-    dist: Distributed
-    retry: OomRetry
-    schedule: StageSchedule
+    stepper: Stepper
     logbook: Logbook
     alive: Liveness
     options: RunConfig
@@ -72,6 +67,13 @@ class Validator:
     _slices: Slices | None = None  # from the first validation on
     # On the CPU, by their number and the batch size.
     _few: dict[tuple[int, int], list[Batch]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.state = self.stepper.state
+        self.schedule = self.stepper.schedule
+        self.retry = self.stepper.retry
+        self.networks = self.retry.networks
+        self.dist = self.retry.dist
 
     def measure_baselines(self) -> None:
         """Measure both baselines on all validation images, and write their records."""
@@ -251,8 +253,6 @@ class SampleGrids:
     """Writes grids of the images of --sample_images, or else of the first validation images."""
 
     state: TrainingState
-    networks: Networks
-    dist: Distributed
     retry: OomRetry
     logbook: Logbook
     alive: Liveness
@@ -261,13 +261,13 @@ class SampleGrids:
 
     def save(self) -> None:
         """Write a grid of the exported weights; if memory runs out, there is none."""
-        if not self.dist.is_main:
-            return
         state, retry = self.state, self.retry
+        if not retry.dist.is_main:
+            return
         try:
             for images in self._images():
                 retry.end_graph()
-                grid = sample_grid(state.eval_model, self.networks, images.to(self.dist.device))
+                grid = sample_grid(state.eval_model, retry.networks, images.to(retry.dist.device))
                 self.logbook.image("samples", state.position.step, grid)
             return
         except (RuntimeError, MemoryError) as error:
@@ -283,7 +283,7 @@ class SampleGrids:
             yield self.sample_images[size]
         elif validation_set is not None:
             shown = validation_set.sample(GRID_IMAGES)
-            alone = replace(self.dist, world_size=1)  # the images are not divided among processes
+            alone = replace(self.retry.dist, world_size=1)  # the images are not divided among processes
             yield from (b.images for b in shown.batches(size, GRID_IMAGES, alone, self.alive.check))
 
 
