@@ -1,4 +1,4 @@
-"""Where a run comes from, and what decides its samples. A resumed run says what differs.
+"""Record the origin of a run and what decides its samples. A resumed run reports what differs.
 
 A checkpoint contains both as plain data: `Identity`, and under "provenance" what decides the samples.
 """
@@ -6,14 +6,15 @@ A checkpoint contains both as plain data: `Identity`, and under "provenance" wha
 import secrets
 import subprocess
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
-from functools import lru_cache, partial
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 
-from vae.config.options import Config, DataConfig, names_where
+from vae.config.options import Config, names_where
 from vae.interop.run_files import OTHER_DATA, RUN_NAME
 from vae.system import console
 from vae.system.addresses import public_text
@@ -30,9 +31,6 @@ EXACT = "exact"
 TOPOLOGY = "other topology"
 
 
-# ---- the file of the run -------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True)
 class Identity:
     """A run: all commands that train in one folder. Nothing is computed with its parent."""
@@ -43,28 +41,8 @@ class Identity:
     start: str = ""  # hash of the weights before its first step, or its parent's; "": not known
 
 
-def write_run(folder: Path, identity: Identity, good: Path | None) -> None:
-    """Store the run of the folder, and its checkpoint that is known to be good."""
-    name = good.name if good is not None and good.parent == folder else None
-    try_to_write_json(folder / RUN_NAME, {**asdict(identity), "good_checkpoint": name}, indent=2)
-
-
-def read_good_checkpoint(folder: Path) -> Path | None:
-    """The checkpoint of the run in the folder that is known to be good; None if there is none."""
-    name = _read_run(folder).get("good_checkpoint")
-    return folder / name if name else None
-
-
-def _read_run(folder: Path) -> dict[str, Any]:
-    path = folder / RUN_NAME
-    return read_json(path) if path.exists() else {}
-
-
-# ---- what decides its samples --------------------------------------------------------------------------
-
-
 class Resume(NamedTuple):
-    """How a run continues the one before it."""
+    """The kind of a run: new, or a continuation of another one."""
 
     kind: str  # NEW, EXACT, TOPOLOGY or OTHER_DATA
     changed: str = ""  # the parts that differ, and the values of the topology
@@ -73,7 +51,7 @@ class Resume(NamedTuple):
 
 @dataclass(frozen=True)
 class Provenance:
-    """Where this run comes from, fixed from its preparation on."""
+    """The origin of this run, fixed from its preparation on."""
 
     samples: dict[str, Any]  # `provenance` of a checkpoint
     begun_from: str  # RANDOM, WARM or TRAINED: the weights of the first stage
@@ -82,16 +60,22 @@ class Provenance:
 
     def run_record(self, identity: Identity) -> dict[str, str]:
         """Values of the record `run` in metrics.jsonl."""
-        versions = {
-            part: (self.samples[part] or {}).get("version", "") for part in ("training", "validation")
-        }
-        return {
-            "id": identity.id,
-            "parent": identity.parent,
-            "resume": self.resume.kind,
-            "changed": self.resume.changed,
-            **versions,
-        }
+        versions = {part: (self.samples[part] or {}).get("version", "") for part in DATA[:2]}
+        resume = {"resume": self.resume.kind, "changed": self.resume.changed}
+        return {"id": identity.id, "parent": identity.parent, **resume, **versions}
+
+
+def write_run(folder: Path, identity: Identity, good: Path | None) -> None:
+    """Store the run of the folder, and its checkpoint that is known to be good."""
+    name = good.name if good is not None and good.parent == folder else None
+    try_to_write_json(folder / RUN_NAME, {**asdict(identity), "good_checkpoint": name}, indent=2)
+
+
+def read_good_checkpoint(folder: Path) -> Path | None:
+    """The checkpoint of the run in the folder that is known to be good; None if there is none."""
+    path = folder / RUN_NAME
+    name = read_json(path).get("good_checkpoint") if path.exists() else None
+    return folder / name if name else None
 
 
 def samples_record(
@@ -102,15 +86,16 @@ def samples_record(
     processes: int,
     continues: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """What decides the samples of a run in `stage`. `continues`: the content of a checkpoint and its path."""
+    """Record what decides the samples of a run in `stage`. `continues`: a checkpoint and its run."""
     validation = None
     if validation_set is not None:
         validation = {**_version(validation_set), "images": validation_set.count}
+    transform = {name: getattr(config.data, name) for name in names_where("changes_samples")}
     order = training_set.order
     return {
         "training": _version(training_set),
         "validation": validation,
-        "transform": _transform(config.data),
+        "transform": {n: list(v) if isinstance(v, tuple) else v for n, v in transform.items()},  # as in JSON
         "seed": {"seed": config.run.seed, "rules": RULES},
         "topology": {
             "processes": processes,
@@ -120,20 +105,14 @@ def samples_record(
             "shuffle_shards": order.shuffle_shards,
         },
         "code": code_revision(),
-        "continues": dict(continues) if continues else None,
+        "continues": continues,
     }
 
 
-def _transform(data: DataConfig) -> dict[str, Any]:
-    """The options that decide the crops; JSON has no tuples."""
-    values = {name: getattr(data, name) for name in names_where("changes_samples")}
-    return {name: list(value) if isinstance(value, tuple) else value for name, value in values.items()}
-
-
 def _version(of: TrainingSet | ValidationSet) -> dict[str, Any]:
-    """What identifies a set of images: the version of its dataset, or a hash of the names of its files.
+    """Identify a set of images by the version of its dataset, or a hash of the names of its files.
 
-    With the SHA-256 of --exclude: with another list, other images are used.
+    With another list of --exclude, other images are used: its SHA-256 belongs to the version.
     """
     images = of.images
     return {
@@ -144,23 +123,20 @@ def _version(of: TrainingSet | ValidationSet) -> dict[str, Any]:
     }
 
 
-@lru_cache(maxsize=1)
 def code_revision() -> dict[str, str | None]:
     """Versions of PyTorch and of this code: the commit, with -dirty if files differ; None outside of git."""
     root = Path(__file__).resolve().parents[2]
     revision = None
     if (root / ".git").exists():
         words = ["git", "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
-        try:
+        with suppress(OSError, subprocess.TimeoutExpired):  # no git here: the record has null
             done = subprocess.run(words, cwd=root, capture_output=True, text=True, timeout=10)
             revision = done.stdout.strip() or None
-        except (OSError, subprocess.TimeoutExpired):
-            pass  # no git here: the record says null
     return {"torch": str(torch.__version__), "revision": revision}
 
 
 def compare(before: Mapping[str, Any], now: Mapping[str, Any]) -> Resume:
-    """How a run with the samples `now` continues one with `before`."""
+    """Compare the samples of a run with those `before`, from which it continues."""
     other = [part for part in DATA if _decisive(before[part]) != _decisive(now[part])]
     topology = [
         f"{name} {before['topology'].get(name)} -> {value}"
@@ -172,27 +148,26 @@ def compare(before: Mapping[str, Any], now: Mapping[str, Any]) -> Resume:
 
 
 def _decisive(part: Mapping[str, Any] | None) -> dict[str, Any]:
-    """What decides samples: where a dataset is does not."""
+    """Leave out values that decide no samples: the path of a dataset, the `policy` of old checkpoints."""
     return {name: value for name, value in (part or {}).items() if name not in ("path", "policy")}
 
 
 def print_resume(resume: Resume, new_size: int | None) -> None:
-    """Print which kind of continuation this is, and what it means.
-
-    `new_size`: the side of the crops in px, if a stage begins here.
-    """
-    if resume.kind in (EXACT, TOPOLOGY) and new_size is not None:
-        changed = f", {resume.changed}" if resume.changed else ""
-        console.info(f"resume  with a new stage of {new_size} px{changed}: the same images in new epochs")
-    elif resume.kind == EXACT:
-        console.info("resume  exact: the samples continue as if the run had not stopped")
-    elif resume.kind == TOPOLOGY:
-        console.info(
-            f"resume  same data, other topology ({resume.changed}): the same steps only if processes x batch "
-            "size x accumulation and the streams are as before, and with --buckets also the processes"
-        )
-    elif resume.kind == OTHER_DATA:
+    """Print which kind of continuation this is. `new_size`: the side of its crops in px if a stage begins."""
+    if resume.kind == OTHER_DATA:
         console.warning(
             f"resume with another dataset or transform ({resume.changed}): this is a new branch; "
             "metrics.jsonl and evaluation reports mark it"
         )
+        return
+    if new_size is not None:
+        changed = f", {resume.changed}" if resume.changed else ""
+        text = f"with a new stage of {new_size} px{changed}: the same images in new epochs"
+    elif resume.kind == EXACT:
+        text = "exact: the samples continue as if the run had not stopped"
+    else:
+        text = (
+            f"same data, other topology ({resume.changed}): the same steps only if processes x batch "
+            "size x accumulation and the streams are as before, and with --buckets also the processes"
+        )
+    console.info(f"resume  {text}")

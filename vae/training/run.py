@@ -51,7 +51,7 @@ def train(given: dict[str, Any]) -> int:
 
 
 def train_checked(command: Command) -> int:
-    """The same for a command that was checked before PyTorch was imported."""
+    """Train as `train` does, with a command that was checked before PyTorch was imported."""
     with prepared_run(command) as (prepared, alive, lock):
         return _Run(prepared, alive, lock).train()
 
@@ -112,7 +112,7 @@ def _out_of_memory_line(error: Exception, command: Command) -> str:
 
 
 def _plan_key(stage: Stage) -> tuple[int, int]:
-    """What the plan of a stage depends on."""
+    """Return the values that decide the plan of a stage."""
     return stage.image_size, stage.batch_size
 
 
@@ -264,11 +264,8 @@ class _Run:
         run = self.prepared
         position = self.state.position
         in_steps = self.state.stages[-1].num_steps is not None
-        reason = (
-            f"the run is finished ({position.step} steps)"
-            if in_steps
-            else f"the run is finished ({position.epoch} epochs)"
-        )
+        length = f"{position.step} steps" if in_steps else f"{position.epoch} epochs"
+        reason = f"the run is finished ({length})"
         if stage is not None:
             limit = run.config.run.max_steps
             reason = f"the run has made {position.step} of --max_steps {limit} steps: raise it to continue"

@@ -70,7 +70,7 @@ class Stage:
 
 @dataclass(frozen=True)
 class StageSteps:
-    """How the epochs of a stage divide into optimizer steps."""
+    """The optimizer steps of a stage."""
 
     stage: Stage
     per_epoch: int  # optimizer steps
@@ -175,12 +175,6 @@ def end_stage(stages: list[Stage], stage: Stage, position: Position) -> tuple[li
     return [*stages[:index], ended, *_consecutive(epochs, position.step, stages[index + 1 :])], ended
 
 
-def _replace_stage(stages: list[Stage], stage: Stage, changed: Stage) -> list[Stage]:
-    """The stages with `changed` instead of `stage`; later stages start after it."""
-    index = stages.index(stage)
-    return [*stages[:index], changed, *_consecutive(changed.end_epoch, 0, stages[index + 1 :])]
-
-
 def is_started(stage: Stage, position: Position) -> bool:
     """Whether a step of the stage has been made."""
     in_first = position.epoch == stage.first_epoch and position.images_in_epoch > 0
@@ -245,7 +239,8 @@ def _with_given_flags(
                 f"--num_epochs {num_epochs} is below the {started} epochs already started: raise it"
             )
         changed = replace(changed, num_epochs=num_epochs, num_steps=None)
-    return _replace_stage(stages, stage, changed)
+    index = stages.index(stage)
+    return [*stages[:index], changed, *_consecutive(changed.end_epoch, 0, stages[index + 1 :])]
 
 
 def _continued_plan(
