@@ -39,7 +39,7 @@ class Networks:
 
     @property
     def eval_dtype(self) -> torch.dtype:
-        """What validation computes in: fp16 is near fp32, bf16 is not (benchmarks/LOG.md)."""
+        """The dtype of validation: fp16 is near fp32, bf16 is not (benchmarks/LOG.md)."""
         return torch.float32 if self.dtype == torch.bfloat16 else self.dtype
 
 
@@ -62,7 +62,7 @@ class StepInputs:
 
 @dataclass
 class StepResult:
-    """What a step measures in this process, on the device.
+    """Measurements of a step in this process, on the device.
 
     `gradient_sq_norms`: of the gradients at the reconstruction: without the adversarial term, and of it
     alone at a gap of 1.

@@ -84,7 +84,7 @@ def _read(path: Path, net: str) -> dict[str, Tensor]:
 
 
 def cached_file(url: str) -> Path:
-    """Where PyTorch's cache has the file of `url`; UserError without a home folder and TORCH_HOME."""
+    """The path of the file of `url` in PyTorch's cache; UserError without a home folder and TORCH_HOME."""
     return in_home(torch.hub.get_dir(), "TORCH_HOME") / "checkpoints" / _file_name(url)
 
 

@@ -55,7 +55,7 @@ def load_newest(folder: Path) -> Loaded | None:
 
 
 def load_on_all(find: Callable[[], Loaded | None], dist: Distributed) -> Loaded | None:
-    """What `find` returns on the main process; the others load the checkpoint that it has chosen."""
+    """Call `find` on the main process; the others load the checkpoint that it has chosen."""
     loaded: list[Loaded] = []
 
     def choose() -> Path | None:

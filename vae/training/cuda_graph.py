@@ -41,7 +41,7 @@ class _Captured:
 
 
 class StepGraph:
-    """compute_gradients of this process, from a graph once WARMUP_STEPS steps in a row have the same shapes.
+    """Computes gradients, from a graph once WARMUP_STEPS steps in a row have the same shapes.
 
     A step with other shapes, such as one with an unusable image, ends the graph.
     """
@@ -53,7 +53,7 @@ class StepGraph:
         self._failed = False
 
     def gradients(self, networks: Networks, inputs: StepInputs, sizes: list[int]) -> StepResult:
-        """The same as vae.step.compute_gradients."""
+        """Compute the same as vae.step.compute_gradients."""
         # Backward in this thread: cuDNN's plans and a capture are each those of one thread.
         with torch.autograd.set_multithreading_enabled(False):
             return self._gradients(networks, inputs, sizes)

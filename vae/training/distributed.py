@@ -96,7 +96,7 @@ class Distributed:
         return message[0]  # type: ignore[return-value]
 
     def main_first(self, read: Callable[[], _Read]) -> _Read:
-        """What `read` returns in this process. The main process calls it first: it may download, or fail."""
+        """Call `read` in every process, but in the main one first: it may download, or fail."""
         results: list[_Read] = []
         self.on_main(lambda: results.append(read()))
         return results[0] if results else read()
@@ -230,7 +230,7 @@ _OTHER_SHAPES = ("expects same model", "appears not to match")  # DistributedDat
 
 
 class GradientWaits:
-    """How long this process waited for the sums of the last step, after its own gradients were complete."""
+    """Measures the waits for the sums of the last step, after this process's own gradients were complete."""
 
     def __init__(self) -> None:
         self._waits: dict[nn.Module, tuple[_Time, _Time]] = {}

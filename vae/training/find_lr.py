@@ -44,7 +44,7 @@ class Curve(NamedTuple):
     unchanged: list[float]  # losses of the same batches with the weights before the first step
 
     def smoothed(self) -> np.ndarray:
-        """loss / unchanged: its geometric mean up to each step, with exponentially falling weights (S,)."""
+        """Return the geometric mean of loss / unchanged up to each step, with exponential weights (S,)."""
         mean, logs = 0.0, []
         for step, (loss, unchanged) in enumerate(zip(self.losses, self.unchanged, strict=True), 1):
             mean = SMOOTHING * mean + (1 - SMOOTHING) * math.log(loss / unchanged)

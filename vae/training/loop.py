@@ -40,7 +40,7 @@ class NoBatch:
 
 
 class StepCounts(NamedTuple):
-    """What decides about a step, in all processes together."""
+    """Numbers of all processes together that decide about a step."""
 
     rejected: int  # unusable images
     excluded: int  # images that --exclude names
@@ -255,7 +255,7 @@ class TrainingLoop:
     # ---- the other processes -----------------------------------------------------------------------------
 
     def _all_reduced_counts(self, batch: Batch | NoBatch) -> StepCounts:
-        """What decides about the step with `batch`: one exchange on the host.
+        """Exchange what decides about the step with `batch`, once and on the host.
 
         The device meanwhile computes what the host has started before.
         """

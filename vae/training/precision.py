@@ -1,4 +1,4 @@
-"""How networks compute: dtype, backend settings, compilation, and the shapes that kernels are tested with."""
+"""Choose the dtype, backend settings and compilation of networks, and the shapes for tests of kernels."""
 
 import os
 import time
@@ -27,7 +27,7 @@ from vae.system.host import find_compiler
 
 
 def compute_dtype(speed: SpeedConfig, device: torch.device) -> torch.dtype:
-    """fp32, bf16 or fp16, from --mixed_precision, --use_bf16 and what the device computes well."""
+    """Choose fp32, bf16 or fp16 from --mixed_precision, --use_bf16 and what the device computes well."""
     support = precision_support(device)
     remark = precision_remark(speed, support)
     if remark:
@@ -36,7 +36,7 @@ def compute_dtype(speed: SpeedConfig, device: torch.device) -> torch.dtype:
 
 
 def replacement_of_fp16(speed: SpeedConfig, device: torch.device) -> torch.dtype:
-    """bf16 or fp32, for a network whose activations overflow fp16."""
+    """Choose bf16 or fp32 for a network whose activations overflow fp16."""
     return getattr(torch, dtype_without_fp16(speed, precision_support(device)))
 
 

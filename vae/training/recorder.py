@@ -60,9 +60,9 @@ def data_record(processes: Sequence[Counts]) -> dict[str, float]:
 
 
 def comparison(processes: Sequence[Counts]) -> dict[str, float | list[float]]:
-    """How several processes keep step; nothing for one.
+    """Compare the speeds of several processes; with one, there is nothing to compare.
 
-    All wait for the slowest one. What even the process with the shortest waits waits for is the network.
+    All wait for the slowest one. Even the process with the shortest waits waits for the network.
     """
     if len(processes) == 1:
         return {}
@@ -123,7 +123,7 @@ class RunningMetrics:
         return max(1e-9, time.perf_counter() - self.started - self.pause_seconds)
 
     def speed(self) -> dict[str, float]:
-        """images_per_second of all processes, and the share of the time spent waiting for data."""
+        """Return images_per_second of all processes, and the share of the time spent waiting for data."""
         seconds = self.seconds()
         return {"images_per_second": self.images / seconds, "data_wait_share": self.wait_seconds / seconds}
 

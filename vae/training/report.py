@@ -1,4 +1,4 @@
-"""What a run prints: before it trains, the stage and warnings; after it, the result and the next command."""
+"""Lines that a run prints: at first the stage and warnings, at last the result and the next command."""
 
 import math
 import shutil
@@ -156,7 +156,7 @@ def device_line(dist: Distributed, speed: SpeedConfig, dtype: torch.dtype, compi
 
 
 def cache_line(data: DataConfig, sets: Iterable[ImageSet]) -> str | None:
-    """Where the shards of these sets are kept, or that they are read in place; None for image files."""
+    """Name the folder in which the shards of these sets are kept, if they are; None for image files."""
     if any(len(images.cached_bytes) for images in sets):
         return f"cache   at most {data.cache_gib:g} GiB of shards in {data.cache_dir or default_folder()}"
     if not any(path and is_dataset(path) for path in (*data.data_path, data.val_path)):
@@ -267,7 +267,7 @@ def result_lines(
 
 
 def export_text(folder: Path, state: TrainingState, schedule: StageSchedule) -> str:
-    """Which weights are exported and why, and the command that exports better ones."""
+    """Say which weights are exported and why, with the command that exports better ones."""
     history, last = state.history, state.last_validation
     name, which = history.best_checkpoint, "the best validation loss has"
     text = "the last weights"

@@ -1,4 +1,4 @@
-"""Checkpoints of a run: when one is saved, what it contains, what is pruned, what a divergence leaves."""
+"""Save and prune the checkpoints of a run, and go back to a good one after a divergence."""
 
 import threading
 import time
@@ -299,7 +299,7 @@ DIVERGED_NAME = "diverged.json"
 
 @dataclass(frozen=True)
 class Divergences:
-    """What the divergences of a run change, in the file DIVERGED_NAME of its folder."""
+    """The changes that divergences have made to a run, in the file DIVERGED_NAME of its folder."""
 
     learning_rate: float | None  # --learning_rate of the run; another one is a new attempt
     by_stage: dict[int, int] = field(default_factory=dict)  # how many, by the first epoch of a stage
@@ -307,7 +307,7 @@ class Divergences:
 
 
 def read_divergences(folder: Path, learning_rate: float | None) -> Divergences:
-    """Those of the run in the folder with this --learning_rate."""
+    """Read the divergences of the run in the folder with this --learning_rate."""
     try:
         content = read_json(folder / DIVERGED_NAME)
     except FileNotFoundError:

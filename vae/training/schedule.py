@@ -123,7 +123,7 @@ class StageSchedule:
 
     @property
     def start(self) -> str:
-        """What the stage begins with: later stages go on with a trained VAE."""
+        """The weights that the stage begins with: later stages continue a trained VAE."""
         return TRAINED if self.steps.stage.first_epoch > 0 else self.begun_from
 
     @property
@@ -144,7 +144,7 @@ class StageSchedule:
 
     @property
     def remedy(self) -> str:
-        """What helps if the loss stays above the stage's start: the rate of the rule is low enough."""
+        """The remedy if the loss stays above the stage's start: the rate of the rule is low enough."""
         lower = f"lower --learning_rate (now {self.peak:.3g}), or " if self.peak > self.ruled_peak else ""
         return f"{lower}train for more epochs"
 
@@ -154,7 +154,7 @@ class StageSchedule:
         return WARM_ENDS_SHARE if self.begun_from == WARM else 1.0
 
     def learning_rates(self, position: Position) -> tuple[float, float]:
-        """Those of the autoencoder and of the discriminator in the next step."""
+        """Return the rates of the autoencoder and of the discriminator in the next step."""
         done = self.steps.done(position)
         total = self.steps.total
         own = discriminator_steps(self.disc_first_step, position.step, done, total)

@@ -67,7 +67,7 @@ from vae.training.validator import SampleGrids, Validator, load_sample_images
 
 @dataclass(frozen=True)
 class PreparedRun:
-    """What set-up has checked and built, before anything is written."""
+    """A run that was checked and built, before anything is written."""
 
     config: Config
     command: Command
@@ -338,7 +338,7 @@ def _provenance(
     validation_set: ValidationSet | None,
     processes: int,
 ) -> Provenance:
-    """Where the run comes from. How it continues the one before it is printed."""
+    """Describe the origin of the run, and print how it continues the one before it."""
     content = options.content
     path = options.path
     stage = state.stage

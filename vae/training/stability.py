@@ -110,7 +110,7 @@ class Stability:
         return bool(confirmed)
 
     def _spike(self, loss: float, mse: float) -> str:
-        """How a record is out of the ordinary; "" if it is not.
+        """Say in which way a record is out of the ordinary; "" if it is not.
 
         The weights that train may collapse in an adversarial phase a hundred steps before their EMA shows it.
         """

@@ -36,7 +36,7 @@ from vae.training.state import TrainingState
 
 @dataclass
 class StepSettings:
-    """How a step is computed. It changes if memory runs out; nothing here changes the gradient."""
+    """Settings of the steps, which change if memory runs out; none of them changes the gradient."""
 
     micro_batch: int
     recompute: str
@@ -88,8 +88,13 @@ class OomRetry:
             if self.release_graph():
                 continue
             if max(sizes) == 1 and settings.next_recompute() is None:
-                line = _out_of_memory(settings)
-                raise UserError(f"{line} and resume with: {self.resume_command}{message}")
+                remedy = (
+                    "use --recompute auto" if settings.recompute != RECOMPUTE[-1] else "lower --image_size"
+                )
+                raise UserError(
+                    f"out of memory with --micro_batch_size 1 --recompute {settings.recompute}: {remedy} and "
+                    f"resume with: {self.resume_command}{message}"
+                )
             change = self._reduce_memory(max(sizes))
             if self.dist.world_size > 1:
                 raise self._start_again(message)
@@ -134,7 +139,7 @@ class OomRetry:
         return f"micro-batch lowered to {settings.micro_batch}; same batch and gradients, more passes"
 
     def _start_again(self, message: str) -> UserError:
-        """What ends all processes; the lowered settings are stored for their next start."""
+        """Return the error that ends all processes, and store the lowered settings for their next start."""
         settings = self.settings
         line = f"out of memory in process {self.dist.rank}{message}: all processes end"
         flags = f"--micro_batch_size {settings.micro_batch} --recompute {settings.recompute}"
@@ -146,12 +151,6 @@ class OomRetry:
             f"{line}, and use {flags} when they start again, by torchrun --max_restarts or with: "
             f"{self.resume_command}"
         )
-
-
-def _out_of_memory(settings: StepSettings) -> str:
-    """The error if no setting needs less memory."""
-    remedy = "use --recompute auto" if settings.recompute != RECOMPUTE[-1] else "lower --image_size"
-    return f"out of memory with --micro_batch_size 1 --recompute {settings.recompute}: {remedy}"
 
 
 def _library_message(error: RuntimeError) -> str:
@@ -194,7 +193,7 @@ class StagePlan:
         return self.memory.predicted(self.available)
 
     def step_settings(self, speed: SpeedConfig) -> StepSettings:
-        """How the first step of the stage is computed."""
+        """Return the settings of the first step of the stage."""
         return StepSettings(
             self.memory.micro_batch,
             self.memory.recompute,

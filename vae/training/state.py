@@ -60,7 +60,7 @@ class TrainingState:
 
     @property
     def divergences(self) -> int:
-        """How often the stage has diverged; each time halves its learning rates."""
+        """The number of divergences of the stage; each one halves its learning rates."""
         return self.divergences_by_stage.get(self.stage.first_epoch, 0)
 
     def apply_given_scaling(self, config: Config) -> None:
@@ -166,7 +166,7 @@ def checkpoint_content(
 
 
 def snapshot(state: TrainingState) -> Snapshot:
-    """What `restore` needs of a checkpoint. The tensors are those of the state, not copies."""
+    """Collect what `restore` needs. The tensors are those of the state, not copies."""
     ema = state.ema
     discriminator = state.discriminator
     constants = state.latent_constants

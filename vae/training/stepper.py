@@ -19,7 +19,7 @@ from vae.update import apply_update
 
 
 class Update(NamedTuple):
-    """What a step has measured."""
+    """Measurements of a step."""
 
     losses: dict[str, torch.Tensor]  # () each: sums over the images of this process, by term
     norms: list[torch.Tensor]  # gradient norms of the autoencoder and, if it has started, the discriminator
@@ -114,7 +114,7 @@ class Stepper:
         return adaptive_weight(reconstruction, adversarial, self.schedule.loss.disc_max_weight) * weight
 
     def _measured(self, batch: Batch, result: StepResult) -> StepResult:
-        """Of the images of the batch: the placeholder of a process without images does not count."""
+        """Zero the measurements of a placeholder, which has no image."""
         return result if len(batch.images) else result.mapped(torch.zeros_like)
 
     def _set_learning_rates(self, learning_rate: float | None) -> None:

@@ -54,7 +54,7 @@ class ValidationSet:
         return replace(self, indices=self.images.sample(min(most, self.count)).tolist())
 
     def record(self) -> Any:
-        """What `split.json` says about the images."""
+        """The entry of the images in `split.json`."""
         record = self.images.record()
         if isinstance(record, dict):
             return self.excluded.without({**record, "used": self.count})

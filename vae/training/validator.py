@@ -154,7 +154,7 @@ class Validator:
         return warning is not None
 
     def _comparable(self) -> Metrics:
-        """What validations must share to be compared: image size and, with an adversarial loss, the phase."""
+        """Values that comparable validations share: image size and, with an adversarial loss, the phase."""
         values: Metrics = {"image_size": self.state.stage.image_size}
         if self.schedule.loss.adversarial_weight:
             share = self.schedule.adversarial_share(self.state.position.step)
@@ -288,7 +288,7 @@ class SampleGrids:
 
 
 def sample_grid(model: AutoencoderKL, networks: Networks, images: torch.Tensor) -> np.ndarray:
-    """uint8 pixels (H, W, 3) from uint8 images (N, C, S, S), one row per image.
+    """Draw uint8 images (N, C, S, S) as uint8 pixels (H, W, 3), one row per image.
 
     The columns are the input, its reconstruction, the error times ERROR_GAIN and the bicubic baseline; images
     with alpha are over a checkerboard, and their alpha follows. The captions are PSNRs of the whole crop, as
@@ -326,7 +326,7 @@ def _tiles(columns: torch.Tensor) -> np.ndarray:
 
 
 def draw_grid(titles: list[str], rows: list[np.ndarray], captions: list[list[str]]) -> np.ndarray:
-    """uint8 (H, W, 3): rows of tiles (columns, T, T, 3) below the titles, with a caption below each tile."""
+    """Draw uint8 (H, W, 3): rows of tiles (columns, T, T, 3) below titles, with a caption below each tile."""
     side = rows[0].shape[1]
     width = len(titles) * (side + GAP) - GAP
     grid = Image.new("RGB", (width, TEXT_HEIGHT + len(rows) * (side + TEXT_HEIGHT)), "white")
