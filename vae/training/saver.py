@@ -1,8 +1,8 @@
 """Save and prune the checkpoints of a run, and go back to a good one after a divergence."""
 
-import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field, replace
 from enum import Enum, auto
 from functools import partial
@@ -75,19 +75,18 @@ class CheckpointWriter:
     def __init__(self, background: bool) -> None:
         """With `background`, a save only copies the state; without, it also waits for the file."""
         self._background = background
-        self._thread: threading.Thread | None = None
+        self._thread = ThreadPoolExecutor(max_workers=1)
+        self._writing: Future[str | None] | None = None
         self._failure: str | None = None  # why the last checkpoint is not on disk
-        self._bug: Exception | None = None  # which `finish` raises where it ends the run
 
     def save(self, path: Path, content: CheckpointContent, prune: Callable[[], object]) -> None:
         """Save a checkpoint, then `prune`; waits for the previous one. A failure is printed."""
         self.finish()
+        self._writing = None
         if self._background and (copy := self._copied(content)) is not None:
-            arguments = path, copy, prune
-            self._thread = threading.Thread(target=self._write_in_thread, args=arguments, daemon=True)
-            self._thread.start()
-            return
-        self._write(path, content, prune)
+            self._writing = self._thread.submit(_write, path, copy, prune)
+        else:
+            self._failure = _write(path, content, prune)
 
     def _copied(self, content: CheckpointContent) -> Any:
         """The content in host memory; None, reported once, if there is too little of it."""
@@ -102,33 +101,25 @@ class CheckpointWriter:
 
     def finish(self) -> str | None:
         """Wait for the file under way; returns why the last checkpoint is not on disk."""
-        if self._thread is not None:
-            self._thread.join()
-            self._thread = None
-        if self._bug is not None:
-            raise self._bug
+        if self._writing is not None:
+            self._failure = self._writing.result()
         return self._failure
 
-    def _write_in_thread(self, *arguments: Any) -> None:
-        try:
-            self._write(*arguments)
-        except Exception as error:
-            self._bug = error
 
-    def _write(self, path: Path, content: CheckpointContent, prune: Callable[[], object]) -> None:
-        self._failure = None
-        try:
-            save_checkpoint(path, content)
-        except OSError as error:
-            self._failure = str(error)
-            console.warning(
-                f"{path} is not saved: {error}; older checkpoints are unchanged, the next save tries again"
-            )
-            return
-        try:
-            prune()
-        except OSError as error:
-            console.warning(f"an older checkpoint cannot be removed: {error}; the next save tries again")
+def _write(path: Path, content: CheckpointContent, prune: Callable[[], object]) -> str | None:
+    """Write a checkpoint, then prune; returns why it is not on disk."""
+    try:
+        save_checkpoint(path, content)
+    except OSError as error:
+        console.warning(
+            f"{path} is not saved: {error}; older checkpoints are unchanged, the next save tries again"
+        )
+        return str(error)
+    try:
+        prune()
+    except OSError as error:
+        console.warning(f"an older checkpoint cannot be removed: {error}; the next save tries again")
+    return None
 
 
 class SaveReason(Enum):
