@@ -71,7 +71,7 @@ def load_on_all(find: Callable[[], Loaded | None], dist: Distributed) -> Loaded 
 def abandon_newer(folder: Path, step: int) -> None:
     """Move the checkpoints after `step`, from which training continues, out of the way of the new ones.
 
-    Also those that cannot be opened: a new one of the same name would replace them.
+    Those that cannot be opened are moved, too: a new one of the same name would replace them.
     """
     newer = [path for path in list_checkpoints(folder) if not 0 <= saved_step(path) <= step]
     if not newer:
@@ -113,8 +113,8 @@ def stage_ends(stages: list[Stage], position: Position) -> set[str]:
 def prune(folder: Path, keep: int, *, apart: set[str], needed: set[str]) -> list[Path]:
     """Remove all but the newest `keep` checkpoints and those with these names; returns the removed.
 
-    Those `apart` do not count, nor do files that cannot be opened, which others may have written. OSError,
-    after the others are removed, if one cannot be: on Windows, because a program has it open.
+    Those `apart` do not count, nor do files that cannot be opened, which others may have written. If one
+    cannot be removed, because a program on Windows has it open, OSError is raised after the others are.
     """
     counted = [p for p in list_checkpoints(folder) if p.name not in apart and saved_step(p) >= 0]
     removed, failure = [], None

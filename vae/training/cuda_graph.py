@@ -1,8 +1,8 @@
 """The gradients of a step as a CUDA graph: one launch instead of more than a thousand, for the same kernels.
 
-Everything in a graph has a fixed address: a batch is copied to where the first one was, and the gradients
-appear in the same tensors at every step. Nothing in a step is random: the noise is an input. Its memory is
-its own: work between two steps that needs much ends the graph, and later steps capture another one.
+Every tensor of a graph has a fixed address: a batch is copied over the first one, and the gradients appear in
+the same tensors at every step. Nothing in a step is random: the noise is an input. A graph keeps its memory:
+work between two steps that needs much memory ends the graph, and later steps capture another one.
 """
 
 import gc

@@ -1,6 +1,6 @@
 """The processes of a run: a single one, or several that torchrun started, with one device each.
 
-And their gradients, which become means over all of them by DistributedDataParallel.
+DistributedDataParallel makes their gradients means over all processes.
 """
 
 import datetime
@@ -155,19 +155,19 @@ class Distributed:
             dist.destroy_process_group()
 
 
-def _number(name: str, default: str, least: int, most: int) -> int:
-    """An environment variable of torchrun; UserError if it is no number from `least` to `most`."""
+def _number(name: str, default: str, minimum: int, maximum: int) -> int:
+    """Read an environment variable of torchrun; UserError if it is no number from `minimum` to `maximum`."""
     text = os.environ.get(name) or default
-    if not text.isdecimal() or not least <= int(text) <= most:
+    if not text.isdecimal() or not minimum <= int(text) <= maximum:
         raise UserError(
-            f"the environment variable {name} is {text or 'missing'}, not a number from {least} to {most}: "
-            "start with torchrun, or unset RANK and WORLD_SIZE for a single process"
+            f"the environment variable {name} is {text or 'missing'}, not a number from {minimum} to "
+            f"{maximum}: start with torchrun, or unset RANK and WORLD_SIZE for a single process"
         )
     return int(text)
 
 
 def _check_address() -> None:
-    """UserError for an address at which no processes can join: PyTorch tries it for minutes."""
+    """Raise UserError for an address at which no processes can join: PyTorch tries it for minutes."""
     address, port = os.environ.get("MASTER_ADDR", ""), _number("MASTER_PORT", "", 0, 65535)
     try:
         socket.getaddrinfo(address, port)

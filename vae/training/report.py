@@ -186,9 +186,9 @@ def space_warning(folder: Path, config: Config, stages: list[Stage], position: P
     size = checkpoint_bytes(config)
     options = config.run
     left = stages_left(stages, position)
-    most = sum(stage.num_steps or stage.num_epochs or 0 for stage in left)  # a stage in steps has fewer
+    max_saves = sum(stage.num_steps or stage.num_epochs or 0 for stage in left)
     begun = position.epoch - left[0].first_epoch if left else 0
-    saves = math.inf if options.checkpoint_steps else most - begun
+    saves = math.inf if options.checkpoint_steps else max_saves - begun
     if options.max_steps is not None:
         saves = min(saves, options.max_steps - position.step)
     # With the best ones, and the one that is being written; a signal also saves.

@@ -49,13 +49,13 @@ def draw_results(records: Iterable[Record]) -> bytes:
         ("validation: PSNR, dB", _validation_lines(validation, baselines, "psnr", last), 1.0),
     ]
     figure, axes = new_figure(WIDTH, HEIGHT, rows=2, columns=2)
-    for one, (title, lines, quantile) in zip(axes, charts, strict=True):
-        one.set_title(title, loc="left", fontsize=11)
-        one.set_xlim(0, max(last, 1))
-        one.set_xlabel("step")
-        one.ticklabel_format(axis="y", scilimits=(-3, 4))
-        mark_x(one, _stage_marks(validation or baselines))
-        draw_lines(one, lines, quantile=quantile)
+    for chart, (title, lines, quantile) in zip(axes, charts, strict=True):
+        chart.set_title(title, loc="left", fontsize=11)
+        chart.set_xlim(0, max(last, 1))
+        chart.set_xlabel("step")
+        chart.ticklabel_format(axis="y", scilimits=(-3, 4))
+        mark_x(chart, _stage_marks(validation or baselines))
+        draw_lines(chart, lines, quantile=quantile)
     return png(figure)
 
 

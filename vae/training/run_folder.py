@@ -65,8 +65,8 @@ class FolderLock:
     def acquire(self, folder: Path) -> None:
         """Lock the `folder` of a run, unless this object has; UserError if another process holds the lock.
 
-        A file system without locks is reported, and the run continues without one. Else what runs that were
-        killed have not finished to write is removed.
+        A file system without locks is reported, and the run continues without one. Otherwise incomplete files
+        of killed runs are removed.
         """
         if self._lock is not None:
             return

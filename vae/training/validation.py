@@ -49,9 +49,9 @@ class ValidationSet:
         """The number of the images."""
         return len(self.indices)
 
-    def sample(self, most: int) -> "ValidationSet":
-        """At most `most` of the images."""
-        return replace(self, indices=self.images.sample(min(most, self.count)).tolist())
+    def sample(self, count: int) -> "ValidationSet":
+        """Choose at most `count` of the images."""
+        return replace(self, indices=self.images.sample(min(count, self.count)).tolist())
 
     def record(self) -> Any:
         """The entry of the images in `split.json`."""
