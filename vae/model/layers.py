@@ -219,11 +219,12 @@ class Attention(nn.Module):
         self.to_k = Linear(channels, channels)
         self.to_v = Linear(channels, channels)
         self.to_out = ModuleList([Linear(channels, channels)])  # a list, because diffusers names it to_out.0
+        self.attend = attention  # an attribute, so that torch.compile can leave it out
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         batch, channels, height, width = x.shape
         tokens = self.group_norm(x).permute(0, 2, 3, 1).reshape(batch, height * width, channels)
-        h = attention(self.to_q(tokens), self.to_k(tokens), self.to_v(tokens))
+        h = self.attend(self.to_q(tokens), self.to_k(tokens), self.to_v(tokens))
         h = self.to_out[0](h)  # (B, N, C)
         return x + h.reshape(batch, height, width, channels).permute(0, 3, 1, 2)
 

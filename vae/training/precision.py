@@ -20,7 +20,6 @@ from vae.model.activation_scale import LargestActivation, largest_activation
 from vae.model.autoencoder import AutoencoderKL, Sampling
 from vae.model.layers import Attention, GroupNorm, NormSiLU, ResnetBlock, RMSNorm, RMSNormSiLU
 from vae.ops.kernel_check import AttentionShape, FeatureShape, NormShape, Shape
-from vae.ops.library import launch
 from vae.step import compute_gradients
 from vae.system import console
 from vae.system.host import find_compiler
@@ -96,18 +95,15 @@ def compile_in_place(network: torch.nn.Module, backend: str = "inductor") -> Non
     vae.ops, once for each width and size, and find the same graphs (benchmarks/LOG.md). A compiled network
     stores the same tensors for backward at each recompute level.
     """
-    from torch._C._dynamo.eval_frame import set_code_exec_strategy
-    from torch._dynamo.types import FrameAction, FrameExecStrategy
-
-    torch._dynamo.trace_rules.add("vae.ops")
-    # Nor into what `launch` calls: Triton's JITFunction.warmup returns None if it is traced
-    skipped = FrameExecStrategy(FrameAction.SKIP, FrameAction.SKIP)
-    set_code_exec_strategy(launch.__code__, skipped)
     # Widths, two micro-batch sizes, with and without gradients, for each stage: more than the default of 8
     torch._dynamo.config.recompile_limit = 1024
     # PyTorch's key of cached code lacks the instruction set, and a home may be shared by machines
     torch.compiler.config.cache_key_tag = torch.backends.cpu.get_cpu_capability()
     for part in network.modules():
+        if isinstance(part, Attention):  # Triton's JITFunction.warmup returns None if it is traced
+            forward = torch.compiler.disable(part.group_norm.forward)
+            part.group_norm.forward = forward  # type: ignore[method-assign]
+            part.attend = torch.compiler.disable(part.attend)
         if isinstance(part, COMPILED_PARTS):
             part.compile(dynamic=False, backend=backend)
 
