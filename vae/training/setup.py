@@ -58,7 +58,7 @@ from vae.training.saver import Saver, read_divergences
 from vae.training.schedule import StageSchedule
 from vae.training.stability import Stability
 from vae.training.stage_memory import OomRetry, StagePlan, StepSettings, plan_stage
-from vae.training.stages import Position, Stage, StageSteps, current_stage, is_started, stages_left
+from vae.training.stages import Stage, StageSteps, current_stage, is_started, stages_left
 from vae.training.state import TrainingState, begin_state, restore
 from vae.training.stepper import Stepper
 from vae.training.validation import History, ValidationSet
@@ -198,15 +198,8 @@ def prepare_run(command: Command, dist: Distributed) -> PreparedRun:
     left = stages_left(stages, position)
     dtype = compute_dtype(config.speed, dist.device)
     num_workers = resolve_num_workers(config.data.num_workers, processes_here=dist.local_world_size)
-    sets = find_images(config, num_workers, val_split_given="val_split" in command.given)
-    training_set, validation_set = without_excluded(*sets, config.data, dist)
-    training_set = with_aspects(training_set, config, dist)
+    training_set, validation_set = _find_data(config, command, num_workers, dist)
     check_stages(config, left, position, training_set, dist)
-    if config.run.early_stopping and validation_set is None:
-        raise UserError(
-            f"--early_stopping {config.run.early_stopping} needs a validation set: raise --val_split, give "
-            "--val_path, or remove it"
-        )
     set_backends(config.speed)
     _choose_kernels(config, left, dtype, dist)
     state = begin_state(config, dist.device, dtype == torch.float16, options.source)
@@ -238,6 +231,20 @@ def prepare_run(command: Command, dist: Distributed) -> PreparedRun:
     if state.fp16:
         _fit_fp16(run, options.content)
     return run
+
+
+def _find_data(
+    config: Config, command: Command, num_workers: int, dist: Distributed
+) -> tuple[TrainingSet, ValidationSet | None]:
+    """Find the training and the validation images; UserError if they do not fit the options."""
+    sets = find_images(config, num_workers, val_split_given="val_split" in command.given)
+    training_set, validation_set = without_excluded(*sets, config.data, dist)
+    if config.run.early_stopping and validation_set is None:
+        raise UserError(
+            f"--early_stopping {config.run.early_stopping} needs a validation set: raise --val_split, give "
+            "--val_path, or remove it"
+        )
+    return with_aspects(training_set, config, dist), validation_set
 
 
 def begin_stability(run: PreparedRun) -> Stability:
