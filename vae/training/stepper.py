@@ -10,7 +10,7 @@ from vae.losses.adversarial import adaptive_weight, update_running
 from vae.losses.variance import needs_statistics
 from vae.ops.noise import image_noise
 from vae.optimizers import set_learning_rate
-from vae.step import StepInputs, StepResult
+from vae.step import StepInputs
 from vae.training.distributed import Distributed
 from vae.training.schedule import StageSchedule
 from vae.training.stage_memory import OomRetry
@@ -36,31 +36,23 @@ class Stepper:
     seed: int  # of the noise of the posterior
 
     def step(self, batch: Batch, total_images: int, learning_rate: float | None = None) -> Update:
-        """Update all weights from a batch: `gradients`, then `update`."""
-        return self.update(batch, self.gradients(batch), total_images, learning_rate)
-
-    def gradients(self, batch: Batch) -> StepResult:
-        """Compute the gradients of a batch, their means over all processes.
-
-        As if no image of the other processes were unusable.
-        """
-        return self._measured(batch, self.retry.gradients(self.inputs(batch, self._expected_images(batch))))
-
-    def update(
-        self, batch: Batch, result: StepResult, total_images: int, learning_rate: float | None = None
-    ) -> Update:
-        """Update all weights with the gradients of a batch; `result` is what `gradients` has returned.
+        """Update all weights with the gradients of a batch.
 
         `total_images` counts the images of all processes in this step. `learning_rate` replaces the
         schedule's, for the autoencoder. The position does not change, so the state is then `is_changing`.
         """
         state = self.state
         schedule = self.schedule
+        # The images of all processes, before they have exchanged their numbers
+        expected_images = len(batch.images) if self.dist.world_size == 1 else schedule.steps.images
+        result = self.retry.gradients(self.inputs(batch, expected_images))
+        if not len(batch.images):  # the placeholder of a process without images does not count
+            result = result.mapped(torch.zeros_like)
         factor = self._adversarial_factor()
         state.is_changing = True
         self._set_learning_rates(learning_rate)
         optimizers = state.optimizers.all if factor is not None else [state.optimizers.autoencoder]
-        scale = self._expected_images(batch) / max(1, total_images)
+        scale = expected_images / max(1, total_images)
         if scale != 1:
             groups = [group["params"] for optimizer in optimizers for group in optimizer.param_groups]
             torch._foreach_mul_([p.grad for params in groups for p in params if p.grad is not None], scale)
@@ -80,10 +72,6 @@ class Stepper:
                 state.running_moments = update_running(state.running_moments, measured_moments)
             state.update_ema(schedule.ema_decay(state.position))
         return Update(losses, norms)
-
-    def _expected_images(self, batch: Batch) -> int:
-        """The images of all processes in this step, before they have exchanged their numbers."""
-        return len(batch.images) if self.dist.world_size == 1 else self.schedule.steps.images
 
     def inputs(self, batch: Batch, total_images: int) -> StepInputs:
         """The batch on the device with its noise; a process without images gets a placeholder of weight 0."""
@@ -112,10 +100,6 @@ class Stepper:
             return None
         reconstruction, adversarial = self.state.running_sq_norms
         return adaptive_weight(reconstruction, adversarial, self.schedule.loss.disc_max_weight) * weight
-
-    def _measured(self, batch: Batch, result: StepResult) -> StepResult:
-        """Zero the measurements of a placeholder, which has no image."""
-        return result if len(batch.images) else result.mapped(torch.zeros_like)
 
     def _set_learning_rates(self, learning_rate: float | None) -> None:
         rate, disc_rate = self.schedule.learning_rates(self.state.position)
