@@ -35,7 +35,6 @@ def test_what_a_full_disk_refuses_is_written_later(tmp_path, capsys):
             limit_file_size(None)
         assert path.read_bytes()[-1:] != b"\n"
         file.write(b"last\n")
-    file.close()
     assert path.read_bytes() == b"one\ntwo\nmore\nlast\nthree\nmore\nlast\n"
     # Once for each time.
     assert capsys.readouterr().out.count(f"{path} cannot be written: File too large") == 2

@@ -9,7 +9,7 @@ from contextlib import suppress
 from functools import partial
 from importlib import import_module
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import numpy as np
 from torch.utils.tensorboard import SummaryWriter
@@ -45,30 +45,20 @@ class Appender:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._file: BinaryIO | None = None
         self._waiting = b""
         self._is_written = True
 
     def write(self, chunk: bytes) -> None:
         """Append `chunk` after everything that waits."""
-        if not chunk and not self._waiting:
-            return
         self._waiting += chunk
-        self._is_written = try_to_write(self.path, self._write_waiting, quiet=not self._is_written)
+        if self._waiting:
+            self._is_written = try_to_write(self.path, self._write_waiting, quiet=not self._is_written)
 
     def _write_waiting(self) -> None:
-        if self._file is None:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            self._file = open(self.path, "ab", buffering=0)  # noqa: SIM115
-        while self._waiting:
-            self._waiting = self._waiting[self._file.write(self._waiting) :]
-
-    def close(self) -> None:
-        """Close the file; what still waits is lost."""
-        self.write(b"")
-        if self._file is not None:
-            self._file.close()
-            self._file = None
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        with open(self.path, "ab", buffering=0) as file:
+            while self._waiting:
+                self._waiting = self._waiting[file.write(self._waiting) :]
 
 
 REJECTED_NAME = "rejected_images.txt"  # of the main process; of the others, with their rank
@@ -169,8 +159,8 @@ class Logbook:
 
     def close(self) -> None:
         """Flush and close the files."""
-        self._rejected.close()
-        self._metrics.close()
+        for file in (self._rejected, self._metrics):
+            file.write(b"")  # what waited for space on the disk
         self._show(SummaryWriter.close)
         threading.excepthook = self._excepthook
 

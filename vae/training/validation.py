@@ -241,11 +241,8 @@ def all_reduce_sums(sums: Sums, dist: Distributed) -> Sums:
 
 def validation_line(when: str, metrics: Metrics, precision: str, baseline: Metrics, factor: int) -> str:
     """One line that compares a validation with the bicubic baseline of the same downsampling factor."""
-    return f"{when}: {_shown('VAE', metrics)}, {precision} | {_shown(f'{factor}x bicubic', baseline)}"
-
-
-def _shown(name: str, metrics: Metrics) -> str:
-    return f"{name} {metrics_text(metrics, ', ') or 'no usable image'}"
+    vae, bicubic = (metrics_text(values, ", ") or "no usable image" for values in (metrics, baseline))
+    return f"{when}: VAE {vae}, {precision} | {factor}x bicubic {bicubic}"
 
 
 def metrics_text(metrics: Metrics, separator: str) -> str:
