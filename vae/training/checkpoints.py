@@ -39,7 +39,7 @@ def load_newest(folder: Path) -> Loaded | None:
 
     Raises UserError if there are checkpoints and none is valid.
     """
-    # First those that cannot be opened: they may be the newest, so they are reported.
+    # Those that cannot be opened come first: they may be the newest, so they are reported.
     paths = sorted(list_checkpoints(folder), key=lambda path: saved_step(path) >= 0)
     for path in paths:
         try:

@@ -168,7 +168,8 @@ class TrainingLoop:
     def after_step(self, stopping: bool) -> None:
         """Log, sample, validate and save, each if it is due after this step.
 
-        If a signal asked to stop, only log: a validation could take minutes. The resumed run ends the epoch.
+        If a signal asked to stop, this only logs: a validation could take minutes. The resumed run ends the
+        epoch.
         """
         options, step = self.options, self.state.position.step
         takes_samples = options.save_samples_freq and step % options.save_samples_freq == 0
@@ -200,9 +201,9 @@ class TrainingLoop:
         raise_if_diverged(self.stepper.dist, reason)
 
     def end_part(self) -> None:
-        """At the end of an epoch, of the stage, or of the steps between validations: validate and save.
+        """Validate and save, each if due, at the end of an epoch, a stage, or the steps between validations.
 
-        Each if it is due. It also begins the next epoch, and ends the stage, which --early_stopping may do.
+        This also begins the next epoch, and ends the stage, which --early_stopping may do earlier.
         What is saved while a validation hangs belongs to the old epoch: the resumed run validates again.
         """
         state, options, history = self.state, self.options, self.state.history

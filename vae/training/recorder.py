@@ -1,4 +1,4 @@
-"""The numbers of the steps of a stage become records, a progress bar and lines; and their profile."""
+"""Turn measurements of steps into records, a progress bar and lines; profile steps."""
 
 import math
 import statistics

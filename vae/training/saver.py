@@ -233,10 +233,10 @@ class Saver:
         self.writer.finish()
 
     def _after_write(self, at: Position, path: Path, prunes: bool) -> None:
-        """After the checkpoint of the position `at` is on disk: let the next records judge it, and prune.
+        """Let the next records judge the checkpoint of the position `at`, which is on disk, and prune.
 
-        Neither the best checkpoint, that before the adversarial phase, the last one of a stage, nor the last
-        good one is removed. This may run in the writer's thread, when training is further.
+        The best checkpoint, the one before the adversarial phase, the last one of each stage and the last
+        good one stay. This may run in the writer's thread, when training is further.
         """
         self.stability.unconfirmed.append((at.step, path))
         if not prunes:

@@ -1,4 +1,4 @@
-"""Whether training diverges, and which checkpoint is known to be good: decisions from the log records.
+"""Decide from the log records whether training diverges, and which checkpoint is known to be good.
 
 All values are means over the steps of a record and over all processes, so every process decides the same.
 """
@@ -126,7 +126,7 @@ class Stability:
         return ""
 
     def divergence(self) -> str | None:
-        """Why training has diverged, or None: too many steps are not finite, or a spike lasts."""
+        """Say why training has diverged: many steps were not finite, or a spike lasts; None if it has not."""
         if self.nonfinite_streak >= self.max_nonfinite_steps:
             return (
                 f"{self.nonfinite_streak} steps in a row had a non-finite gradient "
@@ -136,9 +136,9 @@ class Stability:
         return f"the loss has jumped for {self.spike_steps} steps: {self.spike}" if lasts else None
 
     def at_end(self, step: int, nonfinite_streak: int) -> str | None:
-        """Why a stage that ends with this step has diverged, or None.
+        """Say why a stage that ends with this step has diverged; None if it has not.
 
-        Also if its outputs are out of range, or no step of this command has changed the weights.
+        It has, too, if its outputs are out of range, or if no step of this command has changed the weights.
         """
         if self.spike_records and self.out_of_range:
             return f"the loss has jumped for {self.spike_steps} steps: {self.spike}"
@@ -147,7 +147,7 @@ class Stability:
         return self.divergence()
 
     def doubt(self, nonfinite_streak: int) -> str | None:
-        """Why training may be diverging after so many steps in a row that were not finite, or None."""
+        """Say why training may be diverging after so many non-finite steps in a row; None if it is not."""
         if nonfinite_streak:
             return f"the last {nonfinite_streak} steps were not finite"
         return f"the loss has just jumped: {self.spike}" if self.spike_records else None

@@ -1,4 +1,4 @@
-"""One batch becomes an update of the weights: its inputs on the device, gradients, optimizers, EMA."""
+"""Turn a batch into an update of the weights: inputs on the device, gradients, optimizers, EMA."""
 
 from dataclasses import dataclass
 from typing import NamedTuple
