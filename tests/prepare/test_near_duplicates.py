@@ -81,19 +81,20 @@ def test_alpha_is_compared_and_white_drawings_are_seen():
 
 def test_clusters_equal_those_from_all_pairs():
     chance = np.random.default_rng(1)
-    hashes = np.zeros((300, 8), np.uint64)  # without the fine signs, as older manifests have them
+    hashes = np.zeros((300, 8), np.uint64)
     hashes[:, :2] = chance.integers(0, 2**63, (300, 2), dtype=np.uint64)
     for row in range(100, 300):  # chains: each differs from an earlier one in up to 7 bits
         flips = chance.choice(64, chance.integers(0, 8), replace=False)
         mask = np.bitwise_or.reduce(np.uint64(1) << flips.astype(np.uint64), initial=np.uint64(0))
         hashes[row] = hashes[chance.integers(0, row)] ^ np.array([mask, *[0] * 7], np.uint64)
+        hashes[row] ^= MIRROR * np.uint64(row % 2)
     expected = np.arange(300)
     near = np.zeros((300, 300), bool)
     for one in range(300):
         for other in range(300):
             for image in (hashes[other], hashes[other] ^ MIRROR):
-                low, high = (int(word).bit_count() for word in (hashes[one] ^ image)[:2])
-                near[one, other] |= low <= 5 and low + high <= 20
+                low, high, *fine = (int(word).bit_count() for word in hashes[one] ^ image)
+                near[one, other] |= low <= 5 and low + high <= 20 and sum(fine) <= 84
     for _ in range(300):
         spread = np.array([expected[near[row]].min() for row in range(300)])
         if (spread == expected).all():

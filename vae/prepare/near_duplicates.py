@@ -63,7 +63,7 @@ def hash_pixels(pixels: np.ndarray | Image.Image) -> np.ndarray:
 
 
 def words_of(phashes: Sequence[str] | np.ndarray) -> np.ndarray:
-    """Hashes as rows have them, in hexadecimal digits, as uint64 (N, 8); older ones have only two words."""
+    """Hashes as rows have them, in 128 hexadecimal digits or the first 32 of them, as uint64 (N, 8)."""
     digits = "".join(f"{phash:0<128}" for phash in phashes)
     return np.frombuffer(bytes.fromhex(digits), ">u8").astype(np.uint64).reshape(-1, 8)
 
@@ -102,9 +102,7 @@ def find_clusters(hashes: np.ndarray) -> np.ndarray:
 def _cluster_sorted(unique: np.ndarray) -> np.ndarray:
     """The cluster of each of (U, 8) different hashes in sorted order, as the position of its first: (U,)."""
     roots = np.arange(len(unique))
-    mirrored = unique ^ MIRROR
-    mirrored[~unique[:, COARSE_WORDS:].any(axis=1), COARSE_WORDS:] = 0  # not known
-    both = np.concatenate([unique, mirrored])
+    both = np.concatenate([unique, unique ^ MIRROR])
     position = np.concatenate([roots, roots])
     for chosen in combinations(range(BYTES), KEY_BYTES):
         keys = bucket_keys(both, chosen)
@@ -133,9 +131,8 @@ def bucket_keys(hashes: np.ndarray, chosen: tuple[int, ...]) -> np.ndarray:
 def are_near(left: np.ndarray, right: np.ndarray) -> np.ndarray:
     """Whether two hashes are near, for each pair of (M, 8): bool (M,)."""
     counts = np.bitwise_count(left ^ right)  # (M, 8)
-    known = left[:, COARSE_WORDS:].any(axis=1) & right[:, COARSE_WORDS:].any(axis=1)
-    is_fine = ~known | (counts[:, COARSE_WORDS:].sum(axis=1) <= MAX_FINE)
-    return (counts[:, 0] <= MAX_LOW) & (counts[:, :COARSE_WORDS].sum(axis=1) <= MAX_ALL) & is_fine
+    is_coarse = (counts[:, 0] <= MAX_LOW) & (counts[:, :COARSE_WORDS].sum(axis=1) <= MAX_ALL)
+    return is_coarse & (counts[:, COARSE_WORDS:].sum(axis=1) <= MAX_FINE)
 
 
 def _join(roots: np.ndarray, left: np.ndarray, right: np.ndarray) -> None:

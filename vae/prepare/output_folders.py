@@ -30,12 +30,10 @@ def check_apart(input_dir: str, output_dir: str | Path, flag: str = "--output_di
     if is_remote(input_dir) or not os.path.isdir(input_dir):
         return
     here, there = Path(input_dir).resolve(), Path(output_dir).resolve()
-    if here == there:
-        raise UserError(f"{flag} {output_dir} is --input_dir: give another folder")
-    if here.is_relative_to(there):
-        raise UserError(f"--input_dir {input_dir} is inside {flag} {output_dir}: give a folder outside it")
-    if there.is_relative_to(here):
-        raise UserError(f"{flag} {output_dir} is inside --input_dir {input_dir}: give a folder outside it")
+    if here.is_relative_to(there) or there.is_relative_to(here):
+        raise UserError(
+            f"{flag} {output_dir} is --input_dir {input_dir}, inside of it or around it: give another folder"
+        )
 
 
 _OF_DUCKDB = ("IOException", "OutOfMemoryException")  # which is not imported for them
