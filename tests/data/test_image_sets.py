@@ -166,13 +166,13 @@ def test_evaluation_leaves_out_excluded_images(folder, files, tmp_path, capsys):
     listed = write_list(tmp_path, "a/00.png", "a/06.png", "nothing")
     found, _ = find_images(EvaluateConfig(**config, exclude=listed))
     assert found.names == [name for name in files if name not in ("a/00.png", "a/06.png")]
-    assert "2 images are left out\n" in capsys.readouterr().out
+    assert "exclude 2 chosen images are left out\n" in capsys.readouterr().out
     found, _ = find_images(EvaluateConfig(**config, exclude=listed, max_images=4))
     four, _ = find_images(EvaluateConfig(**config, max_images=4))
     assert len(four.names) == 4
     # its choice does not depend on the list
     assert found.names == [name for name in four.names if name not in ("a/00.png", "a/06.png")]
-    with pytest.raises(DataError, match="has all 12 images"):
+    with pytest.raises(DataError, match="has all 12 chosen images"):
         find_images(EvaluateConfig(**config, exclude=write_list(tmp_path, *files)))
 
 

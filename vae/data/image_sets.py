@@ -1,18 +1,50 @@
-"""Checks of image sets before training: whether images are usable, and whether two sets share some."""
+"""Sets of images before they are used: which are excluded, usable, or in two sets."""
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 
 from vae.data.dataset import CropDataset, Rejection
-from vae.data.exclude_list import ExcludeList
+from vae.data.exclude_list import Excluded, ExcludeList, read_exclude_list, refuse_unmatched
 from vae.data.image_files import ImageSet
 from vae.progress import track
 from vae.system import console
 from vae.system.errors import DataError
 from vae.system.host import usable_cores
+
+# ---- Excluded images ---------------------------------------------------------------------------------------
+
+
+def find_listed(images: ImageSet, listed: ExcludeList) -> np.ndarray:
+    """The indices of the images that a list names, sorted."""
+    return images.find(listed.names, listed.keys)
+
+
+def find_excluded(
+    path: str,
+    sets: Mapping[str, tuple[ImageSet, Sequence[int]]],
+    find: Callable[[ImageSet, ExcludeList], np.ndarray] = find_listed,
+) -> list[Excluded]:
+    """The images that the list of --exclude names, of each set among those at the given indices.
+
+    `sets` have names for messages. UserError if the list names no image of them, DataError if a set has no
+    other images.
+    """
+    listed = read_exclude_list(path)
+    indices_of = {name: find(images, listed) for name, (images, _) in sets.items()}
+    if not any(map(len, indices_of.values())):
+        refuse_unmatched(listed)
+    for name, (images, used) in sets.items():
+        if len(used) < len(images):
+            indices_of[name] = np.intersect1d(indices_of[name], used)
+        if len(used) and len(indices_of[name]) == len(used):
+            raise DataError(f"--exclude {path} has all {len(used)} {name} images: leave some of them out")
+    counts = " and ".join(f"{len(indices)} {name}" for name, indices in indices_of.items())
+    console.info(f"exclude {counts} images are left out")
+    return [Excluded(indices, listed.sha256) for indices in indices_of.values()]
+
 
 # ---- A test of the images ----------------------------------------------------------------------------------
 
@@ -99,7 +131,7 @@ def find_shared_images(
     """
     pairs = _in_same_folders(train, validation) or _with_same_bytes(train, validation)
     if exclude is not None and pairs:
-        excluded = set(train.find(exclude.names, exclude.keys).tolist())
+        excluded = set(find_listed(train, exclude).tolist())
         pairs = [pair for pair in pairs if pair[1] not in excluded]
     return [(validation.name(ours), train.name(theirs)) for ours, theirs in pairs]
 

@@ -16,7 +16,7 @@ from PIL import Image
 
 from vae.config.trained_vae_flags import MIN_SIZE, WHOLE, EvaluateConfig
 from vae.data import image_files
-from vae.data.exclude_list import read_exclude_list, refuse_unmatched
+from vae.data.image_sets import find_excluded
 from vae.images.channels import resize
 from vae.images.folder import list_images
 from vae.images.formats import BadImageError
@@ -24,7 +24,6 @@ from vae.progress import track
 from vae.shards.dataset_json import is_dataset, read_dataset
 from vae.shards.shard_cache import open_cache
 from vae.shards.shard_images import ShardImages
-from vae.system import console
 from vae.system.errors import DataError
 
 MAX_THREADS = 8  # Pillow decodes without the GIL; more threads only wait for the disk
@@ -107,8 +106,10 @@ def square(pixels: np.ndarray, size: int, crop: str) -> np.ndarray:
 def find_images(config: EvaluateConfig, channels: int = 3) -> tuple[ImageSet, dict[str, str]]:
     """The images that can be measured at every size, and why others cannot. Raises DataError if none can."""
     source = _open(config)
-    few = source.sample(config.max_images or len(source)).tolist()
-    chosen = _without_excluded(source, few, config)
+    chosen = source.sample(config.max_images or len(source)).tolist()
+    if config.exclude is not None:
+        (excluded,) = find_excluded(config.exclude, {"chosen": (source, chosen)})
+        chosen = np.setdiff1d(chosen, excluded.indices).tolist()
     names = [source.name(index) for index in chosen]
     indices = dict(zip(names, chosen, strict=True))
     images = ImageSet(source, indices, config.crop, config.background, config.max_pixels, channels)
@@ -125,25 +126,6 @@ def find_images(config: EvaluateConfig, channels: int = 3) -> tuple[ImageSet, di
         )
     usable = {name: index for name, index in indices.items() if name not in unusable}
     return replace(images, indices=usable), unusable
-
-
-def _without_excluded(
-    source: image_files.ImageSet, chosen: Sequence[int], config: EvaluateConfig
-) -> Sequence[int]:
-    """The chosen images that --exclude does not name; DataError if none is left."""
-    if config.exclude is None:
-        return chosen
-    listed = read_exclude_list(config.exclude)
-    indices = source.find(listed.names, listed.keys)
-    if not len(indices):
-        refuse_unmatched(listed)
-    left = np.setdiff1d(chosen, indices).tolist()
-    if not left:
-        raise DataError(
-            f"--exclude {config.exclude} has all {len(chosen)} images of --data_path: leave it out"
-        )
-    console.info(f"exclude {len(chosen) - len(left)} images are left out")
-    return left
 
 
 def _open(config: EvaluateConfig) -> image_files.ImageSet:

@@ -14,9 +14,9 @@ import numpy as np
 from vae.config.options import MIN_IMAGE_SIZE, Config, DataConfig
 from vae.config.resolve import check_discriminator, check_image_size, check_views
 from vae.data.dataset import CropDataset
-from vae.data.exclude_list import Excluded, ExcludeList, read_exclude_list, refuse_unmatched
+from vae.data.exclude_list import Excluded, ExcludeList, read_exclude_list
 from vae.data.image_files import FolderImages, ImageSet
-from vae.data.image_sets import SAMPLE, NotComparedError, find_shared_images, probe
+from vae.data.image_sets import SAMPLE, NotComparedError, find_excluded, find_shared_images, probe
 from vae.data.manifest import MANIFEST_NAME, image_root, manifest_of, train_and_val
 from vae.images.folder import list_folders, list_images, split_names
 from vae.images.formats import BadImageError
@@ -277,37 +277,21 @@ def without_excluded(
     """Both sets without the images that --exclude names; DataError if one of them has no other images."""
     if data.exclude is None:
         return training_set, validation_set
-    listed = read_exclude_list(data.exclude)
-    training = _excluded(training_set.images, listed, dist)
-    _refuse_empty(len(training_set.images), training, data, "training")
-    count = 0
-    matched = len(training.indices)
+    images = training_set.images
+    sets: dict[str, tuple[ImageSet, Sequence[int]]] = {"training": (images, range(len(images)))}
     if validation_set is not None:
-        validation = _excluded(validation_set.images, listed, dist)
-        matched += len(validation.indices)
-        validation = replace(validation, indices=np.intersect1d(validation.indices, validation_set.indices))
-        _refuse_empty(validation_set.count, validation, data, "validation")
-        validation_set = replace(validation_set, excluded=validation)
-        count = len(validation.indices)
-    if not matched:
-        refuse_unmatched(listed)
-    console.info(f"exclude {len(training.indices)} training and {count} validation images are left out")
+        sets["validation"] = validation_set.images, validation_set.indices
+
+    def find(images: ImageSet, listed: ExcludeList) -> np.ndarray:
+        def read_share() -> bytes:
+            return images.find(listed.names, listed.keys, dist.rank, dist.world_size).tobytes()
+
+        return np.unique(np.frombuffer(b"".join(results_by_rank(read_share, dist)), np.int64))
+
+    training, *validation = find_excluded(data.exclude, sets, find)
+    if validation_set is not None:
+        validation_set = replace(validation_set, excluded=validation[0])
     return replace(training_set, excluded=training), validation_set
-
-
-def _excluded(images: ImageSet, listed: ExcludeList, dist: Distributed) -> Excluded:
-    """The excluded images of a set; each process reads a share."""
-
-    def find() -> bytes:
-        return images.find(listed.names, listed.keys, dist.rank, dist.world_size).tobytes()
-
-    parts = [np.frombuffer(part, np.int64) for part in results_by_rank(find, dist)]
-    return Excluded(np.unique(np.concatenate(parts)), listed.sha256)
-
-
-def _refuse_empty(count: int, excluded: Excluded, data: DataConfig, name: str) -> None:
-    if count and len(excluded.indices) == count:
-        raise DataError(f"--exclude {data.exclude} has all {count} {name} images: leave some of them out")
 
 
 # ---- Checks of the stages --------------------------------------------------------------------------------
