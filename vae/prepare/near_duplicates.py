@@ -88,15 +88,10 @@ def find_clusters(hashes: np.ndarray) -> np.ndarray:
     """
     if not len(hashes):
         return np.zeros(0, np.int64)
-    order = np.lexsort(hashes.T[::-1])
-    sorted_hashes = hashes[order]
-    is_new = np.concatenate([[True], (sorted_hashes[1:] != sorted_hashes[:-1]).any(axis=1)])
-    numbers = np.empty(len(hashes), np.int64)
-    numbers[order] = np.cumsum(is_new) - 1
-    roots = _cluster_sorted(sorted_hashes[is_new])[numbers]  # (N,)
-    earliest = np.zeros(int(numbers.max()) + 1, np.int64)
-    earliest[roots[::-1]] = np.arange(len(hashes))[::-1]  # the last one that is assigned is the first image
-    return earliest[roots]
+    unique, numbers = np.unique(hashes, axis=0, return_inverse=True)
+    roots = _cluster_sorted(unique)[numbers.ravel()]  # (N,); numpy 2.0 returns (N, 1)
+    _, first, clusters = np.unique(roots, return_index=True, return_inverse=True)
+    return first[clusters]
 
 
 def _cluster_sorted(unique: np.ndarray) -> np.ndarray:
@@ -121,11 +116,8 @@ def _cluster_sorted(unique: np.ndarray) -> np.ndarray:
 
 def bucket_keys(hashes: np.ndarray, chosen: tuple[int, ...]) -> np.ndarray:
     """The chosen bytes of the first word of (M, 8) hashes as one number each: uint32 (M,)."""
-    keys = np.zeros(len(hashes), dtype=np.uint32)
-    for index, byte in enumerate(chosen):
-        octets = (hashes[:, 0] >> np.uint64(8 * byte) & np.uint64(0xFF)).astype(np.uint32)
-        keys += octets << np.uint32(8 * index)
-    return keys
+    octets = hashes[:, :1].copy().view(np.uint8)[:, chosen]  # (M, 3)
+    return octets @ np.array([1, 2**8, 2**16], np.uint32)
 
 
 def are_near(left: np.ndarray, right: np.ndarray) -> np.ndarray:
