@@ -203,7 +203,7 @@ def bin_edges(values: np.ndarray, is_log: bool) -> np.ndarray:
     bins = int(np.clip(2 * len(values) ** (1 / 3), 8, MAX_BINS))  # Rice's rule
     if not is_log:
         return np.histogram_bin_edges(values, bins)
-    edges = np.exp(np.histogram_bin_edges(np.log(values), bins))  # of equal values, around them
+    edges = np.exp(np.histogram_bin_edges(np.log(values), bins))  # equal values get bins around them
     edges[0], edges[-1] = min(edges[0], values.min()), max(edges[-1], values.max())  # despite rounding
     return edges
 

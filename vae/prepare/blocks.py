@@ -202,7 +202,7 @@ class Item(NamedTuple):
     name: str
     image: bytes | str | BadImageError  # its bytes, the path or address of its file, or why there are none
     metadata: dict[str, Any] = {}  # noqa: RUF012 - never modified
-    tar_span: tuple[int, int, int, int] = (0, 0, 0, 0)  # in a tar file: offset, size, start and end of texts
+    tar_span: tuple[int, int, int, int] = (0, 0, 0, 0)  # offset, size, start and end of texts in a tar
 
     def read(self) -> bytes:
         """The bytes of the image; BadImageError if they cannot be read."""
@@ -223,9 +223,9 @@ class Block:
     """A part of a source that is worked on at once."""
 
     id: str  # another content has another one
-    file: File  # with the images, or the folder of the files
-    name: str = ""  # of the file, below the folder that all have in common
-    count: int = 0  # of images; 0: not known yet
+    file: File  # the file with the images, or the folder of image files
+    name: str = ""  # path of the file below the folder that all files have in common
+    count: int = 0  # number of images; 0: not known yet
     fetched: Path | None = None  # folder that keeps a copy of a file of a store; None: it is fetched again
 
     @property
@@ -265,7 +265,7 @@ class FileBlock(Block):
     """A slice of a list of image files."""
 
     names: tuple[str, ...]
-    outputs: tuple[str, ...] = ()  # of each image, without an extension: of --mode preprocess
+    outputs: tuple[str, ...] = ()  # stems of the output files of --mode preprocess
 
     def items(self, facts: dict[str, Any] | None = None) -> Iterator[Item]:
         """Yield its images in their order."""

@@ -22,11 +22,11 @@ from vae.system.host import GIB
 # Reading an image needs at most this many bytes per pixel: Pillow's four, a rotated copy, and two arrays.
 BYTES_PER_PIXEL = 16
 MAX_HEADER_PIXELS = 2**31  # nothing is decoded; a table has its sides as 32 bits
-HEADER_GIB = 6.0  # to read a tar file: the largest image file has 2 GiB
-HEADER_SECONDS = 300.0  # to read one sample of a tar file
+HEADER_GIB = 6.0  # memory to read a tar file: the largest image file has 2 GiB
+HEADER_SECONDS = 300.0  # time to read one sample of a tar file
 NEAR_BLANK = 2.0  # levels: below this standard deviation only sensor noise remains
 SAMPLE_SIDE, COARSE_SIDE = 256, 24  # px: enough points to measure blankness, and to exclude it
-MAX_METADATA_CHARS = 2**16  # of an image, as JSON
+MAX_METADATA_CHARS = 2**16  # length of the JSON of one image
 
 Row = dict[str, Any]
 

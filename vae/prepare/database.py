@@ -10,8 +10,8 @@ from vae.system.files import check_utf8
 from vae.system.host import GIB, free_memory
 
 OFFLINE = {"autoinstall_known_extensions": False, "autoload_known_extensions": False}
-READER_MEMORY = 2 * GIB  # of a connection that reads one file; more goes through its temporary folder
-MEMORY_SHARE, MAX_MEMORY = 0.5, 8 * GIB  # of free memory, for all rows of a job
+READER_MEMORY = 2 * GIB  # for a connection that reads one file; the rest goes through its temporary folder
+MEMORY_SHARE, MAX_MEMORY = 0.5, 8 * GIB  # share of free memory for all rows of a job
 
 
 def connect(scratch: str | os.PathLike[str] | None = None, *, for_all: bool = False) -> Any:

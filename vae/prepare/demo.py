@@ -29,7 +29,7 @@ from vae.system.files import remove_temporary, replace_bytes
 
 SETTINGS_NAME = "demo_settings.json"
 SETTINGS = ("target_size", "seed")  # flags that decide the pixels; the same for a whole folder
-DRAWING_SECONDS = 600.0  # for one image: minutes at tens of thousands of pixels
+DRAWING_SECONDS = 600.0  # limit for one image: tens of thousands of pixels take minutes
 
 
 def run_demo(config: DemoConfig) -> int:
@@ -53,7 +53,7 @@ def run_demo(config: DemoConfig) -> int:
                         raise DataError(f"an image cannot be drawn: {failure.detail}: lower --num_workers")
                     bar.update()
         finally:
-            remove_temporary(folder)  # of processes that were ended while they wrote
+            remove_temporary(folder)  # processes that were ended while they wrote leave them
     console.info(f"{folder}: {config.count} images, {len(missing)} of them drawn now")
     return 0
 
@@ -80,7 +80,7 @@ PALETTES = (
     ((34, 40, 66), (96, 72, 104), (188, 106, 82), (232, 168, 110), (24, 24, 34)),
     ((222, 228, 236), (154, 172, 192), (88, 98, 110), (58, 66, 60), (246, 246, 244)),
 )
-LEAVES = 1000  # at most; they cover most of the ground and take 0.1 s on one core at 256 px
+LEAVES = 1000  # maximum; they cover most of the ground and take 0.1 s on one core at 256 px
 SMALLEST, LARGEST = 1 / 80, 1 / 3  # radii as fractions of the image's side
 SOFTNESS = 1.5  # width of an edge at 256 px, in px
 
@@ -98,7 +98,7 @@ def draw_image(size: int, seed: int, index: int) -> np.ndarray:
     blend = np.clip(down + np.float32(0.25) * textures[2], 0, 1)[..., None]
     first, second = _two_colors(chance, palette)
     canvas = (first + (second - first) * blend) * (1 + np.float32(0.1) * textures[0][..., None])
-    share = 0.25 + 0.75 * chance.random()  # from few shapes on an open ground to a covered ground
+    share = 0.25 + 0.75 * chance.random()  # few shapes on an open ground, up to a covered ground
     for _ in range(int(LEAVES * share)):
         _draw_leaf(chance, canvas, palette, textures)
     return (np.clip(canvas, 0, 1) * np.float32(255) + np.float32(0.5)).astype(np.uint8)

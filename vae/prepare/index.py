@@ -37,7 +37,7 @@ from vae.system.errors import EXIT_DATA, DataError, UserError
 from vae.system.files import read_json, remove_temporary, replace_text, write_json
 
 FLAG = "--input"
-ROW_RULES = ("first_frame", "image_key")  # that decide the rows
+ROW_RULES = ("first_frame", "image_key")  # flags that decide the rows
 RULES = (*ROW_RULES, "min_size", "max_aspect", "max_pixels")
 CHOICES = ("where", "join", "exclude", "val_split")
 CONTENT = (  # what decides the content of the datasets, besides the rules
@@ -107,7 +107,7 @@ def _publish(config: IndexConfig, table: Table, root: Path, base: str, began: fl
     apply_rules(table, config)
     choose_validation(table, config.val_split, near=False)
     for path in (root, *(root / name for name in INDEXES.values())):
-        remove_temporary(path)  # of killed processes
+        remove_temporary(path)  # killed processes leave them
     rejected = (f"{row}\n" for name in REJECTED for row in table.json_rows(sql(name)))
     replace_text(root / REJECTED_NAME, rejected)
     images = {name: table.count("reason = '' AND subset = ?", subset) for name, subset in SUBSETS.items()}

@@ -24,7 +24,7 @@ COARSE_WORDS, MAX_FINE = 2, 84
 BYTES, KEY_BYTES = 8, 3
 # In a large bucket (skies, blank pages), a hash is compared only with the next ones in sorted order.
 MAX_NEIGHBOURS = 64
-GROUP_PREFIX = "near-"  # of the names of groups
+GROUP_PREFIX = "near-"  # names of groups begin with it
 
 
 def lowest_frequencies(side: int, count: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

@@ -19,7 +19,7 @@ from vae.system.files import (
     write_json,
 )
 
-HIDDEN = ".prepare"  # in an output folder
+HIDDEN = ".prepare"  # its name in an output folder
 FULL_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 # DuckDB's errors contain the text of the system only: the last one is of Windows in English.
 _FULL_DISK_TEXTS = ("No space left", "File too large", "not enough space on the disk")
@@ -36,7 +36,7 @@ def check_apart(input_dir: str, output_dir: str | Path, flag: str = "--output_di
         )
 
 
-_OF_DUCKDB = ("IOException", "OutOfMemoryException")  # which is not imported for them
+_OF_DUCKDB = ("IOException", "OutOfMemoryException")  # names, so that DuckDB is not imported for them
 
 
 @contextmanager

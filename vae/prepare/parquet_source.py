@@ -110,7 +110,7 @@ def _label_names(db: Any, path: Path) -> dict[str, dict[int, str]]:
             for column, feature in features.items()
             if isinstance(feature, dict) and feature.get("_type") == "ClassLabel"
         }
-    except (ValueError, KeyError, TypeError, AttributeError):  # of another program
+    except (ValueError, KeyError, TypeError, AttributeError):  # another program wrote them
         return {}
 
 

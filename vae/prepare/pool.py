@@ -33,14 +33,14 @@ from vae.system.host import GIB, usable_cores
 
 Task = TypeVar("Task")
 _TOO_LONG = "it took longer than --time_limit"
-TASKS_PER_PROCESS = 2  # at once: it works on the first, and the next one needs no wait
-HUNG_CODE = 1  # of a process that `time_limit` ends on Windows
+TASKS_PER_PROCESS = 2  # a process works on the first; the next one is ready
+HUNG_CODE = 1  # exit code of a process that `time_limit` ends on Windows
 
 
 class Limits(NamedTuple):
     """Limits of a process; memory is counted on top of what it uses before its first item."""
 
-    seconds: float | None = None  # of a whole task; None: the task sets its own with `time_limit`
+    seconds: float | None = None  # limit of a whole task; None: the task sets its own with `time_limit`
     memory_gib: float | None = None  # None: no limit; ignored on Windows, which has no such setting
 
 
@@ -68,13 +68,13 @@ def run_tasks(
     """
     from pebble import ProcessExpired, ProcessPool
 
-    context = multiprocessing.get_context("spawn")  # as on Windows; forking with threads can deadlock
+    context = multiprocessing.get_context("spawn")  # the way of Windows; forking with threads can deadlock
     rest = iter(tasks)
     pending = dict[Any, Task]()
     pool = ProcessPool(
         num_workers,
         initializer=_begin_worker,
-        initargs=(limits.memory_gib, function),  # whose modules are imported before memory is limited
+        initargs=(limits.memory_gib, function),  # its modules are imported before memory is limited
         context=context,
     )
 
@@ -156,12 +156,12 @@ def time_limit(seconds: float | None) -> Iterator[None]:
 
 @cache
 def _null() -> Any:
-    return open(os.devnull, "w")  # until the process ends
+    return open(os.devnull, "w")  # it stays open until the process ends
 
 
 def _begin_worker(memory_gib: float | None, _function: Callable[[Any], Any]) -> None:
     start_worker(0)
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # with which the pool ends it
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # the pool ends it with this signal
     _end_with_parent()
     os.dup2(_null().fileno(), 2)  # C libraries print their messages to stderr, between our lines
     _limit_memory(memory_gib)

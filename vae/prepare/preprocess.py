@@ -136,7 +136,7 @@ def _preprocess(config: PreprocessConfig, source: Source, folder: RowFolder, roo
         for number in missing:
             folder.remove(source.blocks[number])
     for (path,) in table.stream("SELECT made.path FROM images WHERE reason <> '' AND made IS NOT NULL"):
-        with suppress(FileNotFoundError):  # of duplicates and of others that the rules leave out
+        with suppress(FileNotFoundError):  # an earlier run may have removed it
             (root / path).unlink()
     orphans = _write_manifest(table, root)
     replace_text(root / REJECTED_NAME, (f"{row}\n" for row in table.json_rows(sql("rejected_sources"))))
@@ -237,7 +237,7 @@ def _safe(part: str) -> str:
     text = "".join(
         char if char.isprintable() and char not in '\\<>:"|?*' else "_" for char in utf8_text(part)
     )
-    kept = text.rstrip(". ")  # which Windows removes
+    kept = text.rstrip(". ")  # Windows removes the rest
     text = kept + "_" * (len(text) - len(kept))
     return f"_{text}" if not text or _RESERVED.match(text) else text
 

@@ -103,7 +103,7 @@ class RowFolder:
             pass
         try:
             claim_settings(self.root / "settings.json", self.settings, self.owner)
-            for leftover in self.root.glob(f"scratch-{name}-*"):  # of a killed process of this part
+            for leftover in self.root.glob(f"scratch-{name}-*"):  # a killed process of this part left it
                 shutil.rmtree(leftover, ignore_errors=True)
             # Not with mkdtemp: on Windows, what is moved out of its folders belongs to one user alone.
             self.scratch = self.root / f"scratch-{name}-{secrets.token_hex(4)}"
@@ -200,7 +200,7 @@ def _collect(scratch: Path, block: Block, facts: dict[str, Any], rows: Iterable[
     path = scratch / f"{block.id}.jsonl"
     bad = 0
     whole: Row = {"number": OF_BLOCK, "name": ""}
-    path.unlink(missing_ok=True)  # of a process that has ended
+    path.unlink(missing_ok=True)  # a process that has ended may have left it
     with open(path, "x", encoding="utf-8", newline="") as file:
         try:
             for row in rows:

@@ -53,8 +53,8 @@ class Member(NamedTuple):
     """An image of a shard, where it is in the source, and what its JSON file says about it."""
 
     block: int
-    number: int  # in its block
-    position: int  # in a tar file
+    number: int  # its number in the block
+    position: int  # its offset, if the block is a tar file
     sha256: str
     extension: str
     bytes: int
@@ -79,9 +79,9 @@ class Plan:
     """A shard that is to be written."""
 
     dataset: str  # the name of the file that will list it
-    name: str  # of the tar file
+    name: str  # name of the tar file
     members: list[Member]
-    blocks: dict[int, Block]  # that have them
+    blocks: dict[int, Block]  # the blocks of its members
 
     def digest(self) -> str:
         """A hash of the content that the shard will have."""
@@ -157,7 +157,7 @@ def _add_file(file: BinaryIO, name: str, data: bytes) -> None:
 def _read_members(plan: Plan) -> Iterator[tuple[Member, bytes]]:
     """The members in their order with their bytes; DataError if one has changed."""
     of_block: dict[int, dict[int, Member]] = {}
-    for member in plan.members:  # in the order of their blocks
+    for member in plan.members:  # they are in the order of their blocks
         of_block.setdefault(member.block, {})[member.number] = member
     for number, members in of_block.items():
         places = {at: (member.position, member.bytes) for at, member in members.items()}
@@ -183,13 +183,13 @@ def _changed(members: dict[int, Member], detail: str) -> DataError:
 
 
 MEGABYTE = 10**6
-BYTES_PER_PROCESS = 256 * MEGABYTE  # that a process must write to be worth its start
-SHARD_SECONDS = 7200.0  # to write one shard, on a slow disk too
+BYTES_PER_PROCESS = 256 * MEGABYTE  # a process that writes less is not worth its start
+SHARD_SECONDS = 7200.0  # limit to write one shard, also on a slow disk
 CONTENT = "SELECT sha256, subset, name, md5(metadata) FROM images WHERE reason = '' ORDER BY n"
-STEMS = {TRAINING: "images", VALIDATION: "validation"}  # of the names of their shards
+STEMS = {TRAINING: "images", VALIDATION: "validation"}  # shard names begin with them
 INDEXES = {TRAINING: "training", VALIDATION: "validation"}  # folders with the indexes of tar files elsewhere
 POLICY = ("min_size", "max_aspect", "max_pixels", "background", "first_frame", "val_split", "near_duplicates")
-CHOICES = ("where", "join", "exclude")  # in the policy if they are given
+CHOICES = ("where", "join", "exclude")  # flags that the policy has if they are given
 
 
 def run_shard(config: ShardConfig) -> int:
@@ -218,7 +218,7 @@ def run_shard(config: ShardConfig) -> int:
         images = {name: table.count("reason = '' AND subset = ?", subset) for name, subset in SUBSETS.items()}
         written: dict[str, list[Shard]] = {}
         if not config.part:
-            remove_temporary(root)  # of killed processes
+            remove_temporary(root)  # killed processes leave them
         if images[TRAINING]:
             claim_content(root, TRAINING, table.digest(config.shard_mb, CONTENT))
             written = _pack(root, table, config, folder, sum(images.values()))

@@ -29,7 +29,7 @@ from vae.system import console
 from vae.system.addresses import is_remote
 from vae.system.errors import DataError
 
-ARCHIVES = (".tar", ".parquet")  # of many images
+ARCHIVES = (".tar", ".parquet")  # files of many images
 
 
 @dataclass
@@ -38,9 +38,9 @@ class Source:
 
     text: str  # absolute path, or address: what a folder of results is made from
     blocks: list[Block]
-    unit: str  # of progress
+    unit: str  # unit of the progress bar
     skips: Skips = field(default_factory=Skips)
-    folder: str | None = None  # of image files on this machine
+    folder: str | None = None  # folder of image files, if it is on this machine
     listed: int = 0  # files, also those behind `limit`
 
     def manifest(self) -> Iterator[dict[str, Any]]:

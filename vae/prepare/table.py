@@ -26,7 +26,7 @@ from vae.system import console
 from vae.system.errors import UserError
 from vae.system.files import utf8_text
 
-OWN_KEYS = (*IMAGE_KEYS, *SPLIT_KEYS)  # of a manifest; others are metadata
+OWN_KEYS = (*IMAGE_KEYS, *SPLIT_KEYS)  # keys of a manifest; others are metadata
 FETCHED = 5000  # rows at a time
 
 
@@ -155,7 +155,7 @@ class Table:
 
 EXACT = "exact_duplicate"
 EXAMPLES = 6  # images named for each flag
-MAX_COLUMNS = 500  # of metadata that --where may use
+MAX_COLUMNS = 500  # number of metadata keys that --where may use
 TRAIN, VAL = "train", "val"
 TRAINING, VALIDATION = "dataset.json", "validation.json"  # the subsets, as the files of their datasets
 SUBSETS = {VALIDATION: VAL, TRAINING: TRAIN}  # the training set last: it names the other
@@ -293,7 +293,7 @@ def _where(table: Table, text: str) -> None:
     """Leave out the images for which an SQL expression is not true; UserError if it is no expression."""
     query = "SELECT json_group_structure(metadata) FROM images WHERE metadata IS NOT NULL"
     ((structure,),) = table.all(query)
-    taken = {"", *_COLUMNS_OF_ROWS}  # in lower case, as SQL compares names
+    taken = {"", *_COLUMNS_OF_ROWS}  # lower case, because SQL compares names without case
     kinds: dict[str, str] = {}
     for key, kind in json.loads(structure or "{}").items():
         if key.lower() not in taken and len(kinds) < MAX_COLUMNS:

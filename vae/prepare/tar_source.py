@@ -28,7 +28,7 @@ from vae.shards.shard_images import (
 )
 from vae.system.files import utf8_text
 
-CHUNK_BYTES = 8 * 2**20  # that are read at once
+CHUNK_BYTES = 8 * 2**20  # size of one read
 IMAGE_EXTENSIONS = {extension[1:] for names in EXTENSIONS_OF.values() for extension in names}
 _BLOCK = tarfile.BLOCKSIZE
 MAX_HELD = 32  # members of one key that are read before the rule for their names is chosen

@@ -34,11 +34,11 @@ from vae.training.resolved_options import resolve_options
 from vae.tuning.space import Space, as_choice, check_comparable, options_of, read_space, suggest
 from vae.tuning.training_process import TrialError, Validation, train
 
-COMMAND = "tune"  # in the marker of the folder
+COMMAND = "tune"  # its name in the marker of the folder
 JOURNAL_NAME = "journal.log"
 BEST_NAME = "best.json"
 ROWS_NAME = "trials.jsonl"
-REDUCTION = 3  # of the pruners: a third of the trials goes on
+REDUCTION = 3  # of the pruner: a third of the trials goes on
 # Options of a whole command: the search sets them for each trial.
 _OF_COMMAND = ("output_dir", "resume_from", "new_stage", "find_lr", "find_lr_steps")
 # Attributes of a trial.
@@ -52,7 +52,7 @@ class Base(NamedTuple):
     options: dict[str, Any]  # as given
     config: Config
     space: Space
-    num_images: int  # of the training set
+    num_images: int  # number of training images
 
 
 def check_command(config: TuneConfig) -> Base:

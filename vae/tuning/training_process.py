@@ -43,7 +43,7 @@ def train(run: Path, options: dict[str, Any], watch: Callable[[Validation], bool
     except BaseException as error:  # also Ctrl-C, which Windows sends to the run, too
         if process.poll() is None and not (sys.platform == "win32" and isinstance(error, KeyboardInterrupt)):
             process.terminate()
-        process.wait()  # it saves
+        process.wait()  # it saves before it ends
         raise
     if process.returncode == 0:
         return next(reversed(list(validations(run))), {})
