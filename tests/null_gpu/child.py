@@ -28,7 +28,7 @@ def run_on_null_gpu(*words: str, code: int = 0, **settings: Any) -> subprocess.C
     if words[0] == "-c":
         words = ("-c", words[1] + END, *words[2:])
     done = subprocess.run(
-        [sys.executable, *words], cwd=ROOT, env=child, capture_output=True, text=True, timeout=600
+        [sys.executable, *words], cwd=ROOT, env=child, capture_output=True, text=True, timeout=1500
     )
     assert done.returncode == code, f"{done.stdout[-2000:]}\n{done.stderr[-3000:]}"
     return done
