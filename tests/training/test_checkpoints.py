@@ -141,14 +141,6 @@ def test_epochs_are_saved_as_asked_or_every_few_minutes(tiny, monkeypatch, minut
     assert names == {f"checkpoint_epoch_{epoch}.pt" for epoch in expected}
 
 
-def test_the_best_epoch_is_saved_without_a_flag(tiny):
-    """The tiny network's loss falls in its first epochs."""
-    given = {**tiny, "num_epochs": 3, "keep_checkpoints": 9, "checkpoint_freq": None}
-    assert train(given) == 0
-    history = load_checkpoint(Path(tiny["output_dir"]) / "checkpoint_epoch_3.pt")["history"]
-    assert history["best_checkpoint_loss"] == history["best"]["loss"]
-
-
 @pytest.mark.slow
 @pytest.mark.skipif(os.name == "nt", reason="processes are forks")
 def test_all_processes_resume_from_the_choice_of_the_main_one(tiny, tmp_path):

@@ -165,17 +165,6 @@ def test_infer_keeps_latents_and_the_size_of_reconstructions(tmp_path, image_fol
     assert np.abs(nearest - np.asarray(large)).max() <= 1
 
 
-def test_api_returns_twice_the_size(tmp_path):
-    model = vae.load_vae(trained(tmp_path), device="cpu")
-    pixels = np.random.default_rng(1).integers(0, 256, (21, 30, 3), dtype=np.uint8)
-    images = vae.load_images(pixels)
-    latents = vae.encode(model, images)
-    assert latents.shape[2:] == (6, 8)
-    assert vae.decode(model, latents, size=(21, 30)).shape == (1, 3, 42, 60)
-    assert vae.reconstruct(model, pixels).shape == images.shape
-    assert vae.reconstruct(model, pixels, tile=64).shape == images.shape
-
-
 def test_evaluation_measures_all_pixels(tmp_path, image_folder):
     model = load_vae(trained(tmp_path)).autoencoder
     options = {"device": "cpu", "crop": "center", "perceptual_net": "none"}

@@ -17,7 +17,7 @@ from tests.harness.runs import TINY
 from tests.harness.small_vae import SMALL as SMALL_VAE
 from tests.harness.small_vae import write_vae
 from tests.harness.toy_networks import NO_LPIPS, toy_terms
-from tests.harness.training_runs import last_checkpoint, records, train_short
+from tests.harness.training_runs import last_checkpoint, records
 from tests.harness.vae_families import FAMILIES, SMALL, diffusers_model, image, research_model, save_research
 from vae.config.model_options import ModelConfig
 from vae.config.options import RECOMPUTE
@@ -159,21 +159,6 @@ def test_reflect_padding_is_given_once_and_kept(options, tmp_path):
                 "padding": "zeros",
             }
         )
-
-
-@pytest.mark.slow
-def test_decoder_profile_improves_the_decoder_and_keeps_the_encoder(tiny, tmp_path):
-    first = train_short(tiny, tmp_path / "first", num_epochs=4, learning_rate=1e-3, val_split=0.25)
-    given = {name: value for name, value in tiny.items() if name not in (*SHAPE, "learning_rate")}
-    given |= {"profile": "decoder", "init_from": str(tmp_path / "first" / "vae"), "val_split": 0.25}
-    given |= {"adversarial_weight": 0.0, "num_epochs": 8, "val_freq": 8, "ema_decay": 0.5}
-    assert train({**given, "output_dir": str(tmp_path / "second")}) == 0
-    second = last_checkpoint(tmp_path / "second")
-    assert second["config"]["learning_rate"] is None  # by the rule
-    for name, weight in first["ema"].items():
-        assert torch.equal(weight, second["ema"][name]) == name.startswith("encoder."), name
-    start, end = records(tmp_path / "second", "validation")
-    assert end["psnr"] > start["psnr"]
 
 
 @pytest.mark.parametrize("level", RECOMPUTE)

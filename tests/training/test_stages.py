@@ -100,11 +100,6 @@ def test_epoch_is_done_after_its_last_full_step():
     assert found == [False, False, True, True]  # 4 steps; the position may come from smaller batches
 
 
-def test_set_smaller_than_a_step_has_no_steps():
-    steps = StageSteps.of(Stage(0, 5, 32, 4), num_images=7, accumulation_steps=2, world_size=1)
-    assert (steps.per_epoch, steps.total) == (0, 0)
-
-
 def test_steps_of_a_stage_in_steps_do_not_depend_on_the_number_of_images():
     """Its epochs may be longer than the stage, or change when a run is resumed with another batch size."""
     stage = Stage(2, None, 32, 4, num_steps=30, first_step=100)

@@ -143,13 +143,6 @@ def test_validations_record_noise_and_spread_of_the_latents_and_how_decoding_bea
             assert record[f"psnr_noise_{tau:g}"] == pytest.approx(expected.item(), abs=1e-3)
 
 
-@pytest.mark.slow
-def test_noise_that_hides_the_latents_is_reported_once(tiny, capsys):
-    given = {**tiny, "num_epochs": 30, "val_freq": 10, "checkpoint_freq": 30, "learning_rate": 1e-2}
-    assert train({**given, "kl_weight": 10.0}) == 0
-    assert "".join(capsys.readouterr()).count("lower --kl_weight (now 10)") == 1
-
-
 # ---- Slices ----------------------------------------------------------------------------------------------
 
 

@@ -128,14 +128,6 @@ def test_run_shows_the_own_images_with_and_without_a_validation_set(tiny, tmp_pa
     assert np.array_equal(tile(grid, 2, 0, MIN_TILE)[::5, ::5], exact)
 
 
-def test_run_shows_validation_images_without_the_flag(tiny, tmp_path):
-    train_short(tiny, tmp_path / "run", val_split=0.25)
-    (path,) = (tmp_path / "run" / "samples").glob("*.png")
-    assert Image.open(path).height == TEXT_HEIGHT + 4 * (MIN_TILE + TEXT_HEIGHT)
-    train_short(tiny, tmp_path / "other", val_split=0.0)
-    assert not (tmp_path / "other" / "samples").exists()
-
-
 def test_unusable_own_image_is_an_error_before_anything_is_written(tiny, tmp_path, own_images):
     (own_images / "b.jpg").write_bytes(b"no image")
     with pytest.raises(DataError, match=r"--sample_images .*b\.jpg") as caught:
