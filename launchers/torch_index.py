@@ -85,7 +85,7 @@ def torch_source(build: str) -> tuple[list[str], str, str | None]:
 
 
 def _difference(build: str) -> str:
-    """How the general index's build differs from the requested one."""
+    """The difference between the general index's build and the requested one."""
     if WINDOWS:
         return " (its builds for Windows are without CUDA)" if build in BUILDS else ""
     return f" (its build is for CUDA 12.8, not {title(build)})" if build == "cu126" else ""

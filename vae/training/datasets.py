@@ -259,7 +259,7 @@ def with_aspects(training_set: TrainingSet, config: Config, dist: Distributed) -
 
 
 def results_by_rank(read: Callable[[], bytes], dist: Distributed) -> list[bytes]:
-    """What each process reads; DataError in all of them if one cannot."""
+    """The results of `read` in each process, by rank; DataError in all of them if one fails."""
     own, failure = b"", None
     try:
         own = read()
