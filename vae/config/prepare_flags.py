@@ -62,8 +62,10 @@ class RulesConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class SelectConfig:
-    """Options of every mode that chooses images for a training set."""
+    """Options of every mode that writes a training set from chosen images."""
 
+    output_dir: str = _output_dir_option()
+    part: str | None = _part_option()
     where: str | None = option(
         None,
         "keep only images for which this SQL expression is true; columns are width, height, bytes, format, "
@@ -109,8 +111,6 @@ class ReadingConfig(RulesConfig):
 class PreprocessConfig(SelectConfig, ReadingConfig):
     """Convert raw image files to a training set with a manifest."""
 
-    output_dir: str = _output_dir_option()
-    part: str | None = _part_option()
     target_size: int = option(1024, "side of the images, as --resize_mode says", metavar="PX", at_least=8)
     resize_mode: str = option(
         "cover",
@@ -155,8 +155,6 @@ class ValidateConfig(ReadingConfig):
 class ShardConfig(SelectConfig, ReadingConfig):
     """Pack images, unchanged, into a dataset of tar shards for training."""
 
-    output_dir: str = _output_dir_option()
-    part: str | None = _part_option()
     shard_mb: int = option(1000, "size of a shard in megabytes", metavar="MB", at_least=1)
     val_split: float = option(
         0.05,
@@ -181,8 +179,6 @@ class IndexConfig(SelectConfig, RulesConfig):
         "chosen from again without reading them",
         metavar="TARS",
     )
-    output_dir: str = _output_dir_option()
-    part: str | None = _part_option()
     image_key: str | None = option(
         None,
         "extension of the images, such as jpg or rgb.png, if samples have several",
