@@ -1,7 +1,7 @@
 """Precedence of flag, JSON file, checkpoint, profile, card and default, and checks across options."""
 
 import json
-from dataclasses import astuple
+from dataclasses import astuple, replace
 
 import pytest
 
@@ -12,6 +12,7 @@ from vae.config.recipes import RECIPES, profile_table, recipe_values, suggested_
 from vae.config.resolve import (
     LEAST_SIDES,
     PER_COMMAND,
+    check_discriminator,
     check_encoder,
     check_views,
     parse_progressive,
@@ -96,6 +97,51 @@ def test_a_crop_that_is_too_small_for_views_is_one_line():
         assert TRUNKS[net].smallest_side == LEAST_SIDES.get(net, MIN_VIEW)
     with pytest.raises(UserError, match="needs at least 2 x 2 positions, not 1 of a crop of 32 px"):
         check_views(32, ModelConfig(channels=(32,) * 6), LossConfig(equivariance_weight=1.0))
+
+
+@pytest.mark.parametrize(
+    ("flag", "given"),
+    [
+        ("crop_scale", {"crop_scale": (0.1, 1.0)}),
+        ("crop_scale", {"crop_scale": (0.9, 0.5), "crop": "resized"}),
+        ("crop", {"crop": "resized", "buckets": 2}),
+        ("rotate90", {"rotate90": True, "buckets": 2}),
+        ("color_jitter", {"color_jitter": (0.1, 0.1)}),
+        ("color_jitter", {"color_jitter": (0.0, 0.0, 0.0, 0.6)}),
+        ("teacher", {"teacher": "vae"}),
+        ("background", {"background": "black", "image_channels": 4}),
+        ("reconstruction_weight", {"reconstruction_weight": 0.0, "perceptual_weight": 0.0}),
+        ("disc_start", {"disc_start": 1.5}),
+        ("perceptual_weights", {"perceptual_weights": "file", "perceptual_net": "random"}),
+        ("variance_weight", {"variance_weight": 0.1, "train_part": "decoder"}),
+    ],
+)
+def test_options_that_contradict_each_other(flag, given):
+    with pytest.raises(UserError, match=rf"^--{flag}\b"):
+        resolve(given)
+    allowed = {"crop_scale": (0.1, 1.0), "crop": "resized", "disc_start": 0.5, "perceptual_weights": "file"}
+    resolve(allowed)
+
+
+def test_find_lr_is_without_the_adversarial_loss():
+    assert resolve({"find_lr": True, "adversarial_weight": 0.5}).loss.adversarial_weight == 0
+
+
+def test_a_restart_may_repeat_init_from():
+    saved = checkpoint(init_from="/vae")
+    given = {"init_from": "vae", "resume_from": "latest"}
+    assert resolve(given, saved).model.init_from == "/vae"
+    with pytest.raises(UserError, match="--init_from and --resume_from"):
+        resolve({**given, "resume_from": "checkpoint.pt"}, saved)
+
+
+def test_discriminator_fits_crops_and_norms():
+    loss = resolve({"adversarial_weight": 0.5, "disc_layers": 3, "disc_channels": 16}).loss
+    check_discriminator(24, loss)
+    check_discriminator(8, replace(loss, adversarial_weight=0.0))
+    for size, changed in ((23, loss), (24, replace(loss, disc_channels=24))):
+        with pytest.raises(UserError, match="--disc_"):
+            check_discriminator(size, changed)
 
 
 def test_build_inverts_flatten():
@@ -250,3 +296,5 @@ def test_length_in_epochs_and_in_steps_exclude_each_other(tmp_path):
 def test_progressive_list_is_parsed():
     found = parse_progressive("512:25:32, 1024:500steps:16", Config().model)
     assert [astuple(stage) for stage in found] == [(512, 25, None, 32), (1024, None, 500, 16)]
+    with pytest.raises(UserError, match="--image_size 500"):
+        parse_progressive("512:25:32,500:1:4", Config().model)
