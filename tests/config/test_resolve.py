@@ -184,6 +184,8 @@ def test_an_autoencoder_tiny_has_the_latents_of_its_teacher():
         ({}, {"vae": other}, "--teacher t has 4 .* 3 levels, but the file of --init_from has 4 and 2"),
         ({}, {"checkpoint": saved}, "--teacher t has .* but the file of --resume_from has 4 and 2"),
         ({"variance_weight": 0.1}, {}, "--variance_weight 0.1: .* has no variance"),
+        ({"scaling_factor": 0.5}, {}, "--scaling_factor 0.5: an AutoencoderTiny has its own"),
+        ({"image_channels": 4}, {}, "--image_channels 4: an AutoencoderTiny has its own"),
         ({"train_part": "decoder"}, {}, "--teacher has no effect"),
     ):
         with pytest.raises(UserError, match=flag):
