@@ -28,8 +28,8 @@ from vae.images.metadata import profile_of
 from vae.images.pixels import to_float, to_uint8
 from vae.inference.codec import decode_latents, encode_images
 from vae.interop import vae_files
-from vae.interop.run_files import METRICS_NAME
 from vae.interop.vae_files import LoadedVae
+from vae.interop.vae_path import METRICS_NAME
 from vae.model.activation_scale import UNKNOWN, scale_activations
 from vae.ops.kernel_check import choose_kernels
 from vae.ops.noise import keyed_normal

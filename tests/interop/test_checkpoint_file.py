@@ -186,8 +186,8 @@ def test_other_checkpoint_format_is_refused_with_remedy(tmp_path, other):
     path = tmp_path / "checkpoint_epoch_1.pt"
     torch.save({**content(), "format": other}, path)
     difference = re.escape(f"(format {other!r}, not {CHECKPOINT_FORMAT})")
-    with pytest.raises(UserError, match=rf"^--vae .*{difference}.*train again$"):
-        load_checkpoint(path, flag="--vae")
+    with pytest.raises(UserError, match=rf"^--resume_from .*{difference}.*train again$"):
+        load_checkpoint(path)
 
 
 def test_checkpoint_with_other_fields_or_options_is_of_another_version(tmp_path):

@@ -16,7 +16,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from tests.harness.runs import ROOT
 from tests.harness.training_runs import SHORT, records, train_short
 from vae.config.flags import command_words, trainer_options
-from vae.interop.run_files import METRICS_NAME
+from vae.interop.vae_path import METRICS_NAME
 from vae.system.errors import UserError
 from vae.training.early_checks import check_command
 from vae.training.logbook import ID_NAME, Logbook, start_wandb

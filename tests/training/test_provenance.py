@@ -7,8 +7,7 @@ import pytest
 from tests.harness.runs import TINY
 from tests.harness.training_runs import SHORT, last_checkpoint, records
 from vae.config.flags import parse_flags
-from vae.interop.run_files import OTHER_DATA
-from vae.training.provenance import EXACT, TOPOLOGY, Resume, compare
+from vae.training.provenance import EXACT, OTHER_DATA, TOPOLOGY, Resume, compare
 from vae.training.run import train
 
 SAMPLES = {

@@ -16,8 +16,8 @@ import torch
 from vae.config.options import LossConfig, image_weights
 from vae.config.trained_vae_flags import ExportConfig
 from vae.interop.latent_statistics import LatentConstants
-from vae.interop.run_files import METRICS_NAME
 from vae.interop.vae_files import LoadedVae
+from vae.interop.vae_path import METRICS_NAME
 from vae.system import console
 from vae.system.errors import UserError
 from vae.system.files import read_json, read_json_lines

@@ -137,25 +137,26 @@ def verify_checkpoint(path: Path) -> None:
         raise DamagedCheckpointError(f"{path} is damaged: its SHA-256 is not the one in {name}")
 
 
-def load_checkpoint(path: Path, *, flag: str = "--resume_from") -> CheckpointContent:
+def load_checkpoint(path: Path) -> CheckpointContent:
     """Verify and load a checkpoint onto the CPU; its content has all keys.
 
     Raises DamagedCheckpointError for a damaged file, and UserError for a missing file and one of another
-    version or program. `flag` is the flag in the messages.
+    version or program.
     """
-    check_checkpoint_path(path, flag)
+    check_checkpoint_path(path)
     verify_checkpoint(path)
     try:
         content = read_torch_file(path)
     except (OSError, DamagedFileError) as error:
         raise DamagedCheckpointError(f"{path} is damaged or not a checkpoint: {error}") from None
     except NeedsCodeError as error:
-        raise UserError(f"{flag} {path} is not a checkpoint of this toolkit: it has {error}") from None
+        raise UserError(f"--resume_from {path} is not a checkpoint of this toolkit: it has {error}") from None
     if not is_checkpoint(content):
         raise UserError(
-            f"{flag} {path} is not a checkpoint of this toolkit: --init_from reads weights of other programs"
+            f"--resume_from {path} is not a checkpoint of this toolkit: --init_from reads weights of other "
+            "programs"
         )
-    return checked(content, path, flag)
+    return checked(content, path, "--resume_from")
 
 
 def is_checkpoint(content: Any) -> bool:

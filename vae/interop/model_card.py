@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from vae.interop.families import OWN_CLASS
-from vae.interop.run_files import METRICS_NAME
+from vae.interop.vae_path import METRICS_NAME
 from vae.system.files import read_json_lines
 
 _FIGURES = {"psnr": ("PSNR", "{:.2f} dB"), "ssim": ("SSIM", "{:.4f}"), "lpips": ("LPIPS", "{:.4f}")}

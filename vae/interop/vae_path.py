@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Literal
 
 from vae.interop.hub import download, hub_name
-from vae.interop.run_files import METRICS_NAME
 from vae.system.console import command_line
 from vae.system.errors import UserError
 from vae.system.files import read_json
 
+METRICS_NAME = "metrics.jsonl"  # in the folder of a run
 _STEM = "diffusion_pytorch_model"
 WEIGHTS_NAME = f"{_STEM}.safetensors"
 INDEX_NAME = f"{WEIGHTS_NAME}.index.json"  # of weights in several files
@@ -91,22 +91,22 @@ def file_format(path: Path, where: str) -> Literal["pickle", "safetensors"]:
     raise UserError(f"{where if where.endswith(str(path)) else f'{where}: {path.name}'} {problem}")
 
 
-def check_checkpoint_path(path: Path, flag: str) -> None:
-    """Raise UserError, which starts with `flag` and the path, if the path cannot be that of a checkpoint."""
+def check_checkpoint_path(path: Path) -> None:
+    """Raise UserError if the path of --resume_from cannot be that of a checkpoint."""
+    where = f"--resume_from {path}"
     latest = "or latest for the newest one in --output_dir"
     if path.is_dir() and _weights_in(path):
         raise UserError(
-            f"{flag} {path} is a VAE, without the state of a run: begin a run from it with --init_from {path}"
+            f"{where} is a VAE, without the state of a run: begin a run from it with --init_from {path}"
         )
     if path.is_dir():
         raise UserError(
-            f"{flag} {path} is a folder: name a checkpoint in it, or use --output_dir {path} "
-            "--resume_from latest"
+            f"{where} is a folder: name a checkpoint in it, or use --output_dir {path} --resume_from latest"
         )
     if not os.path.lexists(path):
-        raise UserError(f"{flag} {path}: there is no such file: give a checkpoint (.pt), {latest}")
+        raise UserError(f"{where}: there is no such file: give a checkpoint (.pt), {latest}")
     if path.suffix.lower() != ".pt":
-        raise UserError(f"{flag} {path} is not a checkpoint: give a file with the ending .pt, {latest}")
+        raise UserError(f"{where} is not a checkpoint: give a file with the ending .pt, {latest}")
 
 
 def _in_folder(folder: Path, where: str) -> VaePath:

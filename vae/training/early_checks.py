@@ -17,7 +17,6 @@ from vae.data.exclude_list import read_exclude_list
 from vae.data.manifest import is_manifest, manifest_of
 from vae.images.decoding import parse_background
 from vae.images.folder import check_images
-from vae.interop.run_files import RUN_COMMAND
 from vae.interop.vae_path import check_checkpoint_path, locate_vae
 from vae.prepare.hub_dataset import local_dataset
 from vae.shards.dataset_json import is_dataset, read_dataset
@@ -26,7 +25,7 @@ from vae.system import console
 from vae.system.addresses import is_remote
 from vae.system.errors import UserError
 from vae.system.files import check_folder, check_utf8
-from vae.training.run_folder import checkpoint_paths, contains_run
+from vae.training.run_folder import RUN_COMMAND, checkpoint_paths, contains_run
 
 # These options say what a command begins, and where.
 _OF_START = {
@@ -85,7 +84,7 @@ def check_command(given: OptionValues) -> Command:
     if command.value("teacher"):
         locate_vae(Path(command.value("teacher")), "--teacher")
     if command.checkpoint:
-        check_checkpoint_path(command.checkpoint, "--resume_from")
+        check_checkpoint_path(command.checkpoint)
     _check_output(command)
     command = Command(with_local_datasets(command.given))
     _check_images(command)

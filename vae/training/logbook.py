@@ -15,7 +15,7 @@ import numpy as np
 from torch.utils.tensorboard import SummaryWriter
 
 from vae.inference.infer import write_image
-from vae.interop.run_files import METRICS_NAME
+from vae.interop.vae_path import METRICS_NAME
 from vae.system import console, files
 from vae.system.addresses import public_text
 from vae.system.errors import UserError

@@ -15,12 +15,12 @@ from typing import Any, NamedTuple
 import torch
 
 from vae.config.options import Config, names_where
-from vae.interop.run_files import OTHER_DATA, RUN_NAME
 from vae.system import console
 from vae.system.addresses import public_text
 from vae.system.files import read_json
 from vae.training.datasets import TrainingSet
 from vae.training.logbook import try_to_write_json
+from vae.training.run_folder import RUN_NAME
 from vae.training.stages import Stage
 from vae.training.validation import ValidationSet
 
@@ -29,6 +29,7 @@ DATA = ("training", "validation", "transform", "seed")  # what makes a run anoth
 NEW = "new"
 EXACT = "exact"
 TOPOLOGY = "other topology"
+OTHER_DATA = "other data"  # the run goes on with other images or transforms
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from vae.config.flags import trainer_options
 from vae.config.options import PROVENANCE, flatten
 from vae.device import is_out_of_memory
 from vae.interop.latent_statistics import LatentConstants
-from vae.interop.run_files import METRICS_NAME, RUN_COMMAND
+from vae.interop.vae_path import METRICS_NAME
 from vae.memory.available import limit_memory
 from vae.model.activation_scale import scale_activations
 from vae.model.autoencoder import set_recompute
@@ -35,7 +35,7 @@ from vae.training.logbook import Logbook, start_wandb, try_to_write_json
 from vae.training.loop import StageEnd, TrainingLoop
 from vae.training.precision import activations_of
 from vae.training.report import next_command, print_remarks, print_stage, progress_line, result_lines
-from vae.training.run_folder import FolderLock, contains_run
+from vae.training.run_folder import RUN_COMMAND, FolderLock, contains_run
 from vae.training.saver import CheckpointWriter, Saver, copy_fits, end_diverged
 from vae.training.schedule import StageSchedule
 from vae.training.setup import PreparedRun, begin_stability, prepare_run

@@ -6,11 +6,13 @@ from pathlib import Path
 
 from filelock import FileLock, Timeout
 
-from vae.interop.run_files import METRICS_NAME, RUN_COMMAND
+from vae.interop.vae_path import METRICS_NAME
 from vae.system import console
 from vae.system.errors import UserError
 from vae.system.files import read_marker, remove_temporary
 
+RUN_COMMAND = "train"  # in the marker of the folder
+RUN_NAME = "run.json"  # which run is the last one; it is written first and last
 _NAME = re.compile(r"checkpoint_(epoch|step)_(\d+)\.pt")
 
 

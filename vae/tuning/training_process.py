@@ -10,7 +10,7 @@ from typing import Any
 from optuna import TrialPruned
 
 from vae.config.flags import command_words
-from vae.interop.run_files import METRICS_NAME
+from vae.interop.vae_path import METRICS_NAME
 from vae.system import child_process, console
 from vae.system.errors import EXIT_CONFIG, EXIT_NON_FINITE
 from vae.system.files import read_json_lines
