@@ -214,7 +214,7 @@ def test_a_copy_of_a_run_that_was_killed_before_its_export_exports(tiny, tmp_pat
 
     run, copy = tmp_path / "run", tmp_path / "copy"
     assert train({**tiny, "num_epochs": 1}) == 0
-    monkeypatch.setattr(export, "save_diffusers_folder", crash)
+    monkeypatch.setattr(export, "write_vae", crash)
     with pytest.raises(KeyboardInterrupt):
         train({"resume_from": str(run / "checkpoint_epoch_1.pt"), "num_epochs": 1})
     monkeypatch.undo()

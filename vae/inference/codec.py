@@ -287,10 +287,12 @@ def run_blended(
     "encode" returns mean and log-variance (B, 2Z, H/f, W/f), "decode" images (B, C, h f, w f), both on the
     host. `tile` is in px. `on_step(done, total)` counts batches of samples and tiles.
     """
-    return torch.cat([_one(model, operation, image, dtype, tile, on_step) for image in values.split(1)])
+    return torch.cat(
+        [_run_one_image(model, operation, image, dtype, tile, on_step) for image in values.split(1)]
+    )
 
 
-def _one(
+def _run_one_image(
     model: AutoencoderKL,
     operation: str,
     image: torch.Tensor,
@@ -298,7 +300,7 @@ def _one(
     tile: int,
     on_step: OnStep | None,
 ) -> torch.Tensor:
-    """One image: the statistics of its samples, then its tiles."""
+    """Measure the statistics of samples of the image, then compute its tiles."""
     f = model.encoder_downsampling
     unit, unit_out = (f, 1) if operation == "encode" else (1, model.downsampling)
     side = latents_per_tile(tile, f)

@@ -278,11 +278,6 @@ def _smaller_setting(session: Session) -> str:
     return "lower --tile_size" if session.device.type == "cuda" else "add --dtype bf16, or shrink the image"
 
 
-def _reconstruct(session: Session, task: Task) -> None:
-    latents = session.encode_file(task.inputs[0])
-    write_image(task.outputs[0], session.decode(latents.posterior.mode(), latents.size))
-
-
 def _encode(session: Session, task: Task) -> None:
     path = task.inputs[0]
     latents = session.encode_file(path)
@@ -317,7 +312,7 @@ def _vary(session: Session, task: Task) -> None:
 
 
 _WORK = {
-    "reconstruct": _reconstruct,
+    "reconstruct": _decode,
     "encode": _encode,
     "decode": _decode,
     "interpolate": _interpolate,

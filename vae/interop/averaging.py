@@ -56,9 +56,9 @@ def check_combinable(vaes: Sequence[LoadedVae], paths: Sequence[str]) -> None:
             )
     known = {vae.file.start: number for number, vae in enumerate(vaes) if vae.file.start}
     if len(known) > 1:
-        one, other = list(known.values())[:2]
+        first, second = list(known.values())[:2]
         raise UserError(
-            f"--vae {paths[one]} and {paths[other]} began from different weights, so the mean of their "
+            f"--vae {paths[first]} and {paths[second]} began from different weights, so the mean of their "
             "weights is no VAE: average folds or checkpoints that began from one VAE (same --init_from or "
             "--seed)"
         )

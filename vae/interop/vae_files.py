@@ -443,9 +443,10 @@ def check_fit(config: ModelConfig, weights: dict[str, torch.Tensor], where: str)
     with torch.device("meta"):
         model = AutoencoderKL(config)
     absent = PARTS.get(missing_part(weights), ())
-    expected = {n: v.shape for n, v in model.state_dict().items() if not (absent and n.startswith(absent))}
-    fitting = _in_shapes_of(model, weights)
-    shapes = {n: value.shape for n, value in fitting.items() if not (absent and n.startswith(absent))}
+    expected, shapes = (
+        {name: value.shape for name, value in tensors.items() if not name.startswith(absent)}
+        for tensors in (model.state_dict(), _in_shapes_of(model, weights))
+    )
     different = sorted(n for n in expected.keys() & shapes.keys() if expected[n] != shapes[n])
     problems = [
         f"{verb} {names[0][:_MAX_CHARS]}" + (f" and {len(names) - 1} more tensors" if names[1:] else "")
