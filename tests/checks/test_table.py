@@ -120,6 +120,7 @@ FAULTS = [
     ("torch.pair", FAIL, {"torch_files": {"version": "2.14.0+cpu"}}, "two different builds", REINSTALL),
     ("torch.pair", FAIL, {"torch_files": {"vision_version": None}}, "not installed"),
     ("torch.pair", FAIL, {"loaded": {"vision_error": "operator torchvision::nms"}}, "torchvision::nms"),
+    ("torch.pair", FAIL, {"loaded": {"vision_error": "a: HF_HOME is a"}}, "set HF_HOME to a folder"),
     # the general index lists both versions without a build
     ("torch.pair", PASS, {"torch_files": {"version": "2.14.0", "vision_version": "0.29.0"}}),
     ("torch.build", FAIL, {**CPU_BUILD, **NO_DEVICES}, "no CUDA", SETUP_130),

@@ -14,6 +14,7 @@ NO_DLL = OSError(
     '[WinError 126] Modul nicht gefunden. Error loading "C:\\v\\shm.dll" or one of its dependencies.'
 )
 FULL_DISK = ": free some space, or give an output folder on another disk"
+UNUSABLE = ": TORCHINDUCTOR_CACHE_DIR is cache: set it to a folder that can be written, or unset it"
 HINT = activation_hint(ROOT)  # empty if the tests run in the environment of the set-up
 
 
@@ -33,6 +34,8 @@ def raises(error: BaseException):
         (DataError("no images"), 77, "some.py: no images"),
         (OSError("cannot write"), 1, "some.py: cannot write"),
         (OSError(13, "Permission denied", "a/b"), 1, "some.py: a/b: Permission denied"),
+        (OSError(17, "File exists", "cache"), 1, f"some.py: cache: File exists{UNUSABLE}"),
+        (OSError(2, "No such file", "cache/below/it"), 1, f"some.py: cache/below/it: No such file{UNUSABLE}"),
         (OSError(28, "No space left on device", "a"), 1, f"some.py: a: No space left on device{FULL_DISK}"),
         (OSError(28, "No space left on device"), 1, f"some.py: No space left on device{FULL_DISK}"),
         (
@@ -47,7 +50,8 @@ def raises(error: BaseException):
         (KeyboardInterrupt(), 130, "stopped: nothing was written"),
     ],
 )
-def test_error_prints_one_line_and_has_an_exit_code(capsys, error, code, line):
+def test_error_prints_one_line_and_has_an_exit_code(capsys, monkeypatch, error, code, line):
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", "cache")
     assert exit_code("some.py", raises(error), [], "stopped: nothing was written") == code
     assert capsys.readouterr().err == f"{line}\n"
 

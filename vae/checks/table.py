@@ -20,7 +20,7 @@ from vae.config.recipes import RECIPES
 from vae.system.addresses import is_remote
 from vae.system.console import fetch_command
 from vae.system.host import GIB, MIB, decoding_processes
-from vae.system.script import missing_runtime
+from vae.system.script import CACHE_VARIABLES, missing_runtime
 
 
 def setup_command(facts: Facts, build: str | None = None) -> str:
@@ -78,9 +78,11 @@ def compiler_command(facts: Facts) -> str:
 
 
 def remedy_of_error(facts: Facts, error: str) -> str:
-    """The remedy for an error message of CUDA or the compiler."""
+    """The remedy for an error message of PyTorch, CUDA or the compiler."""
     if "no kernel image" in error or "not compatible with the current PyTorch" in error:
         return install_suitable_build(facts)
+    if variable := next((name for name in CACHE_VARIABLES if name in error), None):
+        return f"set {variable} to a folder that can be written, or unset it"
     if "out of memory" in error.lower():
         return "end the processes that use the card's memory and that you do not need: nvidia-smi lists them"
     return compiler_command(facts) if "compiler" in error.lower() else reinstall_pair(facts)
@@ -201,7 +203,8 @@ def _pair(facts: Facts) -> Cases:
     text += ": two different builds" if other_build else ""
     error = loaded.ended if loaded.unfinished == "loading torchvision" else loaded.vision_error
     text += f" ({error})" if error else ""
-    yield other_build or error, FAIL, text, reinstall, expected
+    yield other_build, FAIL, text, reinstall, expected
+    yield error, FAIL, text, remedy_of_error(facts, error or ""), expected
     yield True, PASS, text
 
 

@@ -15,6 +15,7 @@ from typing import Any
 from vae.checks.facts import TIME_LIMIT, Card, LoadedTorch
 from vae.system.child_process import ChildProcess, FinishedProcess
 from vae.system.host import MIB
+from vae.system.script import system_error_line
 
 FACTS = '{"facts": '  # how our lines begin; libraries may print other lines
 TIMEOUT_SECONDS = 300.0  # a first import from a cold disk under a virus scanner
@@ -96,7 +97,8 @@ def _facts() -> Iterator[dict[str, Any]]:
 
 def _short(error: BaseException) -> str:
     """Type and first line of an error: messages of CUDA and the compiler can be pages long."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    text = system_error_line(error) if isinstance(error, OSError) else str(error)
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
     return f"{type(error).__name__}: {lines[0] if lines else 'no message'}"[:300]
 
 

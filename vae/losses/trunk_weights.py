@@ -17,6 +17,7 @@ from torchvision import models
 from vae.system.console import fetch_command
 from vae.system.errors import UserError
 from vae.system.files import in_home
+from vae.system.script import system_error_line
 
 URLS = {
     "vgg": models.VGG16_Weights.IMAGENET1K_V1.url,
@@ -95,7 +96,8 @@ def cached_or_downloaded(url: str) -> Path:
         try:
             download(url, path)
         except OSError as error:  # no network, refused, timeout, disk full
-            raise OSError(f"{path} is missing and the download failed ({error})") from error
+            reason = system_error_line(error)
+            raise OSError(f"{path} is missing and the download failed ({reason})") from error
     return path
 
 

@@ -21,6 +21,10 @@ from vae.system.gpus import set_gpu_memory_variables
 ROOT = Path(__file__).resolve().parents[2]
 SETUP = "setup_windows.bat" if os.name == "nt" else "./setup.sh"
 EXTRAS = {"duckdb": "prepare", "pebble": "prepare", "jinja2": "report"}  # of pyproject.toml, by module
+# In which PyTorch and its companions find the folders of their caches, if the user has set them.
+CACHE_VARIABLES = (
+    "TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR", "TORCH_HOME", "HF_HOME", "XDG_CACHE_HOME", "MPLCONFIGDIR",
+)  # fmt: skip
 MISSING_RUNTIME = (
     "a DLL that PyTorch needs is missing, usually one of Microsoft's Visual C++ runtime "
     "(VCRUNTIME140_THREADS.dll, MSVCP140.dll): run setup_windows.bat, which installs it, or install "
@@ -143,15 +147,27 @@ def _way_to_install(package: str) -> str:
 
 
 def system_error_line(error: OSError) -> str:
-    """The message of an error of the system, with the file; for a full disk with the remedy."""
+    """The message of an error of the system with the file, and the remedy if it is known."""
     if missing := missing_runtime(str(error)):
         return missing
     if error.strerror is None:  # raised by us or by a library, with its own message
         return str(error)
     where = f"{error.filename}: " if error.filename else ""
-    remedy = ": free some space, or give an output folder on another disk"
-    remedy = remedy if error.errno in (errno.ENOSPC, errno.EDQUOT) else long_path_remedy(error)
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        remedy = ": free some space, or give an output folder on another disk"
+    else:
+        remedy = _variable_remedy(error) or long_path_remedy(error)
     return f"{where}{error.strerror}{remedy}"
+
+
+def _variable_remedy(error: OSError) -> str:
+    """The environment variable that names the folder of caches that a package cannot use; else nothing."""
+    path = Path(os.fsdecode(error.filename or ""))
+    for name in filter(os.environ.get, CACHE_VARIABLES):
+        folder = Path(os.environ[name])
+        if path.name and (path.is_relative_to(folder) or folder.is_relative_to(path)):
+            return f": {name} is {folder}: set it to a folder that can be written, or unset it"
+    return ""
 
 
 def missing_runtime(error: str) -> str | None:
