@@ -141,6 +141,9 @@ def test_vae_that_returns_nan_has_no_means_and_a_reason(flags, folder, tmp_path)
 def test_the_best_checkpoint_is_promoted(flags, folder, tmp_path):
     """Of all files that match; the folder is a VAE of diffusers, and only --overwrite replaces it."""
     flags |= {"--vae": str(folder / "*" / "vae"), "--promote": tmp_path / "best"}
+    claim_folder(tmp_path / "best", "export")
+    (tmp_path / "mine.html").write_text("mine")
+    (tmp_path / "best" / "report.html").symlink_to(tmp_path / "mine.html")
     assert run_command(flags, "--no-codecs")[0] == 0
     results = json.loads((tmp_path / "out" / "results.json").read_text())
     best = max(results["vaes"], key=lambda row: row["sizes"][0]["metrics"]["psnr"])
@@ -148,6 +151,7 @@ def test_the_best_checkpoint_is_promoted(flags, folder, tmp_path):
     expected = load_vae(Path(best["path"])).autoencoder.state_dict()
     assert all(torch.equal(found[name], expected[name]) for name in expected)
     assert "<title>Comparison" in (tmp_path / "best" / "report.html").read_text(encoding="utf-8")
+    assert (tmp_path / "mine.html").read_text() == "mine"
     code, _, errors = run_command({**flags, "--output_dir": tmp_path / "again"})
     assert (code, "--promote" in errors and "--overwrite" in errors) == (78, True)
 

@@ -2,7 +2,6 @@
 
 import platform
 import re
-import shutil
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -46,7 +45,7 @@ from vae.system import console
 from vae.system.addresses import public_text
 from vae.system.console import counted
 from vae.system.errors import UserError
-from vae.system.files import claim_folder, read_json, write_json
+from vae.system.files import claim_folder, read_json, replace_bytes, write_json
 
 REPORT_NAME = "report.html"
 
@@ -106,7 +105,8 @@ def _promote(config: EvaluateConfig, results: Results) -> None:
     images = None if is_dataset(config.data_path) else config.data_path  # for latents that were not measured
     chosen = ExportConfig((best,), config.promote, weights=config.weights, device=config.device)
     export(replace(chosen, data_path=images, overwrite=True))
-    shutil.copy(Path(config.output_dir) / REPORT_NAME, config.promote)
+    report = Path(config.output_dir) / REPORT_NAME
+    replace_bytes(Path(config.promote) / REPORT_NAME, report.read_bytes())
     shown = f"{METRICS[metric].title} {values[best]:.{METRICS[metric].decimals}f}"
     console.info(f"promoted: {console.printable(best)}, {shown}")
 
