@@ -113,6 +113,7 @@ class VaeCodec:
         self.dtype = dtype
         self.sample_seed = sample_seed
         self.device = next(model.parameters()).device
+        self._warm_shapes: set[torch.Size] = set()
         self.start()
 
     def start(self) -> None:
@@ -121,14 +122,13 @@ class VaeCodec:
         self._seconds = {"encode": 0.0, "decode": 0.0}
         self._peaks: dict[str, int | None] = {"encode": None, "decode": None}
         self._images = 0
-        self._is_warm = False
 
     def __call__(self, images: torch.Tensor, indices: range) -> list[torch.Tensor | None]:
         """Reconstructions of (B, C, H, W), as floats; None if the network returned NaN or infinity."""
         images = to_float(images.to(self.device))
-        if not self._is_warm:  # the first call of a shape selects kernels and allocates memory
+        if images.shape not in self._warm_shapes:  # the first call of a shape selects kernels
             self._decode(self._encode(images).mode(), images.shape[2:])
-            self._is_warm = True
+            self._warm_shapes.add(images.shape)
         posterior = self._timed("encode", lambda: self._encode(images))
         latents = posterior.mode()
         if self.sample_seed is not None:
