@@ -1,6 +1,7 @@
 """Precision, memory layout and compilation change only rounding; kernels are tested with a run's shapes."""
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -14,11 +15,13 @@ from vae.config.resolve import resolve
 from vae.losses import feature_distance
 from vae.losses.terms import build_terms
 from vae.memory.plan import StepSpec, stage_spec, zero_inputs
+from vae.model.activation_scale import LargestActivation
 from vae.model.autoencoder import AutoencoderKL, set_recompute
 from vae.model.discriminator import Discriminator
 from vae.ops import attention, norm
 from vae.step import Networks, compute_gradients
 from vae.system.errors import UserError
+from vae.training import setup
 from vae.training.precision import compile_in_place, compute_dtype, kernel_shapes
 
 MODEL = ModelConfig(channels=(8, 16), layers_per_block=2, norm_groups=4, z_channels=4)
@@ -35,6 +38,14 @@ def _fresh_compiler():
 
 
 # --- the compute dtype ----------------------------------------------------------------------------------
+
+
+def test_the_largest_activation_of_all_processes_decides(monkeypatch):
+    """A mean over them would hide the one process whose crops overflow."""
+    monkeypatch.setattr(setup, "activations_of", lambda _model, _crops: LargestActivation(10.0, "mine"))
+    dist = SimpleNamespace(all_gather_set=lambda items: items | {(6e4, "theirs"), (2.0, "others")})
+    run = SimpleNamespace(dist=dist, crops=lambda _count: (), state=SimpleNamespace(eval_model=None))
+    assert setup._largest_activation(run) == LargestActivation(6e4, "theirs")
 
 
 def test_compute_dtype_on_gpus_with_and_without_bf16(monkeypatch):

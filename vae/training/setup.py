@@ -310,11 +310,9 @@ def _fit_fp16(run: PreparedRun, content: CheckpointContent | None) -> None:
 
 
 def _largest_activation(run: PreparedRun) -> LargestActivation:
-    """The largest activation on some training crops; the same in all processes."""
-    crops = run.crops(MEASURED_CROPS)
-    largest = activations_of(run.state.eval_model, crops)
-    (total,) = run.dist.all_reduce_scalars(largest.value)
-    return replace(largest, value=total / run.dist.world_size)
+    """The largest activation on some training crops of all processes."""
+    largest = activations_of(run.state.eval_model, run.crops(MEASURED_CROPS))
+    return LargestActivation(*max(run.dist.all_gather_set({(largest.value, largest.module)})))
 
 
 def leave_fp16(run: PreparedRun) -> None:
