@@ -152,7 +152,10 @@ def test_photos_and_parquet_files_in_a_bucket_need_no_mount(tmp_path, monkeypatc
     with s3_bucket(monkeypatch) as bucket:
         for name in ("data", "photos"):
             bucket.put(str(tmp_path / name), f"bucket/{name}", recursive=True)
-            shard(f"s3://bucket/{name}/", tmp_path / f"{name}-there", "--val_split", "0.2", code=0)
+        bucket.pipe("bucket/photos/more.tar", b"")
+        for name in ("data", "photos"):
+            done = shard(f"s3://bucket/{name}/", tmp_path / f"{name}-there", "--val_split", "0.2", code=0)
+            assert ("archive: more.tar" in done.stdout) == (name == "photos")
             shard(tmp_path / name, tmp_path / f"{name}-here", "--val_split", "0.2", code=0)
             sets = [read_dataset(tmp_path / f"{name}-{place}/dataset.json") for place in ("there", "here")]
             assert sets[0].version == sets[1].version

@@ -296,16 +296,26 @@ def _classify(entry: os.DirEntry[str], path: str, extensions: tuple[str, ...]) -
         is_file = entry.is_file()
     except OSError:  # a link that leads to itself
         return "special_file" if name.endswith(extensions) else "other_file"
-    if code := code_of(path):  # a line about .DS_Store and Thumbs.db would be in every folder
-        return code if is_folder or name.endswith(extensions) else f"{code}_file"
     if is_folder:
-        return "folder"
+        return code_of(path) or "folder"
+    code = code_of_file(path, extensions)
     # A broken link counts as a file: decoding it reports the reason.
     if not is_file and not entry.is_symlink():
         return "special_file"
-    if name.endswith(extensions):
+    if code is None:
         return None if is_file or not os.path.exists(entry.path) else "special_file"
     if "." not in name and is_file and _has_image_signature(entry.path):
+        return None
+    return code
+
+
+def code_of_file(path: str, extensions: tuple[str, ...]) -> str | None:
+    """The code of the reason for skipping a file with this name; None for an image of `extensions`."""
+    name = path.lower()
+    is_image = name.endswith(extensions)
+    if code := code_of(path):  # a line about .DS_Store and Thumbs.db would be in every folder
+        return code if is_image else f"{code}_file"
+    if is_image:
         return None
     if name.endswith(_ARCHIVE_ENDS):
         return "archive"

@@ -10,7 +10,7 @@ from typing import Any
 from vae.config.prepare_flags import ReadingConfig
 from vae.data.manifest import MANIFEST_NAME, image_root, is_manifest, read_rows
 from vae.images.decoding import has_simplejpeg, parse_background
-from vae.images.folder import OTHER_IMAGES, Skips, code_of, no_images, readable_extensions, walk_images
+from vae.images.folder import OTHER_IMAGES, Skips, code_of_file, no_images, readable_extensions, walk_images
 from vae.prepare.blocks import (
     FLAG,
     Block,
@@ -72,7 +72,6 @@ def open_source(config: ReadingConfig) -> Source:
             raise DataError(f"{FLAG} {text} has no rows: give other files")
         return Source(absolute, blocks, "tar" if is_tar else "row group")
     source = Source(absolute, [], "image")
-    wanted = readable_extensions() + OTHER_IMAGES
     if kind == ".txt":
         files = [as_file(path, FLAG) for path in read_list(text, FLAG)]
         root, names = "", [str(file) for file in files]  # whole: another line changes no name
@@ -80,8 +79,13 @@ def open_source(config: ReadingConfig) -> Source:
             root, names = common_folder(files, FLAG)
     elif is_remote(text):
         root = text.rstrip("/")
-        below = (url[len(root) + 1 :] for url in list_files(StoreFile(f"{root}/", FLAG)))
-        names = [name for name in below if name.lower().endswith(wanted) and not code_of(name)]
+        names = []
+        for address in list_files(StoreFile(f"{root}/", FLAG)):
+            name = address[len(root) + 1 :]
+            if code := code_of_file(name, readable_extensions() + OTHER_IMAGES):
+                source.skips.add(name, code)
+            else:
+                names.append(name)
     elif is_manifest(text) and os.path.isfile(text):
         root = str(image_root(text))
         names = [row["path"] for row in read_rows(text, flag=FLAG)]
