@@ -24,6 +24,7 @@ def work(item):
     if kind == "die":
         os.kill(os.getpid(), value)
     if kind == "exit":
+        time.sleep(0.3)  # pebble has not noticed yet that the item has begun
         os._exit(value)
     if kind == "sleep":
         time.sleep(value)
