@@ -1,6 +1,8 @@
 """The package metadata of pyproject.toml: every data file is included, and requirements can be parsed."""
 
 import fnmatch
+import subprocess
+import sys
 
 import pytest
 from packaging.requirements import Requirement
@@ -48,3 +50,14 @@ def test_every_program_and_script_runs_a_command():
     for name, target in programs.items():
         assert getattr(commands, target.partition(":")[2]).args == (name.removeprefix("vae-"),)
     assert sorted(script for script, _, _ in commands._COMMANDS.values()) == SCRIPTS
+
+
+def test_a_program_prints_its_own_name_in_place_of_the_scripts():
+    code = "import sys; sys.argv[0] = 'bin/vae-check'; from vae.commands import vae_check; vae_check()"
+    command = [sys.executable, "-c", code]
+    usage = subprocess.run([*command, "--help"], cwd=ROOT, capture_output=True, text=True).stdout
+    assert usage.startswith("usage: vae-check [flags]")
+    assert "\n  vae-train --plan " in usage
+    assert ".py" not in usage
+    mistake = subprocess.run([*command, "--plans"], cwd=ROOT, capture_output=True, text=True).stderr
+    assert mistake.startswith("vae-check: unknown flag --plans")

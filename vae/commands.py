@@ -3,6 +3,7 @@
 What a command needs is imported when it runs, PyTorch last: it takes seconds, and mistakes are found before.
 """
 
+import os
 import sys
 from collections.abc import Callable
 from functools import partial
@@ -18,8 +19,12 @@ def run(name: str) -> NoReturn:
 
     if "IPython" not in sys.modules and _signal.getsignal(_signal.SIGINT) is _signal.default_int_handler:
         _signal.signal(_signal.SIGINT, _signal.SIG_DFL)  # no traceback of an import
+    from vae.system import console
     from vae.system.script import run_script
 
+    programs = {script: f"vae-{command}" for command, (script, _, _) in _COMMANDS.items()}
+    if os.path.splitext(os.path.basename(sys.argv[0]))[0] in programs.values():
+        console.print_programs(programs)
     script, main, stopped = _COMMANDS[name]
     if name == "prepare" and _continues(sys.argv[1:]):
         stopped = "stopped: the same command continues from here"

@@ -10,7 +10,7 @@ from typing import Any, NoReturn
 from vae.config.declare import OptionValues, base_type, coerce, coerce_all, is_list, nearest
 from vae.config.options import PROVENANCE, ActionConfig, all_options, section_title, sections
 from vae.config.resolve import override
-from vae.system import files
+from vae.system import console, files
 from vae.system.errors import UsageError, UserError
 
 
@@ -29,7 +29,7 @@ class OneLineParser(argparse.ArgumentParser):
 
     def _print_message(self, message: str, file: Any = None) -> None:
         """Print. argparse itself ignores a closed pipe or a full disk when a help text fills the buffer."""
-        (file or sys.stderr).write(message)
+        (file or sys.stderr).write(console.as_called(message))
 
     def error(self, message: str) -> NoReturn:
         raise UsageError(message)

@@ -4,12 +4,13 @@ import errno
 import io
 import logging
 import os
+import re
 import shlex
 import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TextIO
 
 from vae.system.addresses import public_text
@@ -26,6 +27,7 @@ class _Settings:
     is_main_process: bool = True
     closed_output_remark: str | None = None
     failure_reported: bool = False
+    programs: dict[str, str] = field(default_factory=dict)  # by script
 
 
 _settings = _Settings()
@@ -238,7 +240,19 @@ def printable(text: str) -> str:
 
 def public_line(text: str) -> str:
     """A line of a message: without control characters, and without credentials in addresses."""
-    return public_text(printable(text))
+    return as_called(public_text(printable(text)))
+
+
+def print_programs(programs: dict[str, str]) -> None:
+    """Print the names of programs in place of those of scripts, the keys: pip installs no scripts."""
+    _settings.programs = programs
+
+
+def as_called(text: str) -> str:
+    """The text with the programs of `print_programs`: vae-train for train_vae.py or python train_vae.py."""
+    for script, program in _settings.programs.items():
+        text = re.sub(rf"(?<![\w./\\-])(python )?{re.escape(script)}\b", program, text)
+    return text
 
 
 def command_line(*words: str | os.PathLike[str], windows: bool = os.name == "nt") -> str:

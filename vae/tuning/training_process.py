@@ -17,6 +17,7 @@ from vae.system.files import read_json_lines
 from vae.system.script import ROOT
 
 POLL_SECONDS = 0.5
+INSTALLED_SCRIPT = "from vae.commands import vae_train; vae_train()"  # pip installs no train_vae.py
 
 Validation = dict[str, float]  # a record of metrics.jsonl
 
@@ -35,7 +36,9 @@ def train(run: Path, options: dict[str, Any], watch: Callable[[Validation], bool
     log = run.with_suffix(".log")
     given = {name: value for name, value in options.items() if value is not None}
     given["output_dir"] = str(run)
-    command = [sys.executable, str(ROOT / "train_vae.py"), *command_words(given)]
+    script = ROOT / "train_vae.py"
+    start = [str(script)] if script.exists() else ["-c", INSTALLED_SCRIPT]
+    command = [sys.executable, *start, *command_words(given)]
     with open(log, "ab", buffering=0) as output:
         process = child_process.start(command, stdin=subprocess.DEVNULL, stdout=output, stderr=output)
     try:
