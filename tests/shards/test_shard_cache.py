@@ -265,6 +265,17 @@ def test_full_disk_is_one_line(web, cache, monkeypatch):
     assert not list(cache.folder.glob("*.part"))
 
 
+def test_a_local_folder_that_cannot_be_used_is_not_asked_again(monkeypatch):
+    """The caches of packages, such as HF_HOME, are on this machine."""
+
+    def refuse(_system, _path):
+        raise NotADirectoryError(20, "Not a directory", os.path.abspath("cache"))
+
+    monkeypatch.setattr(store, "_file_system", lambda file: (None, file.url))
+    with pytest.raises(NotADirectoryError):
+        store._with_tries(StoreFile("s3://bucket/a", "--data_path"), refuse)
+
+
 def test_disk_without_room_limits_the_cache(cache, monkeypatch):
     free = SimpleNamespace(free=3 * GIB)
     monkeypatch.setattr("vae.shards.shard_cache.shutil.disk_usage", lambda _folder: free)

@@ -121,6 +121,7 @@ _REFUSALS = (
     ("EAGAIN|can't start new thread", "the system starts no more processes: raise the limit with ulimit -u"),
     ("1455", "the paging file of Windows is too small (error 1455): enlarge it"),
     ("ENOSPC", "shared memory is full: give a container more with --shm-size 8g"),
+    ("workers expired", "one ended as it started, by the error above"),  # pebble's words
     ("shared memory", "{text}: mount a folder at /dev/shm that can be written"),
 )
 _CRASH = "usually in a decoder: prepare_data.py --mode validate finds images that crash one"

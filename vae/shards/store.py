@@ -117,8 +117,10 @@ def _with_tries(file: StoreFile, action: Callable[[Any, str], _T]) -> _T:
         try:
             return action(system, path)
         except Exception as error:  # the packages raise many types
-            if isinstance(error, OSError) and is_disk_error(error):
-                raise
+            if isinstance(error, OSError):
+                names_local_file = os.path.isabs(os.fsdecode(error.filename or ""))  # for example in HF_HOME
+                if names_local_file or is_disk_error(error):
+                    raise
             reason, refused = _reason(error)
         pauses = PAUSES_REFUSED if refused else PAUSES
         if tries > len(pauses):
