@@ -41,7 +41,7 @@ TIME_LIMIT = "it exceeded the time limit"
 
 @dataclass(frozen=True)
 class LoadedTorch:
-    """What PyTorch reports after it is imported, in a child process."""
+    """The facts that PyTorch reports after it is imported, in a child process."""
 
     installed: bool = True
     error: str | None = None  # why it cannot be imported
@@ -49,9 +49,9 @@ class LoadedTorch:
     arch_list: tuple[str, ...] = ()
     cuda_message: str | None = None  # PyTorch's message if CUDA cannot be used
     devices: tuple[Card, ...] = ()
-    compute_error: str | None = None  # of a convolution and its gradient, on the card if there is one
-    unfinished: str | None = None  # what was running when the process crashed or timed out
-    ended: str | None = None  # how it ended in that case
+    compute_error: str | None = None  # a convolution and its gradient failed, on the card if there is one
+    unfinished: str | None = None  # the part that was running when the process crashed or timed out
+    ended: str | None = None  # the signal, exit code or time limit that ended it then
 
 
 @dataclass(frozen=True)

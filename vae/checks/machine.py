@@ -108,7 +108,7 @@ def _file_system(path: Path) -> str | None:
 
 
 def vgg_path() -> Path:
-    """Where torch.hub stores the weights, by its documented rules, without importing torch."""
+    """The path at which torch.hub stores the weights, by its documented rules, without importing torch."""
     cache = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
     home = os.environ.get("TORCH_HOME") or os.path.join(cache, "torch")
     return Path(os.path.expanduser(home), "hub", "checkpoints", VGG_FILE)

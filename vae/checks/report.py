@@ -23,7 +23,7 @@ WIDTH, TITLE_WIDTH = 100, 22  # characters of a line, and of a check's title
 
 
 def count(results: list[Result]) -> dict[str, int]:
-    """How many checks have each status."""
+    """The number of checks with each status."""
     return {status: sum(r.status == status for r in results) for status in WORDS}
 
 

@@ -63,7 +63,7 @@ def install_suitable_build(facts: Facts) -> str:
 
 
 def update_driver(facts: Facts, branch: int = cuda_builds.NEWEST_DRIVER) -> str:
-    """How to install a driver of at least `branch`."""
+    """The remedy that installs a driver of at least `branch`."""
     if facts.on_windows or facts.host.wsl:
         where = "in Windows, " if facts.host.wsl else ""
         return f"{where}install driver {branch} or newer from https://www.nvidia.com/drivers, then restart"
@@ -309,7 +309,7 @@ def _usable(facts: Facts) -> Cases:
 
 
 def _computes(facts: Facts) -> Cases:
-    """What the files and the driver's version do not show: libraries that are missing, a card that hangs."""
+    """A computation finds missing libraries and a card that hangs, which no version number shows."""
     loaded = facts.loaded
     ended, error = loaded.ended or "", loaded.compute_error or ""
     yield not loaded.installed or loaded.error, SKIP, "PyTorch does not load"

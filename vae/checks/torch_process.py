@@ -17,12 +17,12 @@ from vae.system.child_process import ChildProcess, FinishedProcess
 from vae.system.host import MIB
 from vae.system.script import system_error_line
 
-FACTS = '{"facts": '  # how our lines begin; libraries may print other lines
+FACTS = '{"facts": '  # our lines begin with it; libraries may print other lines
 TIMEOUT_SECONDS = 300.0  # a first import from a cold disk under a virus scanner
 
 
 def load(project: Path) -> LoadedTorch:
-    """What PyTorch reports and computes in a process of its own."""
+    """Let PyTorch report and compute in a process of its own."""
     if importlib.util.find_spec("torch") is None:
         return LoadedTorch(installed=False)
     code = "import sys; sys.path.insert(0, sys.argv[1]); from vae.checks.torch_process import main; main()"
@@ -70,7 +70,7 @@ def main() -> None:
 
 
 def _facts() -> Iterator[dict[str, Any]]:
-    """What PyTorch reports and computes; `unfinished` is what runs next, and what a crash belongs to."""
+    """Yield what PyTorch reports and computes; `unfinished` is the part that runs next, or has crashed."""
     # A damaged installation raises anything: ImportError, OSError, RuntimeError. So do CUDA and compilers.
     yield {"unfinished": "loading torch"}
     try:

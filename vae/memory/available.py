@@ -4,7 +4,7 @@ import torch
 
 from vae.system.host import GIB, free_memory
 
-CPU_SHARE = 0.5  # of the free main memory: data workers and the system need the rest
+CPU_SHARE = 0.5  # data workers and the system need the rest of the free main memory
 # Bytes that must be free on a CUDA device in addition to the live tensors of a step, or it is not chosen. On
 # an RTX 5090, cuDNN's first choice needs at most 164 MiB of workspace for each convolution of a step,
 # PyTorch's sums up to 128 MiB (both: benchmarks/LOG.md), cuBLAS 32 MiB. What PyTorch reserves is predicted by

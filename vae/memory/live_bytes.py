@@ -91,7 +91,7 @@ def _tensors(tree: object) -> list[torch.Tensor]:
 # 1 % of the peak without recomputation, up to a fifth with it. c10/cuda/CUDACachingAllocator.cpp in PyTorch.
 
 MIB = 2**20
-CUBLAS_WORKSPACE = 32 * MIB  # of PyTorch, on Hopper and Blackwell; 8 MiB on other cards
+CUBLAS_WORKSPACE = 32 * MIB  # PyTorch takes it on Hopper and Blackwell, and 8 MiB on other cards
 CUDNN_WORKSPACE = 164 * MIB  # at most, of its first choices (benchmarks/LOG.md)
 ALIGNMENT = 512
 SMALL, SMALL_PAGE, LARGE_PAGE = MIB, 2 * MIB, 20 * MIB  # kSmallSize, kSmallBuffer, kLargeBuffer
@@ -106,7 +106,7 @@ class AddressRange:
         self.mapped = 0  # bytes that are reserved, from the start of the range
         self._page = page
         self._gaps: list[tuple[int, int]] = []  # (size, start), sorted
-        self._size_from: dict[int, int] = {}  # of each gap, by its start
+        self._size_from: dict[int, int] = {}  # the size of each gap, by its start
         self._start_to: dict[int, int] = {}  # by its end
 
     def allocate(self, size: int) -> int:
@@ -196,4 +196,4 @@ def reserved_bytes(events: list[Event], resident: int, moments: int) -> int:
         allocator.allocate(size)
     allocator.replay((key, 0) for key in gradients)
     allocator.replay(events)
-    return allocator.reserved + CUDNN_WORKSPACE  # where the peak is in a convolution, no gap fits it
+    return allocator.reserved + CUDNN_WORKSPACE  # no gap fits a peak within a convolution

@@ -38,7 +38,7 @@ class Target:
     is_gpu: bool
     precision: PrecisionSupport
     available: int  # bytes, before --vram_margin
-    explained: str  # how `available` is derived
+    explained: str  # the derivation of `available`
     notes: tuple[str, ...] = ()
 
     @property
@@ -61,9 +61,9 @@ class ProfilePlan:
     recompute: str | None = None  # recompute level
     peak_gib: float | None = None  # StepMemory.predicted
     tflop_per_image: float | None = None  # 1e12 operations, forward and backward, recomputation included
-    floor_seconds: float | None = None  # of one step; None: the card's rate is not known
+    floor_seconds: float | None = None  # least time of a step; None: the card's rate is not known
     problem: str | None = None  # why it cannot run
-    note: str | None = None  # of `features_note`
+    note: str | None = None  # the text of `features_note`
 
 
 def find_target(gpu: str | None, vram_gib: float | None) -> Target:

@@ -26,7 +26,7 @@ def is_like_address(path: str) -> bool:
 
 
 def address_problem(path: str | os.PathLike[str]) -> str | None:
-    """What is wrong with an address of another kind; None for a path and for an address of a store."""
+    """The problem of an address that no store has; None for a path and for an address of a store."""
     text = os.fspath(path)
     if is_remote(text) or not is_like_address(text):
         return None

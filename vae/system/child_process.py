@@ -56,7 +56,7 @@ def _send(process: "subprocess.Popen[bytes]", number: int) -> None:
 
 @dataclass(frozen=True)
 class FinishedProcess:
-    """How a process ended; `code` is None if it exceeded the time limit."""
+    """The end of a process and its output; `code` is None if it exceeded the time limit."""
 
     code: int | None
     out: str

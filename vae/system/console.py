@@ -19,7 +19,7 @@ STDERR = 2  # file descriptor
 EXIT_BROKEN_PIPE = 141  # 128 + SIGPIPE: what a shell reports for a program that SIGPIPE ended
 
 
-LOGGER = logging.getLogger("vae")  # of every printed line
+LOGGER = logging.getLogger("vae")  # every printed line is a record of it
 
 
 @dataclass

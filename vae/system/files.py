@@ -19,13 +19,13 @@ from typing import Any, TextIO
 
 from vae.system.errors import UserError
 
-_PROBE = ".vae-probe-"  # of a file that is written to test a folder
-MAX_JSON_BYTES = 16 * 2**20  # of a whole JSON file: the largest that this toolkit reads has a few kB
+_PROBE = ".vae-probe-"  # names of files that test whether a folder can be written begin with it
+MAX_JSON_BYTES = 16 * 2**20  # the largest JSON file that this toolkit writes has a few kB
 _CHUNK_BYTES = 2**20
-_SCRATCH = ".vae-scratch-"  # begin of the names of folders with unfinished files
+_SCRATCH = ".vae-scratch-"  # names of folders with unfinished files begin with it
 _MAX_PATH = 259  # characters of a path on Windows, unless long paths are allowed
 _LONGEST = 80  # characters in a folder of ours: vae/.vae-scratch-*/diffusion_pytorch_model.safetensors has 74
-_MAX_NAME_BYTES = 240  # of 255 on all common file systems: an extension and numbers follow
+_MAX_NAME_BYTES = 240  # file systems allow 255, and an extension and numbers follow
 _LONG_PATHS = "allow long paths (docs/WINDOWS_SETUP.md, step 5), or use a shorter folder"
 
 
@@ -66,7 +66,7 @@ def atomic_path(path: Path) -> Iterator[Path]:
         try:
             yield temporary
         except OSError as error:
-            if error.errno and error.filename is None:  # of writing to a full disk, for example
+            if error.errno and error.filename is None:  # the disk is full, for example
                 error.filename = os.fspath(path)
             raise
         temporary.chmod(folder.stat().st_mode & 0o666)  # safetensors' files are readable by their owner only
@@ -281,7 +281,7 @@ def nearest_existing(path: str | os.PathLike[str]) -> Path:
 
 
 def why_not_writable(folder: str | os.PathLike[str]) -> str | None:
-    """What prevents writing into a folder, with the remedy; None if nothing does. It may not exist yet."""
+    """Why a folder, which may not exist yet, cannot be written, with the remedy; None if it can."""
     folder = Path(folder)
     nearest = nearest_existing(folder)
     if not nearest.is_dir():
@@ -304,7 +304,7 @@ def why_not_writable(folder: str | os.PathLike[str]) -> str | None:
 
 
 def long_path_remedy(error: OSError) -> str:
-    """What allows a file that Windows says is missing because its path is too long; else nothing."""
+    """The remedy for a file that Windows calls missing because its path is too long; otherwise empty."""
     is_missing = os.name == "nt" and error.errno == errno.ENOENT
     length = len(os.path.abspath(os.fsdecode(error.filename))) if is_missing and error.filename else 0
     return f": the path has {length} characters: {_LONG_PATHS}" if length > _MAX_PATH else ""
@@ -330,7 +330,7 @@ _WRITE_SECONDS = 1.0  # in which another process that has created a marker has a
 
 @dataclass(frozen=True)
 class FolderMarker:
-    """What the marker of a folder contains."""
+    """The content of the marker of a folder."""
 
     command: str  # for example "train" or "shard"
     id: str  # 16 hexadecimal digits, new for each folder
@@ -414,5 +414,5 @@ def _foreign_name(folder: Path) -> str | None:
 
 def _belongs_to_nobody(entry: "os.DirEntry[str]") -> bool:
     is_result = entry.is_dir() and read_marker(Path(entry)) is not None
-    is_ours = entry.name == MARKER_NAME or entry.name.startswith(_PROBE)  # of a claim at the same time
+    is_ours = entry.name == MARKER_NAME or entry.name.startswith(_PROBE)  # another process claims it now
     return is_ours or is_result or entry.name in _OF_THE_SYSTEM

@@ -27,7 +27,7 @@ class Card:
     """One card model: facts, and option values that affect speed only."""
 
     name: str  # the value of --gpu
-    device_name: str  # as drivers report it, without the manufacturer's brands
+    device_name: str  # drivers report this name, after the manufacturer's brands
     compute_capability: tuple[int, int]
     vram_mib: int
     bandwidth_gb_s: float | None  # None: not recorded here

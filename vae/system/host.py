@@ -1,4 +1,4 @@
-"""What a process may use of its host: cores and memory, with the limits of a container, and a compiler."""
+"""The cores, memory and compiler that a process may use on its host, within the limits of a container."""
 
 import os
 import shutil

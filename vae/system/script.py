@@ -20,8 +20,8 @@ from vae.system.gpus import set_gpu_memory_variables
 
 ROOT = Path(__file__).resolve().parents[2]
 SETUP = "setup_windows.bat" if os.name == "nt" else "./setup.sh"
-EXTRAS = {"duckdb": "prepare", "pebble": "prepare", "jinja2": "report"}  # of pyproject.toml, by module
-# In which PyTorch and its companions find the folders of their caches, if the user has set them.
+EXTRAS = {"duckdb": "prepare", "pebble": "prepare", "jinja2": "report"}  # by module, as in pyproject.toml
+# A user can move the caches of PyTorch and its companions with these environment variables.
 CACHE_VARIABLES = (
     "TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR", "TORCH_HOME", "HF_HOME", "XDG_CACHE_HOME", "MPLCONFIGDIR",
 )  # fmt: skip
@@ -180,7 +180,7 @@ def activation_hint(root: Path, windows: bool = os.name == "nt") -> str:
     """A second remedy for a missing package, if there is an environment that this process does not use."""
     script = Path(".venv", "Scripts", "activate") if windows else Path(".venv", "bin", "activate")
     is_active = Path(sys.prefix).resolve() == (root / ".venv").resolve()
-    is_lost = not os.path.exists(os.environ.get("VIRTUAL_ENV", root))  # of a project that was moved
+    is_lost = not os.path.exists(os.environ.get("VIRTUAL_ENV", root))  # the project was moved
     if not (root / script).exists() or is_active or is_lost:
         return ""
     shown = script if Path.cwd() == root else root / script
