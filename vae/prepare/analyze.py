@@ -2,7 +2,7 @@
 
 import json
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -47,19 +47,10 @@ COLUMNS = {
     "sharpness": Column("Sharpness", "fine detail over contrast", True),
     "jpeg_quality": Column("JPEG quality", "estimated, 1 to 100", False),
 }
-Images = list[tuple[str, int, int]]  # name, width, height
-
-
-def near_groups(table: Table) -> dict[str, Images]:
-    """The groups of images that look alike, exact copies included: the largest group and image first."""
-    groups: dict[str, Images] = {}
-    for group, *image in table.all(sql("near_groups")):
-        groups.setdefault(group, []).append(tuple(image))
-    return groups
 
 
 def summarize(
-    table: Table, near: dict[str, Images], input_dir: str
+    table: Table, near: dict[str, list[str]], input_dir: str
 ) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
     """The contents of the JSON file, and the value of each image for each of COLUMNS: NaN if it has none."""
     table.run(sql("readable"))
@@ -142,31 +133,25 @@ def _report(config: AnalyzeConfig, table: Table, root: Path, began: float) -> in
         )
     drop_exact(table)
     name_near_groups(table)
-    near = near_groups(table)
+    look_alikes = table.all(sql("near_groups"))
+    write_csv_rows(root / NEAR, [("group", "path", "width", "height", "keep"), *look_alikes])
+    near: dict[str, list[str]] = {}
+    for group, name, *_ in look_alikes:
+        near.setdefault(group, []).append(name)
     stats, values = summarize(table, near, config.input_dir)
     write_json(root / STATS, {**stats, "examples": examples(table)}, indent=1)
-    write_csv_rows(root / NEAR, _near_duplicate_rows(near))
     has_chart = write_chart(root / HISTOGRAMS, lambda: draw_histograms(values, stats["quantiles"]))
     sizes = (f"{row['image_size']}: {row['images']} ({row['share']:.0%})" for row in stats["resolutions"])
-    names = {group: [name for name, _, _ in images] for group, images in near.items()}
     print_summary(
         table,
         f"{stats['input_dir']}: {stats['images']} images",
         began,
         f"  at least as large as --image_size  {', '.join(sizes)}",
-        *group_lines(names, f"all listed in {root / NEAR}"),
+        *group_lines(near, f"all listed in {root / NEAR}"),
         f"  statistics: {root / STATS}",
         *([f"  histograms: {root / HISTOGRAMS}"] if has_chart else []),
     )
     return 0
-
-
-def _near_duplicate_rows(near: dict[str, Images]) -> Iterator[tuple[Any, ...]]:
-    """The rows of the list of near duplicates; --drop_duplicates keeps the first image of each group."""
-    yield "group", "path", "width", "height", "keep"
-    for group, images in near.items():
-        for image in images:
-            yield group, *image, int(image == images[0])
 
 
 def draw_histograms(
