@@ -11,12 +11,11 @@ from tests.harness.runs import TINY
 from tests.harness.training_runs import ONE_PROCESS
 from vae.config.options import build
 from vae.interop.latent_statistics import LatentConstants
-from vae.interop.vae_files import RUN_KEY
 from vae.interop.writing import save_diffusers_folder
 from vae.system.errors import NonFiniteError, UserError
 from vae.system.files import MARKER_NAME, write_json
 from vae.training.early_checks import Command
-from vae.training.export import write_export
+from vae.training.export import RUN_KEY, write_export
 from vae.training.run import train
 from vae.training.setup import prepare_run
 from vae.training.state import begin_state

@@ -15,13 +15,12 @@ from tests.harness.steps import before_steps
 from tests.harness.training_runs import last_checkpoint, train_on_two_processes
 from vae.config.flags import command_words
 from vae.interop.checkpoint_file import save_checkpoint
-from vae.interop.vae_files import CHECKPOINT_KEY, RUN_KEY
 from vae.interop.vae_path import WEIGHTS_NAME
-from vae.interop.writing import stored_metadata
 from vae.system.errors import EXIT_CONFIG, UserError
 from vae.system.files import claim_folder, read_marker, sha256_of_file
 from vae.training import export, run_folder
 from vae.training import run as run_module
+from vae.training.export import CHECKPOINT_KEY, RUN_KEY, stored_metadata
 from vae.training.run import train
 from vae.training.run_folder import LOCK_NAME, FolderLock
 

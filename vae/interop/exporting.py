@@ -122,8 +122,9 @@ def export(config: ExportConfig) -> None:
     if config.scaling_factor is not None and not model.config.is_tiny:
         constants = constants._replace(scaling=config.scaling_factor, shift=config.shift_factor or 0.0)
     force_upcast = loaded.file.force_upcast is not False  # True if nothing is known
+    device = pick_device(config.device)
     if config.data_path is not None:
-        constants, force_upcast = _measure(model, config.data_path, config, loaded.file, constants)
+        constants, force_upcast = _measure(model.to(device), config.data_path, config, loaded.file, constants)
     elif config.dtype == "fp16":
         console.warning("the activations were not tested for fp16: give images with --data_path to test them")
     output = Path(config.output)
@@ -231,9 +232,8 @@ def _measure(
     The constants of the latents are the `known` ones and, for the rest, the measured ones. Those of a VAE
     with a folded scaling are new.
     """
-    device = pick_device(config.device)
+    device = next(model.parameters()).device
     choose_kernels(config.kernels, device, [torch.float32])
-    model.to(device)
     crops = Crops.of(path, config, file, model)
     images = track(crops.batches(), "latents", len(crops.images), "crop", keep=False)
     batches = (batch.to(device) for batch in images)

@@ -30,10 +30,7 @@ from vae.interop.writing import CONFIG_KEY, parse_config, read_config
 from vae.model.autoencoder import AutoencoderKL, widths_fit
 from vae.system.errors import UserError
 
-# train_vae.py writes these keys of metadata.
-START_KEY = "start"  # the hash in VaeFile.start
-CHECKPOINT_KEY = "checkpoint_sha256"  # of the checkpoint with the same weights
-RUN_KEY = "run"  # the id in the marker of the run's folder
+START_KEY = "start"  # metadata key of the hash in VaeFile.start
 _NOT_OF_SHAPE = ("init", "init_from", "scaling_factor", "shift_factor")  # of ModelConfig
 _USE_WITHOUT = {
     "encoder": "it can only decode latents (infer_vae.py --mode decode); for all else, give the whole VAE",

@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import nn
 
@@ -30,7 +29,7 @@ from vae.model.autoencoder import AutoencoderKL
 from vae.model.tiny import TinyDecoder, TinyEncoder
 from vae.system import console
 from vae.system.errors import UserError
-from vae.system.files import replace_bytes, utf8_path, utf8_text, write_json
+from vae.system.files import replace_bytes, utf8_text, write_json
 
 DIFFUSERS_VERSION = "0.35.0"
 CONFIG_KEY = "vae_config"  # metadata key of single files: config.json as text
@@ -42,15 +41,6 @@ TAESD = "https://github.com/madebyollin/taesd"
 # Pipelines of SDXL apply scaling_factor *and* the channels' constants if config.json has both; its training
 # scripts, and programs for SD 1.x, apply scaling_factor alone. For these, latents would not be the same.
 SDXL_CHANNELS = 4
-
-
-def stored_metadata(path: Path) -> dict[str, str]:
-    """The metadata of a safetensors file; empty if it has none or cannot be read."""
-    try:
-        with utf8_path(path) as readable, safe_open(readable, framework="pt") as file:
-            return file.metadata() or {}
-    except (OSError, SafetensorError):
-        return {}
 
 
 def stored_weights(model: nn.Module, dtype: str) -> dict[str, torch.Tensor]:

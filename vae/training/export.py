@@ -4,20 +4,23 @@ from collections.abc import Iterable
 from pathlib import Path
 
 import torch
+from safetensors import SafetensorError, safe_open
 
 from vae.images.pixels import to_float
 from vae.interop.checkpoint_file import checkpoint_digest
 from vae.interop.latent_statistics import LatentConstants, is_unmeasured, set_latent_norm, sums_of
-from vae.interop.vae_files import CHECKPOINT_KEY, RUN_KEY, START_KEY
+from vae.interop.vae_files import START_KEY
 from vae.interop.vae_path import WEIGHTS_NAME
-from vae.interop.writing import WritePlan, stored_metadata, write_vae
+from vae.interop.writing import WritePlan, write_vae
 from vae.model.autoencoder import AutoencoderKL
 from vae.step import Networks, network_input, unwrapped
 from vae.system.errors import NonFiniteError, UserError
-from vae.system.files import read_marker
+from vae.system.files import read_marker, utf8_path
 from vae.training.state import TrainingState
 
 EXPORT_NAME = "vae"  # folder in OUTPUT_DIR
+CHECKPOINT_KEY = "checkpoint_sha256"  # metadata key: of the checkpoint with the same weights
+RUN_KEY = "run"  # metadata key of the id in the marker of the run's folder
 LATENT_IMAGES = 256  # crops from which the latent statistics are measured
 
 
@@ -53,6 +56,15 @@ def is_exported(output_dir: Path, checkpoint: Path) -> bool:
         metadata.get(CHECKPOINT_KEY) == checkpoint_digest(checkpoint)
         and (output_dir / EXPORT_NAME / "config.json").is_file()  # it is written last
     )
+
+
+def stored_metadata(path: Path) -> dict[str, str]:
+    """The metadata of a safetensors file; empty if it has none or cannot be read."""
+    try:
+        with utf8_path(path) as readable, safe_open(readable, framework="pt") as file:
+            return file.metadata() or {}
+    except (OSError, SafetensorError):
+        return {}
 
 
 def write_export(
