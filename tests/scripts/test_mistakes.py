@@ -36,14 +36,14 @@ JSON_FILES = {
 def folder(image_folder, tmp_path_factory) -> Path:
     """Images, VAEs with and without content, a run, and folders that are empty, damaged or of others."""
     root = tmp_path_factory.mktemp("mistakes")
-    for name in ("data/sub", "empty", "phone", "used", "bad", "foreign", "file.safetensors"):
+    for name in ("data/sub", "empty", "phone", "zips", "used", "bad", "foreign", "file.safetensors"):
         (root / name).mkdir(parents=True)
     for name in ("data/a.png", "data/sub/b.png"):
         Image.new("RGB", (16, 16)).save(root / name)
     (root / "bad/a.png").write_bytes(b"\x89PNG\r\n\x1a\n")
     (root / "foreign/mine.jpg").write_bytes(b"an image of mine")
     files = [f"used/{name}" for name in ("a.png", "report.html", "metrics.jsonl", WEIGHTS_NAME)]
-    for name in (*files, "phone/b.heic", "a.safetensors", "manifest.jsonl", "taken.txt"):
+    for name in (*files, "phone/b.heic", "zips/a.zip", "a.safetensors", "manifest.jsonl", "taken.txt"):
         (root / name).touch()
     for name, text in JSON_FILES.items():
         (root / f"{name}.json").write_text(text, encoding="latin-1")
@@ -181,6 +181,7 @@ WITH_PYTORCH = [
     ("prepare_data.py", 78, "--output_dir F/bad --mode analyze --input_dir F/data"),
     ("prepare_data.py", 2, f"--val_split 1 --mode shard {IN_AND_OUT}"),
     ("prepare_data.py", 77, "--input_dir F/urls.parquet --mode shard --output_dir F/out"),
+    ("prepare_data.py", 77, "--input_dir F/zips --mode shard --output_dir F/out"),
     ("prepare_data.py", 77, "--input_dir F/data --mode split"),
     ("prepare_data.py", 2, "--input_dir F/data --mode demo"),
     ("prepare_data.py", 2, "--num_workers many --mode demo"),
