@@ -46,7 +46,9 @@ def test_list_is_sorted_and_recursive(tmp_path):
         touch(tmp_path / name)
     (tmp_path / "folder.jpg").mkdir()
     touch(tmp_path / "folder.jpg" / "h.png")
-    assert list_images(tmp_path) == sorted([*expected, "folder.jpg/h.png"])
+    touch(tmp_path / "README")
+    (tmp_path / "photo").write_bytes(b"\x89PNG\r\n\x1a\n")  # by content, without an extension
+    assert list_images(tmp_path) == sorted([*expected, "folder.jpg/h.png", "photo"])
 
 
 # What disks, NAS, cameras and other programs put beside photographs.
