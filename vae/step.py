@@ -196,29 +196,21 @@ def _latent_terms(
         yield term.name, term.weight, (mean - targets).square().flatten(1).mean(1)
 
 
-def _view_pairs(
-    terms: LossTerms, views: list[torch.Tensor], images: torch.Tensor, part: StepInputs
-) -> Iterator[tuple[str, float, list[tuple[torch.Tensor, torch.Tensor]]]]:
-    """Name and weight of each view term, and its decoded views with the images to compare them with."""
-    side, remaining = images.shape[3] // part.noise.shape[3], iter(views)
-    for term in terms.view:
-        targets = term.function(premultiply(images), unit=side, side=side)
-        yield term.name, term.weight, [(next(remaining), unpremultiply(target)) for target in targets]
-
-
 def _view_gradients(
     networks: Networks, views: list[torch.Tensor], images: torch.Tensor, part: StepInputs
 ) -> tuple[list[torch.Tensor], dict[str, torch.Tensor]]:
     """Gradients of the view terms at the decoded views, and their values (b,)."""
     gradients: list[torch.Tensor] = []
     values, scale = {}, part.image_share * part.loss_scale
-    for name, weight, pairs in _view_pairs(networks.terms, views, images, part):
-        values[name] = images.new_zeros(len(images))
-        for view, target in pairs:
-            leaf = view.detach().requires_grad_()
-            total = image_terms(networks.terms, leaf, target)[0] / len(pairs)
-            gradients += torch.autograd.grad((weight * total * scale).sum(), leaf)
-            values[name] = values[name] + total.detach()
+    side, remaining = images.shape[3] // part.noise.shape[3], iter(views)
+    for term in networks.terms.view:
+        targets = term.function(premultiply(images), unit=side, side=side)
+        values[term.name] = images.new_zeros(len(images))
+        for target in targets:
+            leaf = next(remaining).detach().requires_grad_()
+            total = image_terms(networks.terms, leaf, unpremultiply(target))[0] / len(targets)
+            gradients += torch.autograd.grad((term.weight * total * scale).sum(), leaf)
+            values[term.name] = values[term.name] + total.detach()
     return gradients, values
 
 

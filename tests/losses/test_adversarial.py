@@ -84,7 +84,6 @@ def test_squared_norms_of_micro_batches_add_up():
 def test_ramp():
     assert [ramp(step, 10, 4) for step in (0, 9, 10, 11, 12, 13, 14, 99)] == [0, 0, 0.25, 0.5, 0.75, 1, 1, 1]
     assert [ramp(step, 10, 0) for step in (9, 10)] == [0, 1]
-    assert ramp(torch.tensor([9, 10, 20]), 10, 4).tolist() == [0, 0.25, 1]
 
 
 def test_nothing_copies_a_value_to_the_host():
@@ -95,4 +94,3 @@ def test_nothing_copies_a_value_to_the_host():
     total = discriminator_loss(logits, logits) + weight * generator_loss(logits, logits)
     assert total.shape == (2,)
     assert squared_norm_at_gap_1(logits, total).is_meta
-    assert ramp(torch.zeros((), device="meta"), 10, 4).is_meta

@@ -75,13 +75,12 @@ def adaptive_weight(running_rec_sq_norm: Scalar, running_adv_sq_norm: Scalar, ma
     return torch.where(measured, ratio.clamp(max=max_weight), 0).detach()
 
 
-def ramp(step: int | Tensor, start: int, length: int) -> float | Tensor:
-    """Fraction of the adversarial weight at an optimizer step, counted from 0; a tensor if `step` is one.
+def ramp(step: int, start: int, length: int) -> float:
+    """Fraction of the adversarial weight at an optimizer step, counted from 0.
 
     0 before `start`, then 1/`length` at `start`, and 1/`length` more at each step, up to 1.
     """
-    fraction = (step - start + 1) / max(length, 1)
-    return fraction.clamp(0, 1) if isinstance(fraction, Tensor) else min(max(fraction, 0.0), 1.0)
+    return min(max((step - start + 1) / max(length, 1), 0.0), 1.0)
 
 
 def _gap(real_logits: Logits, fake_logits: Logits) -> Tensor:

@@ -74,14 +74,14 @@ def _read(path: Path, net: str) -> dict[str, Tensor]:
     tensors = state if isinstance(state, dict) else {}
     prefix = "features." if net in LPIPS_NETS else ""
     # cloned: the memory of safetensors is not aligned, and PyTorch then uses kernels that round differently
-    found = {
+    weights = {
         name.removeprefix(prefix): value.clone()
         for name, value in tensors.items()
         if isinstance(name, str) and name.startswith(prefix) and isinstance(value, Tensor)
     }
-    if not found:
+    if not weights:
         raise _unusable(path, net, f"has no tensors named {prefix}*")
-    return found
+    return weights
 
 
 def cached_file(url: str) -> Path:

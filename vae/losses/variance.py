@@ -75,5 +75,5 @@ def variance_expansion(
     variance = logvar.to(accumulation_dtype(logvar)).exp()
     ratio = variance / (target * statistics.std).square()
     value = 1 / (ratio + DELTA) + ratio / (1 + DELTA) ** 2
-    least = 1 / (1 + DELTA) + 1 / (1 + DELTA) ** 2
-    return (value - least).flatten(1).mean(1)
+    minimum = 1 / (1 + DELTA) + 1 / (1 + DELTA) ** 2
+    return (value - minimum).flatten(1).mean(1)

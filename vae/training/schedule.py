@@ -174,7 +174,7 @@ class StageSchedule:
         loss = self.loss
         if loss.adversarial_weight == 0 or step < self.disc_first_step:
             return None
-        return loss.adversarial_weight * float(ramp(step, self.adversarial_first_step, loss.disc_ramp))
+        return loss.adversarial_weight * ramp(step, self.adversarial_first_step, loss.disc_ramp)
 
     def is_adversarial(self, step: int) -> bool:
         """Whether the adversarial term has a weight after `step` steps of the run: the phase has begun."""
