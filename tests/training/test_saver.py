@@ -86,6 +86,25 @@ def test_a_best_checkpoint_that_could_not_be_written_is_forgotten(tiny):
     assert not (folder / "checkpoint_step_2.pt").exists()
 
 
+@pytest.mark.slow
+def test_a_state_is_saved_once(tiny):
+    """The position and the stage are compared, not the step: an epoch and a stage may end after a save."""
+    loop = loop_of(prepare_run(Command(tiny), ONE_PROCESS))
+    state, saver, written = loop.state, loop.saver, []
+    saver.content = lambda: written.append(state.position.step) or checkpoint()
+    changes = (
+        lambda: state.advance(4),
+        lambda: vars(state.position).update(epoch=1, images_in_epoch=0),
+        lambda: setattr(state, "stage", replace(state.stage, num_epochs=1)),
+    )
+    for count, change in enumerate(changes, start=1):
+        change()
+        for reason in (SaveReason.REQUESTED, SaveReason.DUE, SaveReason.STOP):
+            saver.save(reason)
+        assert written == [1] * count
+    assert (saver.folder / "checkpoint_epoch_1.pt").is_file()
+
+
 @pytest.mark.parametrize("background", [True, False])
 def test_failed_save_is_reported_and_the_next_one_tries_again(tmp_path, capsys, background):
     """Nothing is pruned before the file exists."""
