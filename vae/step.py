@@ -55,7 +55,7 @@ class StepInputs:
     running_moments: torch.Tensor | None = None  # (3, Z) of the latents so far, if a term needs them
 
     def split(self, sizes: list[int]) -> "list[StepInputs]":
-        """The inputs of each micro-batch."""
+        """Return the inputs of each micro-batch."""
         parts = zip(self.images.split(sizes), self.noise.split(sizes), strict=True)
         return [replace(self, images=images, noise=noise) for images, noise in parts]
 
@@ -83,19 +83,19 @@ class StepResult:
         return [*self.losses.values(), *(tensor for tensor in others if tensor is not None)]
 
     def mapped(self, change: Callable[[torch.Tensor], torch.Tensor]) -> "StepResult":
-        """The result with each tensor changed."""
+        """Return the result with each tensor changed."""
         losses = {name: change(value) for name, value in self.losses.items()}
         others = (self.gradient_sq_norms, self.latent_moments)
         return StepResult(losses, *(None if tensor is None else change(tensor) for tensor in others))
 
 
 def trained_networks(networks: Networks) -> list[nn.Module]:
-    """The networks that a step trains."""
+    """Return the networks that a step trains."""
     return [network for network in (networks.autoencoder, networks.discriminator) if network]
 
 
 def unwrapped(network: nn.Module) -> nn.Module:
-    """The network itself, without DistributedDataParallel."""
+    """Return the network itself, without DistributedDataParallel."""
     return network.module if isinstance(network, DistributedDataParallel) else network
 
 
@@ -162,14 +162,14 @@ def autoencoder_gradients(
 
 
 def _latents_of_teacher(networks: Networks, images: torch.Tensor) -> torch.Tensor | None:
-    """The latents that the encoder learns; None without a teacher."""
+    """Return the latents that the encoder learns; None without a teacher."""
     return next((term.function(network_input(images, networks)) for term in networks.terms.teacher), None)
 
 
 def _forward(
     networks: Networks, images: torch.Tensor, part: StepInputs, targets: torch.Tensor | None
 ) -> tuple[torch.Tensor, ...]:
-    """Reconstruction, mean, log-variance and decoded views of a micro-batch."""
+    """Return the reconstruction, mean, log-variance and decoded views of a micro-batch."""
     x = network_input(images, networks)
     if targets is None and not networks.terms.view:
         return networks.autoencoder(x, part.noise)
@@ -199,7 +199,7 @@ def _latent_terms(
 def _view_gradients(
     networks: Networks, views: list[torch.Tensor], images: torch.Tensor, part: StepInputs
 ) -> tuple[list[torch.Tensor], dict[str, torch.Tensor]]:
-    """Gradients of the view terms at the decoded views, and their values (b,)."""
+    """Compute the gradients of the view terms at the decoded views, and their values (b,)."""
     gradients: list[torch.Tensor] = []
     values, scale = {}, part.image_share * part.loss_scale
     side, remaining = images.shape[3] // part.noise.shape[3], iter(views)
@@ -217,7 +217,7 @@ def _view_gradients(
 def reconstruction_gradient(
     networks: Networks, recon: torch.Tensor, images: torch.Tensor, inputs: StepInputs
 ) -> tuple[torch.Tensor, dict[str, torch.Tensor], torch.Tensor | None]:
-    """Gradient of the losses at the reconstruction; their graph is freed before the backward of the decoder.
+    """Compute the gradient at the reconstruction; its graph is freed before the backward of the decoder.
 
     `recon` (b, C, H, W) is detached. Returns the gradient, the values (b,), and with the adversarial term the
     squared norms (2,) of the gradient without it and of its own at a gap of 1.
@@ -237,7 +237,7 @@ def reconstruction_gradient(
 def adversarial_gradient(
     networks: Networks, recon: torch.Tensor, images: torch.Tensor, inputs: StepInputs
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Gradient of the unweighted adversarial term at the reconstruction, and the term, (b,)."""
+    """Compute the gradient of the unweighted adversarial term at the reconstruction, and the term, (b,)."""
     assert networks.discriminator is not None
     discriminator = unwrapped(networks.discriminator)
     with torch.no_grad():
@@ -266,7 +266,7 @@ def image_terms(
 def discriminator_gradients(
     networks: Networks, inputs: StepInputs, recons: list[torch.Tensor], sizes: list[int], result: StepResult
 ) -> None:
-    """Gradients of the discriminator: its loss of pairs of an image and its detached reconstruction.
+    """Compute the discriminator's gradients from pairs of an image and its detached reconstruction.
 
     The values are added to `result`.
     """
@@ -288,7 +288,7 @@ def discriminator_gradients(
 
 
 def _pass(network: nn.Module, is_last: bool) -> AbstractContextManager[None]:
-    """A context for a forward and backward pass: only the last one of a step sums over the processes."""
+    """Return a context for a forward and backward pass: only the last one of a step sums over processes."""
     if isinstance(network, DistributedDataParallel) and not is_last:
         return network.no_sync()
     return nullcontext()

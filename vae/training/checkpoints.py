@@ -17,17 +17,17 @@ Loaded = tuple[Path, CheckpointContent]  # the path of a checkpoint and its cont
 
 
 def position_name(position: Position) -> str:
-    """File name of the checkpoint at a position."""
+    """Return the file name of the checkpoint at a position."""
     return step_name(position.step) if position.images_in_epoch else epoch_name(position.epoch)
 
 
 def list_checkpoints(folder: Path) -> list[Path]:
-    """Checkpoints in `folder`, the furthest position first; those that cannot be opened come last."""
+    """Return the checkpoints in `folder`, the furthest position first, unreadable ones last."""
     return sorted(checkpoint_paths(folder), key=lambda path: (saved_step(path), path.name), reverse=True)
 
 
 def saved_step(path: Path) -> int:
-    """Optimizer step of a checkpoint, read without its tensors; -1 if it cannot be opened."""
+    """Read the optimizer step of a checkpoint without its tensors; -1 if it cannot be opened."""
     try:
         return int(read_torch_file(path)["position"]["step"])
     except (OSError, ValueError, KeyError, TypeError):  # load_checkpoint reports it
@@ -35,7 +35,7 @@ def saved_step(path: Path) -> int:
 
 
 def load_newest(folder: Path) -> Loaded | None:
-    """The newest valid checkpoint in a folder and its content; damaged ones are reported.
+    """Load the newest valid checkpoint in a folder; damaged ones are reported.
 
     Raises UserError if there are checkpoints and none is valid.
     """
@@ -104,7 +104,7 @@ def check_newest(folder: Path, checkpoint: Path, reason: str) -> None:
 
 
 def stage_ends(stages: list[Stage], position: Position) -> set[str]:
-    """Names of the last checkpoint of each finished stage."""
+    """Return the name of the last checkpoint of each finished stage."""
     done = [stage for stage in stages if stage.is_done(position)]
     within_epochs = {step_name(s.first_step + s.num_steps) for s in done if s.num_steps is not None}
     return {epoch_name(stage.end_epoch) for stage in done} | within_epochs

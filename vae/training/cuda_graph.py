@@ -112,7 +112,7 @@ def _replay(captured: _Captured, inputs: StepInputs) -> StepResult:
 
 
 def _copied(result: StepResult) -> StepResult:
-    """A copy by one kernel; the next step overwrites the original."""
+    """Copy the result by one kernel: the next step overwrites the original."""
     tensors = result.tensors()
     values = torch.cat([tensor.flatten() for tensor in tensors])
     parts = iter(values.split([tensor.numel() for tensor in tensors]))
@@ -120,6 +120,6 @@ def _copied(result: StepResult) -> StepResult:
 
 
 def _tensors(inputs: StepInputs) -> list[tuple[str, torch.Tensor]]:
-    """The fields that are tensors, by name."""
+    """Return the fields that are tensors, by name."""
     values = [(field.name, getattr(inputs, field.name)) for field in fields(inputs)]
     return [(name, value) for name, value in values if isinstance(value, torch.Tensor)]

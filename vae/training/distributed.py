@@ -110,7 +110,7 @@ class Distributed:
         return total.tolist()
 
     def all_gather_scalars(self, *numbers: float) -> list[list[float]]:
-        """The numbers of every process by rank, on the host: no device synchronizes."""
+        """Return the numbers of every process by rank, on the host: no device synchronizes."""
         if self.world_size == 1:
             return [list(numbers)]
         mine = torch.tensor(numbers, dtype=torch.float64)
@@ -125,7 +125,7 @@ class Distributed:
         return value
 
     def all_gather_set(self, items: set[_Item]) -> set[_Item]:
-        """The union of the sets of all processes."""
+        """Return the union of the sets of all processes."""
         if self.world_size == 1:
             return items
         gathered: list[set[_Item]] = [set() for _ in range(self.world_size)]
@@ -236,11 +236,11 @@ class GradientWaits:
         self._waits: dict[nn.Module, tuple[_Time, _Time]] = {}
 
     def seconds(self) -> float:
-        """The seconds of all networks. On a GPU, call it after the work of the step is done."""
+        """Return the seconds of all networks. On a GPU, call it after the work of the step is done."""
         return sum(_seconds(*wait) for wait in self._waits.values())
 
     def timed(self, network: nn.Module, hook: _Hook) -> _Hook:
-        """The communication hook of a network, timed from the start of its last bucket to its end."""
+        """Return the communication hook of a network, timed from the start to the end of its last bucket."""
 
         def timed_hook(group: Any, bucket: dist.GradBucket) -> _Future:
             is_gpu = bucket.buffer().is_cuda
@@ -261,7 +261,7 @@ class GradientWaits:
 def data_parallel(
     network: nn.Module, processes: Distributed, gradient_dtype: str, waits: GradientWaits
 ) -> nn.Module:
-    """The network with the weights of the main process; a backward pass gives means over all processes.
+    """Give the network the weights of the main process; its backward passes give means over processes.
 
     `gradient_dtype`: a key of HOOKS. Raises UserError if the processes have different networks. With one
     process, the network itself.

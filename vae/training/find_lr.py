@@ -60,7 +60,7 @@ class Suggestion(NamedTuple):
 
 
 def suggest(curve: Curve) -> Suggestion:
-    """The rates that a curve suggests."""
+    """Return the rates that a curve suggests."""
     smoothed = curve.smoothed()
     rates = np.array(curve.rates)
     lowest = max(1, int(smoothed.argmin()))
@@ -92,7 +92,7 @@ def find_learning_rate(run: PreparedRun, plan: StagePlan, alive: Liveness) -> No
 def losses_before_steps(
     run: PreparedRun, plan: StagePlan, alive: Liveness, rates: Sequence[float], limits: Sequence[float] = ()
 ) -> list[float]:
-    """The losses of the first batches before the steps with these learning rates, which are then undone.
+    """Measure the losses of the first batches before steps with these learning rates, and undo the steps.
 
     They end where a loss is not below its limit. A signal to stop raises KeyboardInterrupt.
     """

@@ -131,7 +131,7 @@ class TrainingLoop:
         return end or StageEnd.FINISHED
 
     def _next_batch(self, batches: Iterator[Batch]) -> Batch | NoBatch | None:
-        """The next batch; None after the last one."""
+        """Return the next batch; None after the last one."""
         started = time.perf_counter()
         try:
             batch = next(batches, None)

@@ -40,7 +40,7 @@ def replacement_of_fp16(speed: SpeedConfig, device: torch.device) -> torch.dtype
 
 
 def activations_of(model: AutoencoderKL, crops: Iterable[torch.Tensor]) -> LargestActivation:
-    """The largest activation for the first of `crops`, uint8 (1, 3, H, W), computed in fp32."""
+    """Measure the largest activation for the first of `crops`, uint8 (1, 3, H, W), in fp32."""
     few = islice(crops, MEASURED_CROPS)
     parts = (to_float(crop[..., :MEASURED_SIDE, :MEASURED_SIDE]) for crop in few)
     return largest_activation(model, (part.to(memory_format=torch.channels_last) for part in parts))
@@ -60,7 +60,7 @@ def set_backends(speed: SpeedConfig) -> None:
 
 
 def why_not_compile(device: torch.device, kernels: str = "auto") -> str | None:
-    """The reason why torch.compile cannot work here, or None if it can; `kernels`: the value of --kernels.
+    """Return why torch.compile cannot work here; None if it can. `kernels`: the value of --kernels.
 
     It compiles a small function, for seconds.
     """
@@ -112,7 +112,7 @@ def compile_in_place(network: torch.nn.Module, backend: str = "inductor") -> Non
 
 
 def kernel_shapes(specs: Iterable[StepSpec]) -> list[Shape]:
-    """Each shape of the steps once: a step of one image of each spec runs without data.
+    """Collect the shapes of kernels: a step of one image of each spec runs without data.
 
     The images are square. With --buckets there are other widths, which run the same kernel code.
     """
@@ -129,7 +129,7 @@ def kernel_shapes(specs: Iterable[StepSpec]) -> list[Shape]:
 
 
 def _norms(module: nn.Module, inputs: tuple[Any, ...]) -> list[Shape]:
-    """The shapes of the norms and the attention in a module, without those of its parts."""
+    """Return the shapes of the norms and the attention in a module, without those of its parts."""
     if isinstance(module, ResnetBlock):
         first = _norm(module.norm1, inputs[0])
         channels = module.norm2.num_channels
@@ -149,12 +149,12 @@ def _norm(norm: GroupNorm | RMSNorm, h: Tensor) -> NormShape:
 
 
 def _compared(module: nn.Module) -> Iterable[nn.Module]:
-    """The modules whose results a perceptual term compares."""
+    """Return the modules whose results a perceptual term compares."""
     if isinstance(module, PerceptualLoss):
         return module.slices
     return module.network.blocks if isinstance(module, DinoDistance) else ()
 
 
 def _features(out: Any) -> FeatureShape:
-    """The shape of features (B, C, h, w), or of tokens (B, N, C), compared as (B, C, N, 1)."""
+    """Return the shape of features (B, C, h, w), or of tokens (B, N, C), compared as (B, C, N, 1)."""
     return FeatureShape(*out.shape[1:]) if out.dim() == 4 else FeatureShape(out.shape[2], out.shape[1], 1)

@@ -60,7 +60,7 @@ class Provenance:
     resume: Resume
 
     def run_record(self, identity: Identity) -> dict[str, str]:
-        """Values of the record `run` in metrics.jsonl."""
+        """Return the values of the record `run` in metrics.jsonl."""
         versions = {part: (self.samples[part] or {}).get("version", "") for part in DATA[:2]}
         resume = {"resume": self.resume.kind, "changed": self.resume.changed}
         return {"id": identity.id, "parent": identity.parent, **resume, **versions}
@@ -73,7 +73,7 @@ def write_run(folder: Path, identity: Identity, good: Path | None) -> None:
 
 
 def read_good_checkpoint(folder: Path) -> Path | None:
-    """The checkpoint of the run in the folder that is known to be good; None if there is none."""
+    """Read which checkpoint of the run in the folder is known to be good; None if there is none."""
     path = folder / RUN_NAME
     name = read_json(path).get("good_checkpoint") if path.exists() else None
     return folder / name if name else None

@@ -43,7 +43,7 @@ Counts = Mapping[str, float]
 
 
 def data_record(processes: Sequence[Counts]) -> dict[str, float]:
-    """The record `data`: what reading and decoding the images of all processes cost."""
+    """Return the record `data`: the cost of reading and decoding the images of all processes."""
     total = {name: sum(process[name] for process in processes) for name in COUNTS}
     seconds = processes[0]["seconds"]
     decoded = max(1.0, total["images"] + total["rejected"])
@@ -119,7 +119,7 @@ class RunningMetrics:
         return dict(zip(names, (stacked / self.images).tolist(), strict=True))
 
     def seconds(self) -> float:
-        """The seconds of training since the last record."""
+        """Return the seconds of training since the last record."""
         return max(1e-9, time.perf_counter() - self.started - self.pause_seconds)
 
     def speed(self) -> dict[str, float]:
@@ -129,7 +129,7 @@ class RunningMetrics:
 
 
 def loss_record(means: dict[str, float], terms: LossTerms) -> dict[str, float]:
-    """The weighted loss, its terms and the PSNR of the mean squared error, from the means of the steps."""
+    """Return the weighted loss, its terms and the PSNR of the mean squared error, from means of steps."""
     mse = means["mse"]
     psnr = 10 * math.log10(SQUARED_RANGE / mse) if 0 < mse < math.inf else math.nan
     shown = {name: value for name, value in means.items() if name != "mse"}
@@ -189,7 +189,7 @@ class Recorder:
         return left <= 0 or (done % log_freq == 0 and 2 * left >= log_freq)
 
     def _steps_left(self) -> int:
-        """Steps until the stage ends, or the run by --max_steps."""
+        """Return the steps until the stage ends, or the run by --max_steps."""
         left = self.schedule.steps.total - self.schedule.steps.done(self.state.position)
         limit = self.options.max_steps
         return left if limit is None else min(left, limit - self.state.position.step)

@@ -90,7 +90,7 @@ def print_stage(run: PreparedRun, schedule: StageSchedule, plan: StagePlan) -> N
 
 
 def model_line(config: ModelConfig, model: AutoencoderKL) -> str:
-    """Size and shape of the autoencoder."""
+    """Return the size and shape of the autoencoder."""
     parameters = sum(p.numel() for p in model.parameters()) / MILLION
     is_other = config.decoder_channels or config.decoder
     own = f" (decoder {' '.join(map(str, config.up_channels))})" if is_other else ""
@@ -105,13 +105,13 @@ def model_line(config: ModelConfig, model: AutoencoderKL) -> str:
 
 
 def data_line(config: DataConfig, training: int, validation: int) -> str:
-    """Numbers of training and validation images."""
+    """Return the numbers of training and validation images."""
     shown = f"{validation} for validation" if validation else "none for validation"
     return f"{training} images of {public_text(' '.join(config.data_path))}, {shown}"
 
 
 def crops_text(crop: str, image_size: int, shapes: Sequence[Shape] | None) -> str:
-    """The size of the training crops, or their shapes as width x height."""
+    """Return the size of the training crops, or their shapes as width x height."""
     if shapes is None:
         return f"{image_size} px {crop} crops"
     texts = [f"{width}x{height}" for height, width in shapes]
@@ -119,7 +119,7 @@ def crops_text(crop: str, image_size: int, shapes: Sequence[Shape] | None) -> st
 
 
 def loss_line(terms: LossTerms, schedule: StageSchedule) -> str:
-    """The weighted terms of the loss, and when the discriminator begins."""
+    """Return the weighted terms of the loss, and when the discriminator begins."""
     parts = [f"{term.weight:g} {term.label}" for term in terms.all]
     loss = schedule.loss
     if loss.adversarial_weight:
@@ -131,7 +131,7 @@ def loss_line(terms: LossTerms, schedule: StageSchedule) -> str:
 
 
 def late_discriminator_note(schedule: StageSchedule, step: int, max_steps: int | None) -> str | None:
-    """A note if --max_steps stops a run that is at `step` before the adversarial loss begins."""
+    """Return a note if --max_steps stops a run that is at `step` before the adversarial loss begins."""
     first = schedule.adversarial_first_step
     if not schedule.loss.adversarial_weight or max_steps is None or not step < max_steps <= first:
         return None
@@ -139,7 +139,7 @@ def late_discriminator_note(schedule: StageSchedule, step: int, max_steps: int |
 
 
 def device_line(dist: Distributed, speed: SpeedConfig, dtype: torch.dtype, compiled: bool) -> str:
-    """The device, the number of processes, the precision and the speed settings in use."""
+    """Return the device, the number of processes, the precision and the speed settings in use."""
     device = dist.device
     if device.type == "cuda":
         properties = torch.cuda.get_device_properties(device)
@@ -165,7 +165,7 @@ def cache_line(data: DataConfig, sets: Iterable[ImageSet]) -> str | None:
 
 
 def steps_line(schedule: StageSchedule) -> str:
-    """Number of steps, epochs and the learning-rate schedule of a stage."""
+    """Return the number of steps, epochs and the learning-rate schedule of a stage."""
     steps = schedule.steps
     optim = schedule.optim
     count = schedule.divergences
@@ -182,7 +182,7 @@ def steps_line(schedule: StageSchedule) -> str:
 
 
 def space_warning(folder: Path, config: Config, stages: list[Stage], position: Position) -> str | None:
-    """The warning that the checkpoints and the export may not fit on the disk of `folder`."""
+    """Return the warning that the checkpoints and the export may not fit on the disk of `folder`."""
     size = checkpoint_bytes(config)
     options = config.run
     left = stages_left(stages, position)
@@ -218,7 +218,7 @@ PROBLEMS_PAGE = "docs/monitoring.md#problems-and-remedies"
 
 
 def progress_line(state: TrainingState, steps: StageSteps) -> str:
-    """Epochs with the tenths of an unfinished one, steps and images. `steps` are those of the last stage."""
+    """Return epochs with tenths of an unfinished one, steps and images. `steps`: those of the last stage."""
     position = state.position
     epochs = counted(position.epoch, "epoch")
     is_finished = current_stage(state.stages, position) is None
@@ -267,7 +267,7 @@ def result_lines(
 
 
 def export_text(folder: Path, state: TrainingState, schedule: StageSchedule) -> str:
-    """Say which weights are exported and why, with the command that exports better ones."""
+    """Name the exported weights and the reason, with the command that exports better ones."""
     history, last = state.history, state.last_validation
     name, which = history.best_checkpoint, "the best validation loss has"
     text = "the last weights"
@@ -328,7 +328,7 @@ def _metrics_lines(
 
 
 def verdict_line(loss: float, bicubic: tuple[str, float], start: float | None, remedy: str) -> str:
-    """One sentence: whether the VAE is better than bicubic and than its start, and what to do if it is not.
+    """Compare the VAE with bicubic and with its start in one sentence, with the remedy if it is not better.
 
     Values of the validation loss; `bicubic` is the baseline's name and loss, `start` that before the stage.
     `remedy`: what helps if the loss has risen above it.
@@ -348,7 +348,7 @@ def verdict_line(loss: float, bicubic: tuple[str, float], start: float | None, r
 
 
 def next_command(folder: Path, resumed_from: Path | None, state: TrainingState) -> str:
-    """The command that finishes an unfinished run, or trains a finished one further."""
+    """Return the command that finishes an unfinished run, or trains a finished one further."""
     path = folder / position_name(state.position)
     if resumed_from and not path.exists():  # no step was left, and the export went to another folder
         path = resumed_from

@@ -34,7 +34,7 @@ def write_results(records: Path, image: Path) -> bool:
 
 
 def draw_results(records: Iterable[Record]) -> bytes:
-    """Training loss, learning rate, and loss and PSNR of validation beside the baselines, over the steps."""
+    """Draw training loss, learning rate, and loss and PSNR of validation beside the baselines."""
     by_kind: dict[str, list[Record]] = {"train": [], "validation": [], "baseline": []}
     for record in records:
         if record["kind"] in by_kind:
@@ -74,7 +74,7 @@ def _validation_lines(
 
 
 def _steps(records: list[Record], name: str, last: float) -> Points:
-    """A value that holds from its step to that of the next record, as the corners of a line."""
+    """Return a value that holds from its step to that of the next record, as the corners of a line."""
     known = finite_points(records, name)
     ends = [*(step for step, _ in known[1:]), last]
     return [

@@ -58,7 +58,7 @@ def train_checked(command: Command) -> int:
 
 @contextmanager
 def prepared_run(command: Command) -> Iterator[tuple[PreparedRun, Liveness, FolderLock]]:
-    """The run of a checked command, within a context that joins its processes and answers signals."""
+    """Prepare the run of a checked command, in a context that joins its processes and answers signals."""
     dist = Distributed.start(command.value("device"), command.value("hang_minutes"))
     console.configure(
         is_main_process=dist.is_main,
@@ -100,7 +100,7 @@ def claim_run_folder(run: PreparedRun, lock: FolderLock) -> None:
 
 
 def _out_of_memory_line(error: Exception, command: Command) -> str:
-    """The line about memory that ran out outside of a step, where no setting of the step helps."""
+    """Report that memory ran out outside of a step, where no setting of the step helps."""
     message = str(error).strip().splitlines()
     resume = ""
     if contains_run(command.output_dir):
@@ -248,7 +248,7 @@ class _Run:
         console.info("\n".join(lines))
 
     def _crops(self) -> Iterator[torch.Tensor]:
-        """Training crops for the constants of the export; the watchdog waits for each."""
+        """Yield training crops for the constants of the export; the watchdog waits for each."""
         for crop in self.prepared.crops(LATENT_IMAGES):
             self.alive.beat()
             yield crop
@@ -303,7 +303,7 @@ class _Run:
 
     @contextmanager
     def _logbook(self) -> Iterator[Logbook]:
-        """The records of the run; with --wandb also in W&B, whose refusal ends all processes."""
+        """Open the records of the run; with --wandb also in W&B, whose refusal ends all processes."""
         options = self.config.run
         wandb = list[Any]()
         if options.wandb:

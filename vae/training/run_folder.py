@@ -17,17 +17,17 @@ _NAME = re.compile(r"checkpoint_(epoch|step)_(\d+)\.pt")
 
 
 def epoch_name(epochs: int) -> str:
-    """File name of the checkpoint after `epochs` epochs of the run."""
+    """Return the file name of the checkpoint after `epochs` epochs of the run."""
     return f"checkpoint_epoch_{epochs}.pt"
 
 
 def step_name(step: int) -> str:
-    """File name of a checkpoint within an epoch, after `step` optimizer steps of the run."""
+    """Return the file name of a checkpoint within an epoch, after `step` optimizer steps of the run."""
     return f"checkpoint_step_{step}.pt"
 
 
 def checkpoint_paths(folder: Path) -> list[Path]:
-    """The checkpoints in `folder`, in no particular order."""
+    """Return the checkpoints in `folder`, in no particular order."""
     return [path for path in folder.glob("checkpoint_*.pt") if _NAME.fullmatch(path.name)]
 
 

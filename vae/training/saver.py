@@ -52,7 +52,7 @@ def copy_fits(config: Config, device: torch.device) -> bool:
 
 
 def host_copy(value: Any) -> Any:
-    """A copy of nested data with its tensors in host memory, complete when this returns.
+    """Copy nested data with its tensors to host memory; the copy is complete when this returns.
 
     Pinned memory, to which a GPU copies faster, comes from PyTorch's cache of it.
     """
@@ -89,7 +89,7 @@ class CheckpointWriter:
             self._failure = _write(path, content, prune)
 
     def _copied(self, content: CheckpointContent) -> Any:
-        """The content in host memory; None, reported once, if there is too little of it."""
+        """Copy the content to host memory; None, reported once, if there is too little of it."""
         try:
             return host_copy(content)
         except (MemoryError, RuntimeError) as error:
@@ -251,7 +251,7 @@ class Saver:
         )
 
     def content(self) -> CheckpointContent:
-        """The content of a checkpoint of the present state."""
+        """Return the content of a checkpoint of the present state."""
         state, stage = self.state, self.state.stage
         config = flatten(self.config) | {
             "image_size": stage.image_size,
@@ -265,7 +265,7 @@ class Saver:
         return checkpoint_content(state, config, samples, self.provenance.begun_from)
 
     def start_checkpoint(self) -> str | None:
-        """The checkpoint in the folder with the current weights, before a stage's first step."""
+        """Return the checkpoint in the folder with the current weights, before a stage's first step."""
         state, path = self.state, self.provenance.resumed_from
         if self.saved and self.saved[0] == state.position:  # the end of the stage before
             return position_name(state.position)

@@ -24,12 +24,12 @@ WARMUP_SHARE = 0.2  # short stages still spend four fifths of their steps at the
 
 
 def warmup_steps(warmup_epochs: float, steps_per_epoch: int, total_steps: int) -> int:
-    """Optimizer steps of linear warm-up in a stage of `total_steps`."""
+    """Return the optimizer steps of linear warm-up in a stage of `total_steps`."""
     return min(round(warmup_epochs * steps_per_epoch), int(total_steps * WARMUP_SHARE))
 
 
 def peak_learning_rate(width: int, start: str, total_steps: int) -> float:
-    """The peak learning rate of a stage of `total_steps`; `width`: channels of the widest level.
+    """Return the peak learning rate of a stage of `total_steps`; `width`: channels of the widest level.
 
     With Adam, the rate of hidden layers is inverse to their width (Yang et al. 2022, table 3).
     Adam's first steps change every weight by about the rate, whatever its gradient, so a warm start loses
@@ -44,7 +44,7 @@ def peak_learning_rate(width: int, start: str, total_steps: int) -> float:
 
 
 def learning_rate_factor(schedule: str, step: int, total_steps: int, warmup_steps: int) -> float:
-    """The learning rate at optimizer step `step` (from 0) of a stage, as a share of its peak.
+    """Return the learning rate at optimizer step `step` (from 0) of a stage, as a share of its peak.
 
     cosine: linear warm-up, then half a cosine to 0. constant: warm-up, then 1. onecycle: half a cosine up
     from 1/25 over the warm-up, then half a cosine down to 1e-4 of the initial rate (Smith & Topin 2018, with
@@ -64,7 +64,7 @@ def learning_rate_factor(schedule: str, step: int, total_steps: int, warmup_step
 
 
 def discriminator_steps(first_step: int, step: int, done: int, total_steps: int) -> tuple[int, int]:
-    """Steps of the discriminator within a stage: how many are done, and how many there are.
+    """Return how many steps of the discriminator within a stage are done, and how many there are.
 
     They begin at `first_step`, or with the stage if that is later. `step` is the optimizer step of the run,
     `done` that of the stage, which has `total_steps`.
@@ -74,7 +74,7 @@ def discriminator_steps(first_step: int, step: int, done: int, total_steps: int)
 
 
 def ema_decay(decay: float, step: int, begun_from: str = RANDOM, remaining: int | None = None) -> float:
-    """Decay of the EMA weights after optimizer step `step` (from 0) of a run, in a stage from `begun_from`.
+    """Return the EMA's decay after optimizer step `step` (from 0) of a run, in a stage from `begun_from`.
 
     From random weights it is small in the first steps, so that the EMA forgets them (as TensorFlow's
     ExponentialMovingAverage does). A warm start is better than the weights of the first steps at the full
@@ -162,12 +162,12 @@ class StageSchedule:
         return self.peak * self._factor(done, total), disc_peak * self._factor(*own)
 
     def _factor(self, done: int, total: int) -> float:
-        """The share of the peak learning rate after `done` of `total` steps, warm-up included."""
+        """Return the share of the peak learning rate after `done` of `total` steps, warm-up included."""
         warm_up = warmup_steps(self.optim.warmup_epochs, self.steps.per_epoch, total)
         return learning_rate_factor(self.optim.lr_schedule, done, total, warm_up)
 
     def adversarial_weight(self, step: int) -> float | None:
-        """The weight of the adversarial term after `step` steps of the run; None before --disc_start.
+        """Return the weight of the adversarial term after `step` steps of the run; None before --disc_start.
 
         It is 0 during --disc_warmup: the discriminator learns, and the autoencoder does not see it.
         """
@@ -181,7 +181,7 @@ class StageSchedule:
         return bool(self.adversarial_weight(step))
 
     def adversarial_share(self, step: int) -> float:
-        """The share of the adversarial weight in the last of `step` steps of the run: 1 after the ramp."""
+        """Return the share of the adversarial weight in the last of `step` steps: 1 after the ramp."""
         return (self.adversarial_weight(step - 1) or 0.0) / (self.loss.adversarial_weight or 1.0)
 
     def may_stop_early(self, position: Position) -> bool:
@@ -193,7 +193,7 @@ class StageSchedule:
         return self.adversarial_share(position.step) == 1 or self.adversarial_share(last) == 0
 
     def ema_decay(self, position: Position) -> float:
-        """The decay of the EMA weights after the optimizer step that begins at `position`."""
+        """Return the decay of the EMA weights after the optimizer step that begins at `position`."""
         falls = self.optim.lr_schedule != "constant"
         remaining = max(1, self.steps.total - self.steps.done(position)) if falls else None
         return ema_decay(self.optim.ema_decay, position.step, self.start, remaining)

@@ -90,7 +90,7 @@ class PreparedRun:
     # ---- Data ------------------------------------------------------------------------------------------
 
     def crops(self, count: int) -> Iterator[torch.Tensor]:
-        """About `count` training crops uint8 (1, C, H, W) on the device (TrainingSet.sample)."""
+        """Yield about `count` training crops uint8 (1, C, H, W) on the device (TrainingSet.sample)."""
         dataset = self.training_set.crops(self.config, self.state.stage.image_size)
         first_epoch = 0
         position, dist = self.state.position, self.dist
@@ -100,7 +100,7 @@ class PreparedRun:
                 yield crop[None].to(self.dist.device)
 
     def loader(self, schedule: StageSchedule, alive: Liveness) -> TrainLoader:
-        """The training batches of the stage that trains."""
+        """Return the training batches of the stage that trains."""
         steps, size = schedule.steps, self.state.stage.image_size
         return TrainLoader(
             self.training_set.crops(self.config, size),
@@ -123,7 +123,7 @@ class PreparedRun:
         return StageSteps.of(stage, len(order), accumulation, self.dist.world_size)
 
     def schedule(self, stage: Stage) -> StageSchedule:
-        """The steps and learning rates of `stage`."""
+        """Return the steps and learning rates of `stage`."""
         width = self.config.model.widest
         options = (self.config.optim, self.config.loss)
         divergences = self.state.divergences_by_stage.get(stage.first_epoch, 0)
@@ -310,7 +310,7 @@ def _fit_fp16(run: PreparedRun, content: CheckpointContent | None) -> None:
 
 
 def _largest_activation(run: PreparedRun) -> LargestActivation:
-    """The largest activation on some training crops of all processes."""
+    """Measure the largest activation on some training crops of all processes."""
     largest = activations_of(run.state.eval_model, run.crops(MEASURED_CROPS))
     return LargestActivation(*max(run.dist.all_gather_set({(largest.value, largest.module)})))
 
@@ -392,7 +392,7 @@ def _continue(state: TrainingState, options: ResolvedOptions) -> None:
 
 
 def _terms(config: Config, dist: Distributed, dtype: torch.dtype) -> LossTerms:
-    """The terms of the loss. The main process downloads their weights before others load them."""
+    """Build the terms of the loss. The main process downloads their weights before others load them."""
     return dist.main_first(partial(terms_of, config.loss, config.model.family, dtype, dist.device))
 
 
@@ -413,7 +413,7 @@ def _networks(
     dtype: torch.dtype,
     waits: GradientWaits,
 ) -> tuple[Networks, bool]:
-    """The networks of a step, and whether they are compiled: --use_torch_compile may be impossible here.
+    """Build the networks of a step; returns whether they are compiled, which may be impossible here.
 
     All processes then have the weights of the main one: another CPU may round initial weights otherwise.
     """

@@ -37,7 +37,7 @@ def raise_if_diverged(dist: Distributed, reason: str | None) -> None:
 
 
 def spike_threshold(losses: Sequence[float]) -> float:
-    """The loss above which a record is a spike after records with these losses; infinite after a few."""
+    """Return the loss above which a record is a spike after these losses; infinite after a few."""
     if len(losses) < MIN_RECORDS:
         return math.inf
     logs = [math.log(max(loss, 1e-30)) for loss in losses]
@@ -80,7 +80,7 @@ class Stability:
         self.reference = statistics.median(self.losses[-MIN_RECORDS:]) if known else None
 
     def needed(self) -> set[str]:
-        """Checkpoints that pruning keeps: the good one, and the one that the next record judges."""
+        """Return the checkpoints that pruning keeps: the good one, and the next one to be judged."""
         candidates = [path for saved, path in list(self.unconfirmed) if saved <= self.last_record]
         return {path.name for path in (self.good, *candidates[-1:]) if path is not None}
 
@@ -110,7 +110,7 @@ class Stability:
         return bool(confirmed)
 
     def _spike(self, loss: float, mse: float) -> str:
-        """Say in which way a record is out of the ordinary; "" if it is not.
+        """Return in which way a record is out of the ordinary; "" if it is not.
 
         The weights that train may collapse in an adversarial phase a hundred steps before their EMA shows it.
         """
@@ -126,7 +126,7 @@ class Stability:
         return ""
 
     def divergence(self) -> str | None:
-        """Say why training has diverged: many steps were not finite, or a spike lasts; None if it has not."""
+        """Return why training has diverged: many steps were not finite, or a spike lasts; else None."""
         if self.nonfinite_streak >= self.max_nonfinite_steps:
             return (
                 f"{self.nonfinite_streak} steps in a row had a non-finite gradient "
@@ -136,7 +136,7 @@ class Stability:
         return f"the loss has jumped for {self.spike_steps} steps: {self.spike}" if lasts else None
 
     def at_end(self, step: int, nonfinite_streak: int) -> str | None:
-        """Say why a stage that ends with this step has diverged; None if it has not.
+        """Return why a stage that ends with this step has diverged; None if it has not.
 
         It has, too, if its outputs are out of range, or if no step of this command has changed the weights.
         """
@@ -147,7 +147,7 @@ class Stability:
         return self.divergence()
 
     def doubt(self, nonfinite_streak: int) -> str | None:
-        """Say why training may be diverging after so many non-finite steps in a row; None if it is not."""
+        """Return why training may be diverging after so many non-finite steps in a row; None if it is not."""
         if nonfinite_streak:
             return f"the last {nonfinite_streak} steps were not finite"
         return f"the loss has just jumped: {self.spike}" if self.spike_records else None

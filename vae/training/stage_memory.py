@@ -45,7 +45,7 @@ class StepSettings:
     out_of_memory: int = 0  # how often memory ran out, in steps and validations
 
     def next_recompute(self) -> str | None:
-        """The next recompute level, which needs less memory, or None if it may not be chosen."""
+        """Return the next recompute level, which needs less memory, or None if it may not be chosen."""
         if not self.may_recompute_more or self.recompute == RECOMPUTE[-1]:
             return None
         return RECOMPUTE[RECOMPUTE.index(self.recompute) + 1]
@@ -154,7 +154,7 @@ class OomRetry:
 
 
 def _library_message(error: RuntimeError) -> str:
-    """The message of a library other than PyTorch's allocator, whose cause may be something else."""
+    """Quote the message of a library other than PyTorch's allocator: its cause may be something else."""
     if isinstance(error, torch.OutOfMemoryError):
         return ""
     return f" (reported as: {str(error).strip().splitlines()[0]})"
@@ -167,7 +167,7 @@ LOWERED_NAME = "lowered_memory.json"
 
 
 def read_lowered(folder: Path, image_size: int) -> dict[str, Any] | None:
-    """The settings in the folder of a run for this image size, if memory ran out with it."""
+    """Read the settings in the folder of a run for this image size, if memory ran out with it."""
     path = folder / LOWERED_NAME
     lowered = read_json(path) if path.exists() else {}
     return lowered if lowered.get("image_size") == image_size else None
@@ -251,12 +251,12 @@ def uses_cuda_graph(speed: SpeedConfig, image_size: int, dist: Distributed, buck
 
 
 def memory_limit(plans: Iterable[StagePlan]) -> int:
-    """Bytes that a run may reserve: what is available, or what the settings of the user need."""
+    """Return the bytes that a run may reserve: what is available, or what the settings of the user need."""
     return max(max(plan.available, plan.memory.total) for plan in plans)
 
 
 def plan_line(plan: StagePlan, image_size: int, local_images: int, micro_batch_size: str) -> str:
-    """The plan as `check_compatibility.py --plan` prints it; with a warning line if it may not fit."""
+    """Return the plan as `check_compatibility.py --plan` prints it, with a warning if it may not fit."""
     passes = describe_step(plan.memory, local_images) + ", CUDA graph" * plan.cuda_graph
     line = (
         f"{image_size} px, batch {local_images} as {passes}: predicted peak "
@@ -298,7 +298,7 @@ def reset_memory_peaks(device: torch.device) -> None:
 
 
 def memory_peaks(device: torch.device) -> dict[str, float]:
-    """GiB: the peaks of the stage on a GPU; on a CPU, the largest size of the process since it started."""
+    """Measure the peaks of the stage on a GPU, or the largest size of the process on a CPU, in GiB."""
     if device.type == "cuda":
         return {
             "memory_peak_gib": torch.cuda.max_memory_allocated(device) / GIB,

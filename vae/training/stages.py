@@ -79,7 +79,7 @@ class StageSteps:
 
     @classmethod
     def of(cls, stage: Stage, num_images: int, accumulation_steps: int, world_size: int) -> "StageSteps":
-        """The steps of `stage` on a training set of `num_images`."""
+        """Return the steps of `stage` on a training set of `num_images`."""
         local = stage.batch_size * accumulation_steps
         return cls(stage, steps_per_epoch(num_images, local, world_size), local, local * world_size)
 
@@ -92,7 +92,7 @@ class StageSteps:
         return self.stage.num_epochs * self.per_epoch
 
     def done(self, position: Position) -> int:
-        """Optimizer steps of the stage that are done."""
+        """Return the optimizer steps of the stage that are done."""
         if not is_started(self.stage, position):
             return 0
         if self.stage.num_steps is not None:
@@ -105,7 +105,7 @@ class StageSteps:
         return position.images_in_epoch >= self.per_epoch * self.images
 
     def epochs(self, position: Position) -> float:
-        """Epochs of the run at the position, with a part of the current one."""
+        """Return the epochs of the run at the position, with a part of the current one."""
         if not position.images_in_epoch:
             return position.epoch
         return position.epoch + round(position.images_in_epoch / (self.per_epoch * self.images), 4)
@@ -133,7 +133,7 @@ class StageSteps:
 
 
 def first_stages(config: Config) -> list[Stage]:
-    """The stages of a new run."""
+    """Return the stages of a new run."""
     run = config.run
     if run.progressive:
         planned = parse_progressive(run.progressive, config.model)
@@ -144,7 +144,7 @@ def first_stages(config: Config) -> list[Stage]:
 
 
 def _consecutive(first_epoch: int, first_step: int, stages: Sequence[Stage]) -> list[Stage]:
-    """The stages, of which the first one begins here; after one in steps, the beginning is not known yet."""
+    """Move the stages to this beginning; after one in steps, the beginning is not known yet."""
     moved = []
     for stage in stages:
         moved.append(replace(stage, first_epoch=first_epoch, first_step=first_step))
@@ -153,12 +153,12 @@ def _consecutive(first_epoch: int, first_step: int, stages: Sequence[Stage]) -> 
 
 
 def stages_left(stages: list[Stage], position: Position) -> list[Stage]:
-    """The stages that have not ended, from the current one on."""
+    """Return the stages that have not ended, from the current one on."""
     return list(dropwhile(lambda stage: stage.is_done(position), stages))
 
 
 def current_stage(stages: list[Stage], position: Position) -> Stage | None:
-    """The stage that trains at the position, or None after the last stage."""
+    """Return the stage that trains at the position, or None after the last stage."""
     return next(iter(stages_left(stages, position)), None)
 
 
@@ -184,7 +184,7 @@ def is_started(stage: Stage, position: Position) -> bool:
 def resumed_stages(
     stages: list[Stage], position: Position, config: Config, given: dict[str, Any]
 ) -> tuple[list[Stage], Position]:
-    """Stages and position of a run that resumes from a checkpoint with the `given` flags.
+    """Return the stages and the position of a run that resumes from a checkpoint with the `given` flags.
 
     With the stage's own image size, an unfinished stage is finished, and a finished one is followed by
     another of --num_epochs or --num_steps. With another image size, a new stage begins. `--resume_from
@@ -224,7 +224,7 @@ def _new_stage(
 def _with_given_flags(
     stages: list[Stage], stage: Stage, position: Position, given: dict[str, Any]
 ) -> list[Stage]:
-    """The stages with the given length and --batch_size for the unfinished `stage`."""
+    """Return the stages with the given length and --batch_size for the unfinished `stage`."""
     changed = replace(stage, batch_size=given.get("batch_size", stage.batch_size))
     num_steps, num_epochs = given.get("num_steps"), given.get("num_epochs")
     if num_steps is not None:
@@ -246,7 +246,7 @@ def _with_given_flags(
 def _continued_plan(
     plan: list[Stage], stages: list[Stage], position: Position, config: Config
 ) -> list[Stage]:
-    """The stages that the run has started, then the rest of the plan; UserError if both do not fit."""
+    """Return the stages that the run has started, then the rest of the plan; UserError if they differ."""
     left = stages_left(stages, position)
     started = stages[: len(stages) - len(left)]
     if left and is_started(left[0], position):

@@ -106,7 +106,7 @@ class TrainingState:
 def begin_state(
     config: Config, device: torch.device, fp16: bool, source: VaeFile | None = None
 ) -> TrainingState:
-    """The state before the first step of a new run, on `device`.
+    """Build the state before the first step of a new run, on `device`.
 
     The weights are drawn from --seed, or those of the VAE file of --init_from.
     """
@@ -153,7 +153,7 @@ def begin_state(
 def checkpoint_content(
     state: TrainingState, config: dict[str, Any], samples: dict[str, Any], begun_from: str
 ) -> CheckpointContent:
-    """The content of a checkpoint; the tensors are those of the state, not copies."""
+    """Return the content of a checkpoint; the tensors are those of the state, not copies."""
     return {
         **snapshot(state),
         "run": asdict(state.identity),

@@ -94,7 +94,7 @@ class Stepper:
         )
 
     def _adversarial_factor(self) -> torch.Tensor | None:
-        """The weight of the adversarial term in this step, or None before --disc_start."""
+        """Return the weight of the adversarial term in this step, or None before --disc_start."""
         weight = self.schedule.adversarial_weight(self.state.position.step)
         if weight is None:
             return None
@@ -111,6 +111,6 @@ class Stepper:
 
 
 def _placeholder(channels: int, image_size: int) -> Batch:
-    """One black image, for a process without images in a step."""
+    """Return one black image, for a process without images in a step."""
     key = torch.zeros(1, dtype=torch.int64)
     return Batch(torch.zeros(1, channels, image_size, image_size, dtype=torch.uint8), key, key)

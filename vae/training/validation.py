@@ -54,21 +54,21 @@ class ValidationSet:
         return replace(self, indices=self.images.sample(min(count, self.count)).tolist())
 
     def record(self) -> Any:
-        """The entry of the images in `split.json`."""
+        """Return the entry of the images in `split.json`."""
         record = self.images.record()
         if isinstance(record, dict):
             return self.excluded.without({**record, "used": self.count})
         return self.excluded.without([record[index] for index in self.indices])
 
     def share(self, dist: Distributed) -> Sequence[int]:
-        """The indices of this process's images."""
+        """Return the indices of this process's images."""
         indices = [index for index in self.indices if index not in self.excluded]
         return indices[dist.rank :: dist.world_size]
 
     def batches(
         self, image_size: int, batch_size: int, dist: Distributed, while_waiting: Callable[[], None]
     ) -> Iterator[Batch]:
-        """Centre crops of this process's share: uint8 (B, C, S, S).
+        """Yield centre crops of this process's share: uint8 (B, C, S, S).
 
         `while_waiting` is called during waits for images, and may end them with an exception.
         """
@@ -95,7 +95,7 @@ class ValidationSet:
 def mode_reconstruction(
     model: AutoencoderKL, networks: Networks, noise: NoiseSums | None = None
 ) -> Callable[[torch.Tensor], torch.Tensor]:
-    """A function from images (B, C, H, W) in [-1, 1] to their reconstructions by the posterior's mode.
+    """Return a function from images (B, C, H, W) in [-1, 1] to reconstructions by the posterior's mode.
 
     `noise` gets the posteriors.
     """
@@ -122,7 +122,7 @@ class Slices:
 
     @classmethod
     def of(cls, labels_of_images: dict[int, str | None], dist: Distributed) -> "Slices":
-        """The slices of all processes, from the labels of this one's images."""
+        """Return the slices of all processes, from the labels of this one's images."""
         of_image = {index: label for index, label in labels_of_images.items() if label}
         labels = dist.all_gather_set(set(of_image.values()))
         if not 1 < len(labels) <= MAX_SLICES:
@@ -154,7 +154,7 @@ def slice_record(sums: Sums) -> dict[str, float | str]:
 
 
 def slice_text(record: dict[str, float | str]) -> str:
-    """The worst slice, for the line of a validation."""
+    """Return the worst slice, for the line of a validation."""
     if not record:
         return ""
     worst = printable(str(record["worst_slice"]))
@@ -204,7 +204,7 @@ def sums_of_reconstructions(
 def sums_with_noise(
     model: AutoencoderKL, dtype: torch.dtype, channel_std: torch.Tensor, batches: Iterable[Batch]
 ) -> Sums:
-    """PSNR of images decoded from latents with noise, as the errors of a diffusion model leave it.
+    """Sum the PSNR of images decoded from latents with noise, as the errors of a diffusion model leave it.
 
     `channel_std`: (C,) of the latents. Each image has the same noise every time.
     """
@@ -246,7 +246,7 @@ def validation_line(when: str, metrics: Metrics, precision: str, baseline: Metri
 
 
 def metrics_text(metrics: Metrics, separator: str) -> str:
-    """The loss and the metrics of a validation with their names and units; empty without images."""
+    """Return the loss and the metrics of a validation with their names and units; empty without images."""
     parts = [f"loss {metrics['loss']:.4f}"] if "loss" in metrics else []
     for name, metric in METRICS.items():
         if name in metrics:
@@ -333,7 +333,7 @@ class History:
             self.best_checkpoint_loss = metrics["loss"]
 
     def rise_warning(self, metrics: Metrics, remedy: str, limit: float) -> str | None:
-        """The warning that training has raised the loss above that of the start, once in a stage or phase.
+        """Return the warning that training has raised the loss above the start, once in a stage or phase.
 
         An adversarial phase costs PSNR and SSIM: if LPIPS is not measured, a rise by a share `limit` counts.
         """
@@ -383,7 +383,7 @@ class History:
 
 
 def adversarial_share(metrics: Metrics) -> float:
-    """The share of the adversarial weight in the last step of the validated weights: 0 before the phase."""
+    """Return the adversarial share of the last step of the validated weights: 0 before the phase."""
     return metrics.get("adversarial_share", 0.0)
 
 
@@ -406,6 +406,6 @@ def is_worse(metrics: Metrics, before: Metrics, rise: float) -> bool:
 
 
 def loss_of(metrics: Metrics) -> float:
-    """The loss for comparisons: above all others if no image was usable or a value was not finite."""
+    """Return the loss for comparisons: above all others if no image was usable or a value was not finite."""
     loss = metrics.get("loss", math.nan)
     return math.inf if math.isnan(loss) else loss

@@ -162,7 +162,7 @@ class Validator:
         return values
 
     def _all_slices(self) -> Slices:
-        """The slices of the validation set, whose labels are read once in a stage."""
+        """Return the slices of the validation set, whose labels are read once in a stage."""
         if self._slices is None:
             labels = {index: self.images.images.label(index) for index in self.images.share(self.dist)}
             self._slices = Slices.of(labels, self.dist)
@@ -230,7 +230,7 @@ class Validator:
 
 
 def _speed(measured: Metrics, started: float) -> dict[str, float]:
-    """The throughput of a validation that began at `started`, with decoding and all processes."""
+    """Return the throughput of a validation that began at `started`, with decoding and all processes."""
     return {"images_per_second": measured["images"] / max(1e-9, time.perf_counter() - started)}
 
 
@@ -277,7 +277,7 @@ class SampleGrids:
         console.info(f"out of memory: no sample grid of step {state.position.step}; training is the same")
 
     def _images(self) -> Iterator[torch.Tensor]:
-        """The images of a grid as one uint8 batch (N, C, S, S); no batch if there are none."""
+        """Yield the images of a grid as one uint8 batch (N, C, S, S); no batch if there are none."""
         size, validation_set = self.state.stage.image_size, self.validation_set
         if self.sample_images:
             yield self.sample_images[size]
@@ -318,7 +318,7 @@ def _caption(value: float) -> str:
 
 
 def _tiles(columns: torch.Tensor) -> np.ndarray:
-    """The centres of (N, 3, S, S) in [-1, 1] as uint8 (N, T, T, 3); small ones are enlarged."""
+    """Cut the centres of (N, 3, S, S) in [-1, 1] as uint8 (N, T, T, 3); small ones are enlarged."""
     start = max(0, (columns.shape[-1] - GRID_SIDE) // 2)
     tiles = to_uint8(columns[..., start : start + GRID_SIDE, start : start + GRID_SIDE])
     scale = -(-MIN_TILE // tiles.shape[-1])
@@ -344,7 +344,7 @@ def draw_grid(titles: list[str], rows: list[np.ndarray], captions: list[list[str
 
 
 def load_sample_images(config: Config, stages: Iterable[Stage]) -> dict[int, torch.Tensor]:
-    """The first images of --sample_images by name, for each image size S: uint8 (N, C, S, S).
+    """Load the first images of --sample_images by name, for each image size S: uint8 (N, C, S, S).
 
     Each image is scaled by its shorter side, and its centre is cropped. Raises DataError if the folder
     contains no images or one of them cannot be read.
