@@ -248,7 +248,7 @@ def output_key(output: str) -> str:
 
 
 # ---- Resizing and encoding ---------------------------------------------------------------------------------
-# pyvips takes a seventh of Pillow\'s time. The two agree to 53 dB or better on detailed images.
+# pyvips takes a seventh of Pillow's time. The two agree to 53 dB or better on detailed images.
 
 EXTENSIONS = {"jpeg": ".jpg", "png": ".png", "webp": ".webp"}
 # Larger reductions start with averaging, which leaves at least this factor to Lanczos. With pyvips' default
