@@ -141,6 +141,9 @@ def test_random_trunk_is_always_the_same_and_does_not_change_the_random_state():
     torch.manual_seed(8)
     other = build_perceptual("random", None, torch.float32, "cpu")
     assert all(torch.equal(a, b) for a, b in zip(one.parameters(), other.parameters(), strict=True))
+    kernels = [value for value in one.state_dict().values() if value.shape[2:] == (3, 3)]  # He et al. 2015
+    for weight in kernels:
+        assert weight.std().item() == pytest.approx((2 / weight[0].numel()) ** 0.5, rel=0.1)
     recon, images = image_pair()
     assert (one(recon, images) > 0.01).all()
     assert (gradient(one, recon, images).flatten(1).norm(dim=1) > 0).all()

@@ -9,8 +9,9 @@ import pytest
 import torch
 
 from tests.harness.training_runs import ONE_PROCESS, records, train_on_two_processes, train_short
+from vae.losses.terms import LossTerms, Term
 from vae.system.host import MIB
-from vae.training.recorder import COUNTS, RunningMetrics, comparison, data_record
+from vae.training.recorder import COUNTS, RunningMetrics, comparison, data_record, loss_record
 from vae.training.run import train
 from vae.training.stability import Stability
 
@@ -55,6 +56,13 @@ def test_steps_without_a_usable_image_have_no_loss():
     assert math.isnan(means["mse"])
     assert not Stability().add_record(10, means["mse"], means["mse"])
     assert metrics.speed()["images_per_second"] == 0
+
+
+def test_the_psnr_of_a_record_is_that_of_values_from_minus_one_to_one():
+    terms = LossTerms((Term("kl", "KL", 0.5, torch.sub),))
+    assert loss_record({"mse": 0.04, "kl": 2.0}, terms) == {"loss": 1.0, "kl": 2.0, "psnr": pytest.approx(20)}
+    for mse in (0.0, math.inf, math.nan):
+        assert math.isnan(loss_record({"mse": mse, "kl": 2.0}, terms)["psnr"])
 
 
 @pytest.mark.slow

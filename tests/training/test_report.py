@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from tests.harness.training_runs import ONE_PROCESS, records
-from vae.config.options import SpeedConfig
+from vae.config.options import LossConfig, SpeedConfig, build
 from vae.sampling.order import StreamOrder
 from vae.shards.shard_cache import SPARE_BYTES, ShardCache
 from vae.shards.shard_images import ShardImages
@@ -17,7 +17,13 @@ from vae.system.host import GIB
 from vae.training.datasets import TrainingSet, check_cache
 from vae.training.distributed import Distributed
 from vae.training.early_checks import Command
-from vae.training.report import PROBLEMS_PAGE, device_line, verdict_line
+from vae.training.report import (
+    PROBLEMS_PAGE,
+    command_for_other_programs,
+    device_line,
+    late_discriminator_note,
+    verdict_line,
+)
 from vae.training.run import train
 from vae.training.setup import prepare_run
 
@@ -73,6 +79,14 @@ def test_run_that_max_steps_ends_is_validated_at_its_last_step(tiny, capsys):
     assert [record["step"] for record in validations(tiny)] == [0, 3, 5, 6]
 
 
+def test_a_decoder_of_wan_is_put_into_the_video_vae_for_other_programs():
+    for start, output in (("wan.safetensors", "exported/run.safetensors"), ("wan", "exported/run")):
+        config = build({"family": "wan", "init_from": start})
+        words = command_for_other_programs(Path("run"), config).split()
+        assert words[-4:] == ["--into", start, "--output", output]
+    assert command_for_other_programs(Path("run"), build({})) == ""
+
+
 @pytest.mark.parametrize(
     ("loss", "start", "better", "not_better", "remedy"),
     [
@@ -103,6 +117,19 @@ def test_a_run_that_ends_before_its_adversarial_loss_is_an_error(tiny, start, wa
     assert not Path(given["output_dir"]).exists()
     later = {**given, "progressive": "32:1:4,16:9000steps:4", "max_steps": 1}
     assert prepare_run(Command.of(later), ONE_PROCESS).last_step == 9003
+
+
+def test_max_steps_that_stop_a_run_before_its_adversarial_loss_are_named(tiny, capsys):
+    assert train({**tiny, **DISCRIMINATOR, "disc_start": 0.5, "disc_warmup": 1, "max_steps": 2}) == 0
+    printed = capsys.readouterr().out
+    assert "adversarial from step 4 (discriminator from step 3)" in printed
+    assert "--max_steps 2 stops this run" in printed
+    for weight, step, max_steps, is_noted in (
+        *((0.5, 0, 4, True), (0.5, 0, 5, False), (0.5, 2, 2, False)),
+        *((0.5, 0, None, False), (0.0, 0, 2, False)),
+    ):
+        schedule = SimpleNamespace(loss=LossConfig(adversarial_weight=weight), adversarial_first_step=4)
+        assert (late_discriminator_note(schedule, step, max_steps) is not None) == is_noted
 
 
 def test_run_ends_with_the_verdict_and_labels_values_as_during_training(tiny, capsys):
