@@ -216,7 +216,7 @@ def failures():
     if sys.platform != "win32":  # each of its processes imports PyTorch, which takes minutes
         yield UnsendableError(FULL), "shared memory is full.*--shm-size 8g.*--num_workers 0"
         yield -signal.SIGSEGV, "SIGSEGV.*usually.*prepare_data.py --mode validate.*"
-        yield 1, "one ended .code 1., or use --num_workers 0"
+        yield 1, "one ended .code 1., its own output is above, or use --num_workers 0"
 
 
 @pytest.mark.parametrize(("failure", "line"), list(failures()), ids=repr)

@@ -173,5 +173,6 @@ def cause_of_failure(
     if exit_codes:
         ends = sorted({signal_name(code) or f"code {code}" for code in exit_codes})
         reasons = filter(None, map(_usual_reason, exit_codes))
-        return f"one ended ({', '.join(ends)})" + next((f", {reason}" for reason in reasons), alternative)
+        reason = next(reasons, f"its own output is above{alternative}")
+        return f"one ended ({', '.join(ends)}), {reason}"
     return text + alternative if isinstance(error, OSError | EOFError | UnsentBatchError) else None
