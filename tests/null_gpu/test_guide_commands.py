@@ -1,7 +1,6 @@
 """The training commands of the guide on the null GPU: their flags as written, with smaller sizes."""
 
 import json
-import re
 import shlex
 from pathlib import Path
 
@@ -61,32 +60,14 @@ def words_of(command: str, smaller: str) -> list[str]:
 def train(folder: Path, *commands: list[str], **settings: str) -> str:
     """Run the commands in one process, one after another; returns what they print and log."""
     done = run_on_null_gpu("-c", PROGRAM, str(folder), json.dumps(commands), gib=32, **settings)
-    assert done.stdout.count("\ndone: ") == len(commands)
+    assert done.stdout.count("\ndone: ") == done.stdout.count(", 2 steps, ") == len(commands)
     assert "PyTorch operations replace" not in done.stdout
     return done.stdout + done.stderr
 
 
 def test_commands_train(folder: Path):
-    printed = train(folder, words_of(PRODUCTION, SMALL), words_of(LARGEST, SMALL))
-    assert printed.count(", 2 steps, ") == 2
-    assert printed.count("8 workers") == 2
-    assert printed.count("(NVIDIA GeForce RTX 5090), fp16 with loss scaling, TF32, channels_last\n") == 2
-
-
-def test_compiled_command_trains(folder: Path):
-    """torch.compile traces our kernels' callers once, and neither our operations nor Triton."""
-    printed = train(folder, words_of(COMPILED, SMALL), TORCH_LOGS="graph_breaks,recompiles")
-    assert ", 2 steps, " in printed
-    assert "bf16, TF32, channels_last, compiled" in printed
-    broken = re.findall(r"in user code at (\S+):\d+", printed)
-    files = {Path(file).relative_to(Path(__file__).parents[2]).as_posix() for file in broken}
-    assert files == {"vae/model/layers.py"}
-    assert "Recompiling function" not in printed
-
-
-def test_profiles_and_demo(folder: Path):
-    """As train_rtx5090.sh starts them, whose demo states that it needs no LPIPS."""
-    commands = []
+    """As written, and as train_rtx5090.sh starts profiles and the demo, which needs no LPIPS."""
+    commands = [words_of(PRODUCTION, SMALL), words_of(LARGEST, SMALL)]
     for name in PROFILES:
         command = trainer_command(["--profile", name], has_training_data=True)
         smaller = f"{SMALL} --output_dir outputs/{name}"
@@ -94,4 +75,17 @@ def test_profiles_and_demo(folder: Path):
     demo = ["python", *trainer_command(["--demo"], has_training_data=True)]
     commands.append(words_of(shlex.join(demo), "--image_size 32 --batch_size 2 --max_steps 2"))
     printed = train(folder, *commands)
-    assert printed.count(", 2 steps, ") == len(commands)
+    device = "(NVIDIA GeForce RTX 5090), fp16 with loss scaling, TF32, channels_last\n"
+    assert printed.count(device) >= 2
+    assert printed.count("8 workers") >= 2
+
+
+def test_compiled_command_trains(folder: Path):
+    """torch.compile traces our kernels' callers once, and neither our operations nor Triton."""
+    printed = train(folder, words_of(COMPILED, SMALL), TORCH_LOGS="graph_breaks,recompiles")
+    assert "bf16, TF32, channels_last, compiled" in printed
+    broken = printed.count("Graph break in user code at ")
+    assert (
+        broken == printed.count("wrapped with `torch.compiler.disable`") > 0
+    )  # our operations, nothing else
+    assert "Recompiling function" not in printed
