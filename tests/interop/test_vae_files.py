@@ -339,10 +339,20 @@ def edited_config(tmp_path, **values):
 
 
 @pytest.mark.parametrize(
-    "values", [{"scaling_factor": "large"}, {"norm_num_groups": 0}, {"_class_name": "VQModel"}]
+    ("values", "message"),
+    [
+        ({"scaling_factor": "abc"}, "scaling_factor in config.json is not a number: abc"),
+        (
+            {"scaling_factor": 1.0, "shift_factor": [0.5]},
+            "shift_factor in config.json is not a number: [0.5]",
+        ),
+        ({"scaling_factor": 10**400}, "scaling_factor in config.json is not a number: 1000"),
+        ({"norm_num_groups": 0}, "config.json"),
+        ({"_class_name": "VQModel"}, "config.json"),
+    ],
 )
-def test_invalid_config_is_a_one_line_error(values, tmp_path):
-    assert "config.json" in error_of(edited_config(tmp_path, **values))
+def test_invalid_config_is_a_one_line_error(values, message, tmp_path):
+    assert message in error_of(edited_config(tmp_path, **values))
     (tmp_path / "config.json").write_text("[1, 2]")
     assert "config.json" in error_of(tmp_path)
     tensors = load_file(tmp_path / WEIGHTS_NAME)

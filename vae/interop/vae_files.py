@@ -209,9 +209,22 @@ def _numbers(values: Any, name: str, count: int, where: str) -> tuple[float, ...
         numbers = tuple(map(float, values))
         if len(numbers) == count and all(map(math.isfinite, numbers)):
             return numbers
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         pass
     raise UserError(f"{where}: {name} in config.json is not a list of {count} numbers: {values}")
+
+
+def _number(config: dict[str, Any], name: str, where: str) -> float | None:
+    """The number `name` of config.json, None if it is absent or null; UserError if it is no finite number."""
+    value = config.get(name)
+    if value is None:
+        return None
+    try:
+        if math.isfinite(number := float(value)):
+            return number
+    except (TypeError, ValueError, OverflowError):
+        pass
+    raise UserError(f"{where}: {name} in config.json is not a number: {value}")
 
 
 def _of_channels(
@@ -255,11 +268,7 @@ def latent_scaling(
         return tensors.published_scaling or (None, 0.0)
     if is_folder and config.get("_class_name") == "AutoencoderKL" and "scaling_factor" not in config:
         return PUBLISHED_SCALING["sd"]  # folders of SD 1.x do not contain it
-    scaling, shift = (
-        None if config.get(name) is None else _numbers([config[name]], name, 1, where)[0]
-        for name in ("scaling_factor", "shift_factor")
-    )
-    return scaling, shift or 0.0
+    return _number(config, "scaling_factor", where), _number(config, "shift_factor", where) or 0.0
 
 
 def _from_tensors(located: VaePath, where: str, weights: str, content: Any) -> VaeFile:
