@@ -126,9 +126,11 @@ class VaeCodec:
     def __call__(self, images: torch.Tensor, indices: range) -> list[torch.Tensor | None]:
         """Reconstructions of (B, C, H, W), as floats; None if the network returned NaN or infinity."""
         images = to_float(images.to(self.device))
-        if images.shape not in self._warm_shapes:  # the first call of a shape selects kernels
+        # a GPU selects kernels in the first call of each shape; on a CPU, other shapes would cost double
+        shape = images.shape if self.device.type == "cuda" else torch.Size()
+        if shape not in self._warm_shapes:
             self._decode(self._encode(images).mode(), images.shape[2:])
-            self._warm_shapes.add(images.shape)
+            self._warm_shapes.add(shape)
         posterior = self._timed("encode", lambda: self._encode(images))
         latents = posterior.mode()
         if self.sample_seed is not None:
