@@ -32,7 +32,7 @@ def run(name: str) -> NoReturn:
 
 
 def train(argv: list[str]) -> int:
-    """Parse the flags and train; returns the exit code."""
+    """Parse the flags, and train or do what a flag asks for instead; returns the exit code."""
     from vae.config.flags import parse_flags
     from vae.config.recipes import profile_table
     from vae.system import console

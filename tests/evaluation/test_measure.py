@@ -5,7 +5,7 @@ import torch
 
 from tests.harness.small_vae import write_vae
 from vae.config.trained_vae_flags import EvaluateConfig
-from vae.evaluation.compare import Candidate, on_device
+from vae.evaluation.compare import Row, on_device
 from vae.evaluation.measure import (
     CODECS,
     Metrics,
@@ -61,13 +61,13 @@ def test_fp16_scales_activations_that_it_cannot_represent(tmp_path):
     )
     loaded = load_vae(write_vae(tmp_path / "vae"))
     loaded.autoencoder.encoder.conv_in.weight.mul_(1e4)
-    row = Candidate(VaeResult(name="a", path="a", kind="diffusers", config={}), loaded)
-    found = []
+    row = Row(VaeResult(name="a", path="a", kind="diffusers", config={}), loaded)
+    outputs = []
     for dtype in ("fp32", "fp16"):
         config = EvaluateConfig(vae=("a",), data_path=("b",), output_dir="c", dtype=dtype)
         with on_device(config, row, CPU) as codec:
-            found += codec(images, range(1))
-    assert psnr(found[1][None], found[0][None]).item() > 40  # fp16 alone: infinity
+            outputs += codec(images, range(1))
+    assert psnr(outputs[1][None], outputs[0][None]).item() > 40  # fp16 alone: infinity
 
 
 def test_the_first_call_on_a_cpu_is_repeated_before_it_is_timed(tmp_path):

@@ -114,7 +114,7 @@ def check_given(given: OptionValues) -> None:
 
 
 def with_local_batch(config: Config, processes: int) -> Config:
-    """With the --batch_size that gives --global_batch_size, if it is set; UserError if it does not divide."""
+    """Set the --batch_size that gives --global_batch_size, if any; UserError if it does not divide."""
     whole, accumulation = config.run.global_batch_size, config.run.accumulation_steps
     if whole is None:
         return config

@@ -51,8 +51,8 @@ REPORT_NAME = "report.html"
 
 
 @dataclass
-class Candidate:
-    """One VAE, baseline or classic codec, and its result so far."""
+class Row:
+    """A row of the comparison: one VAE, baseline or classic codec, and its result so far."""
 
     result: VaeResult
     source: LoadedVae | Reconstruct
@@ -150,7 +150,7 @@ def short_names(paths: Sequence[str], flag: str = "--vae") -> list[str]:
     return names
 
 
-def _load_rows(config: EvaluateConfig, device: torch.device) -> list[Candidate]:
+def _load_rows(config: EvaluateConfig, device: torch.device) -> list[Row]:
     """The VAEs, then what they are compared with."""
     rows, latent_shapes = [], []
     for path, name in zip(config.vae, short_names(config.vae), strict=True):
@@ -162,14 +162,14 @@ def _load_rows(config: EvaluateConfig, device: torch.device) -> list[Candidate]:
             kind=loaded.kind,
             config={**loaded.file.shape, **{key: value for key, value in facts.items() if value is not None}},
         )
-        rows.append(Candidate(result, loaded))
+        rows.append(Row(result, loaded))
         latent_shapes.append((loaded.autoencoder.config.z_channels, loaded.autoencoder.downsampling))
     if not config.codecs:
         return rows
     return rows + _reference_rows(latent_shapes, has_alpha=image_channels(rows) == 4)
 
 
-def image_channels(rows: Sequence[Candidate]) -> int:
+def image_channels(rows: Sequence[Row]) -> int:
     """The channels of the images of all VAEs; UserError if they differ."""
     of_vae = {
         row.result.path: row.source.autoencoder.config.image_channels
@@ -185,7 +185,7 @@ def image_channels(rows: Sequence[Candidate]) -> int:
     return channels
 
 
-def _reference_rows(latent_shapes: list[tuple[int, int]], has_alpha: bool) -> list[Candidate]:
+def _reference_rows(latent_shapes: list[tuple[int, int]], has_alpha: bool) -> list[Row]:
     """Bicubic for each downsampling, JPEG and WebP for each latent size. Shapes: (channels, downsampling).
 
     JPEG has no alpha.
@@ -194,19 +194,19 @@ def _reference_rows(latent_shapes: list[tuple[int, int]], has_alpha: bool) -> li
     for factor in sorted({factor for _, factor in latent_shapes}):
         facts: dict[str, Any] = {"reduction": f"{factor}x by area average, enlarged bicubically"}
         result = VaeResult(name=f"bicubic {factor}x", path="", kind="baseline", config=facts)
-        rows.append(Candidate(result, bicubic_reconstruction(factor)))
+        rows.append(Row(result, bicubic_reconstruction(factor)))
     shapes = {bits_per_pixel(*shape): shape for shape in reversed(latent_shapes)}  # the first of each size
     for bits in dict.fromkeys(bits_per_pixel(*shape) for shape in latent_shapes):
         channels, factor = shapes[bits]
         facts = {"bits_per_pixel": bits, "latents": f"{channels} channels, {factor}x downsampling"}
         for name in ("WebP",) if has_alpha else CODECS:
             result = VaeResult(name=f"{name} {bits:g} bit/px", path="", kind="codec", config=facts)
-            rows.append(Candidate(result, classic_codec(name, channels, factor)))
+            rows.append(Row(result, classic_codec(name, channels, factor)))
     return rows
 
 
 def _measure_row(
-    config: EvaluateConfig, row: Candidate, image_set: ImageSet, sizes: tuple[int, ...], metrics: Metrics
+    config: EvaluateConfig, row: Row, image_set: ImageSet, sizes: tuple[int, ...], metrics: Metrics
 ) -> None:
     result = row.result
     with on_device(config, row, metrics.device) as codec:
@@ -227,7 +227,7 @@ def _measure_row(
 
 
 @contextmanager
-def on_device(config: EvaluateConfig, row: Candidate, device: torch.device) -> Iterator[Reconstruct]:
+def on_device(config: EvaluateConfig, row: Row, device: torch.device) -> Iterator[Reconstruct]:
     """The row's reconstruction function; the VAE's weights are on the device until the end."""
     if not isinstance(row.source, LoadedVae):
         yield row.source
@@ -248,7 +248,7 @@ def on_device(config: EvaluateConfig, row: Candidate, device: torch.device) -> I
 
 
 def _write_sample_files(
-    config: EvaluateConfig, rows: list[Candidate], image_set: ImageSet, device: torch.device, folder: Path
+    config: EvaluateConfig, rows: list[Row], image_set: ImageSet, device: torch.device, folder: Path
 ) -> None:
     """Choose the sample images, and write their reconstructions by every row."""
     networks = [row.result.sizes[-1] for row in rows if isinstance(row.source, LoadedVae)]

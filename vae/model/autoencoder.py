@@ -53,7 +53,7 @@ class Posterior:
 
     @classmethod
     def from_moments(cls, moments: Moments) -> "Posterior":
-        """From an encoder's means and log-variances (B, 2Z, H/f, W/f); the result is at least fp32."""
+        """Split an encoder's means and log-variances (B, 2Z, H/f, W/f), in fp32 at least."""
         moments = moments if moments.dtype == torch.float64 else moments.float()
         mean, logvar = moments.chunk(2, dim=1)
         return cls(mean, logvar.clamp(*LOGVAR_RANGE))

@@ -28,8 +28,8 @@ def local_dataset(text: str, flag: str, cache_dir: str | None, val_split: float 
     It is in FOLDER_NAME in --cache_dir. DataError if the hub has no such images, UserError if they cannot be
     read without other flags.
     """
-    from vae.prepare.divide import divided
     from vae.prepare.shard import TRAINING, run_shard
+    from vae.prepare.shard_split import split_shards
 
     name = re.sub(r"[^\w.@-]", "--", text.removeprefix(SCHEME))
     root = Path(cache_dir) if cache_dir else default_folder()
@@ -54,7 +54,7 @@ def local_dataset(text: str, flag: str, cache_dir: str | None, val_split: float 
             if code != 0:
                 raise DataError(f"{flag} {text}: none of its images can be used")
         if val_split:
-            folder = divided(folder, text, val_split)
+            folder = split_shards(folder, text, val_split)
     return str(folder / TRAINING)
 
 

@@ -42,7 +42,7 @@ class Command:
 
     @classmethod
     def of(cls, given: OptionValues) -> "Command":
-        """With the folder of the checkpoint of --resume_from as --output_dir, if none is given."""
+        """Make a command; its default --output_dir is the folder of the checkpoint of --resume_from."""
         resumed = given.get("resume_from")
         if resumed not in (None, "latest"):
             given = {"output_dir": str(Path(resumed).parent), **given}

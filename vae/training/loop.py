@@ -110,7 +110,7 @@ class TrainingLoop:
         with self.recorder, self.profiler as profile_step:
             while end is None and not state.stage.is_done(state.position):
                 # after_step does this, unless a run was resumed after the last step or with larger ones
-                if self._part_is_done():
+                if self._ends_part():
                     self.end_part()
                     continue
                 batches = loader.batches(state.position.epoch, state.position.images_in_epoch // steps.images)
@@ -183,7 +183,7 @@ class TrainingLoop:
             has_risen = self.validator.validate_quickly()
             if has_risen and not self._validation_is_due():
                 self.validator.validate(f"step {step}", self.state.position.epoch)
-        if self._part_is_done():
+        if self._ends_part():
             self.end_part()
         self.begin_phase()
         if options.checkpoint_steps and step % options.checkpoint_steps == 0:
@@ -235,8 +235,8 @@ class TrainingLoop:
         state = self.state
         state.position.epoch, state.position.images_in_epoch, state.rejected = epoch, 0, 0
 
-    def _part_is_done(self) -> bool:
-        """Whether something is due at the position that is no matter of single steps."""
+    def _ends_part(self) -> bool:
+        """Whether an epoch, the stage, or the steps between two validations end at the position."""
         steps, position = self.stepper.schedule.steps, self.state.position
         return steps.epoch_is_done(position) or steps.are_done(position) or self._validation_is_due()
 

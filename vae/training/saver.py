@@ -145,11 +145,11 @@ class Saver:
 
     def __post_init__(self) -> None:
         self.folder = Path(self.config.run.output_dir)
-        self.best_before = _best(self.state)  # the last save
+        self.best_before = _best(self.state)  # the best checkpoint when the last one was saved
         self.saved: tuple[Position, Stage] | None = None  # those of the last checkpoint
 
     def is_due(self, epochs: float) -> bool:
-        """Whether the position after so many epochs of the run is saved for its number or for the time."""
+        """Whether a checkpoint is due after `epochs` of the run: by steps, epochs or the time passed."""
         options, step = self.config.run, self.state.position.step
         if options.checkpoint_steps and step % options.checkpoint_steps == 0:
             return True
@@ -216,8 +216,8 @@ class Saver:
         if metrics:
             state.history.add_checkpoint(name, metrics)
         if self.dist.is_main:
-            is_written = partial(self._after_write, replace(state.position), path, prunes=not doubt)
-            self.writer.save(path, self.content(), is_written)
+            after_write = partial(self._after_write, replace(state.position), path, prunes=not doubt)
+            self.writer.save(path, self.content(), after_write)
         self.saved = replace(state.position), state.stage
         self.saved_at = time.monotonic()
 

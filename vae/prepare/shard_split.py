@@ -1,4 +1,4 @@
-"""Another split of a dataset of `--mode shard`: indexes of its shards, which are not written again."""
+"""Split a dataset of `--mode shard` for validation: new indexes list its shards, which are not copied."""
 
 from pathlib import Path
 
@@ -15,8 +15,8 @@ from vae.prepare.table import SUBSETS, TRAINING, VAL, VALIDATION, Table, choose_
 from vae.shards.dataset_json import Shard, index_path, read_dataset, read_index
 
 
-def divided(copy: Path, input_dir: str, val_split: float) -> Path:
-    """The folder with the datasets of a split, in that of a copy of all images of a source."""
+def split_shards(copy: Path, input_dir: str, val_split: float) -> Path:
+    """Split `copy`, the shards of all images of `input_dir`; returns the folder of the two datasets."""
     root = copy / f"val-{val_split:g}"
     if (root / TRAINING).is_file():
         return root
