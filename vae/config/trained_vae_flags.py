@@ -97,6 +97,9 @@ class EvaluateConfig:
         "also measure what a diffusion model's errors in the latents cost, at the smallest square size: PSNR "
         "after decoding with noise, and the effective rank (docs/evaluate.md)",
     )
+    diagnose: bool = option(
+        False, "also look for a grid, speckles, a colour cast, a border and blur (docs/evaluate.md)"
+    )
     codecs: bool = option(
         True,
         "also measure the bicubic baseline, and JPEG and WebP with as many bytes as the latents in 8 bit",

@@ -16,6 +16,7 @@ import torch
 from vae.config.trained_vae_flags import WHOLE, EvaluateConfig, ExportConfig
 from vae.data.exclude_list import hash_of_list
 from vae.device import DTYPES, is_out_of_memory, pick_device, precision_support, warn_of_slow_bf16
+from vae.evaluation.diagnose import diagnose
 from vae.evaluation.early_checks import COMMAND, RESULTS_NAME
 from vae.evaluation.image_set import CROPS, ImageSet, find_images
 from vae.evaluation.latents import diffusability
@@ -220,6 +221,12 @@ def _measure_row(
                 codec.add_speed(size_result)
         if isinstance(codec, VaeCodec):
             result.latents = codec.latents.facts(codec.model)
+            if config.diagnose:
+                pairs = image_set.batches(sizes[-1], config.batch_size)
+                count = -(-len(image_set.names) // config.batch_size)
+                title = f"{console.printable(result.name)}, defects"
+                tracked = track(pairs, title, count, "batch", keep=False)
+                result.diagnosis = diagnose(codec, (images for _, images in tracked))
             if config.diffusability:
                 square = next(size for size in sizes if size != WHOLE)
                 batches = (images for _, images in image_set.batches(square, 1))

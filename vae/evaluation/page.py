@@ -19,6 +19,8 @@ from vae.evaluation.results import ERROR_GAIN, METRICS, Results, Sample, VaeResu
 from vae.evaluation.tables import (
     Table,
     configuration_tables,
+    diagnosis_lines,
+    diagnosis_table,
     diffusability_table,
     hardest_table,
     latent_table,
@@ -68,6 +70,8 @@ def write_report(results: Results, path: Path) -> None:
         latents=latent_table(results),
         diffusability=diffusability_table(results),
         rank_warnings=rank_lines(results),
+        diagnosis=diagnosis_table(results),
+        diagnosis_verdicts=diagnosis_lines(results),
         configuration=configuration_tables(results),
     )
     replace_text(path, page)

@@ -103,6 +103,7 @@ class VaeResult:
     sizes: list[SizeResult] = field(default_factory=list)
     latents: LatentFacts | None = None
     diffusability: dict[str, float | None] = field(default_factory=dict)  # by measure
+    diagnosis: dict[str, float | None] = field(default_factory=dict)  # by vae.evaluation.diagnose.DEFECTS
     samples: list[Sample] = field(default_factory=list)
     config: dict[str, Any] = field(default_factory=dict)  # the model's shape
 

@@ -7,6 +7,7 @@ from statistics import fmean, stdev
 from typing import Literal
 
 from vae.config.trained_vae_flags import WHOLE
+from vae.evaluation.diagnose import DEFECTS
 from vae.evaluation.latents import RANK, rank_warning
 from vae.evaluation.results import METRICS, PER_IMAGE, Results, VaeResult, mean_psnr
 from vae.system.console import counted, printable
@@ -197,6 +198,18 @@ def diffusability_table(results: Results) -> Table | None:
     return Table(f"Latents for diffusion, {size_name(size)}", [vae.name for vae in vaes], columns)
 
 
+def diagnosis_table(results: Results) -> Table | None:
+    """A column per defect: its measure, of every VAE that was diagnosed."""
+    vaes = [vae for vae in results.vaes if vae.diagnosis]
+    if not vaes:
+        return None
+    columns = {
+        f"{defect.title}, {defect.unit} ↓": number_column([vae.diagnosis[name] for vae in vaes], fixed(2))
+        for name, defect in DEFECTS.items()
+    }
+    return Table(f"Defects, {size_name(results.protocol.sizes[-1])}", [vae.name for vae in vaes], columns)
+
+
 def configuration_tables(results: Results) -> list[Table]:
     """The protocol, the VAEs side by side, the environment, and the images that were left out."""
     protocol = results.protocol
@@ -236,6 +249,8 @@ def _setting(value: object) -> str:
 # ---- The terminal and spreadsheets -------------------------------------------------------------------------
 SPEED = ("encode_images_per_s", "decode_images_per_s", "encode_peak_bytes", "decode_peak_bytes")
 MIN_STANDARD_ERRORS = 2.0  # of the mean difference over images, below which it may be chance (5 %)
+MIN_BLUR_DB = 0.1  # of PSNR above another VAE, whose LPIPS is better by MIN_BLUR_SHARE
+MIN_BLUR_SHARE = 0.1
 MAX_NAMED = 10  # unusable images in the terminal; results.json contains all
 
 
@@ -247,11 +262,12 @@ def terminal_text(results: Results) -> str:
         f"{protocol.posterior}; reconstructions in 8 bit; {protocol.dtype} on {protocol.device}, "
         f"batch size {protocol.batch_size}"
     ]
-    tables = [*quality_tables(results), *speed_tables(results)]
-    for table in [*tables, latent_table(results), diffusability_table(results)]:
+    tables: list[Table | None] = [*quality_tables(results), *speed_tables(results)]
+    tables += [latent_table(results), diffusability_table(results), diagnosis_table(results)]
+    for table in tables:
         if table is not None:
             lines += ["", *aligned(table)]
-    lines += ["", *quality_lines(results), *rank_lines(results)]
+    lines += ["", *quality_lines(results), *rank_lines(results), *diagnosis_lines(results)]
     if results.missing:
         lines += ["", *(f"missing: {name}: {why}" for name, why in results.missing.items())]
     if results.unusable:
@@ -296,6 +312,37 @@ def rank_lines(results: Results) -> list[str]:
         if vae.latents
     )
     return [line for line in warnings if line is not None]
+
+
+def diagnosis_lines(results: Results) -> list[str]:
+    """The defects of each VAE that was diagnosed, with the next step."""
+    lines = []
+    for vae in (vae for vae in results.networks if vae.diagnosis):
+        defects = [
+            f"{defect.title}, {value:.2f} {defect.unit} (from {defect.limit:g} on): {defect.remedy}"
+            for name, defect in DEFECTS.items()
+            if (value := vae.diagnosis[name]) is not None and value >= defect.limit
+        ]
+        name = printable(vae.name)
+        lines += [f"{name}: {defect}" for defect in defects + _blur(vae, results.networks)]
+        lines += [] if defects else [f"{name}: no grid, speckles, cast or border in these images"]
+    return lines
+
+
+def _blur(vae: VaeResult, others: list[VaeResult]) -> list[str]:
+    """Whether PSNR is higher than that of another VAE, and LPIPS worse."""
+    own = vae.sizes[-1].metrics
+    for other in others:
+        metrics = other.sizes[-1].metrics
+        psnr, lpips = ((own[name], metrics[name]) for name in ("psnr", "lpips"))
+        if psnr[0] is None or psnr[1] is None or not lpips[0] or not lpips[1]:
+            continue
+        if psnr[0] - psnr[1] >= MIN_BLUR_DB and lpips[0] / lpips[1] - 1 >= MIN_BLUR_SHARE:
+            return [
+                f"blur, PSNR {psnr[0] - psnr[1]:.2f} dB above {printable(other.name)}, but LPIPS "
+                f"{lpips[0] / lpips[1] - 1:.0%} worse: choose by LPIPS, or raise --perceptual_weight"
+            ]
+    return []
 
 
 def aligned(table: Table) -> list[str]:
