@@ -241,10 +241,29 @@ def test_file_in_use_is_readable_to_the_end(web, cache):
 def test_commands_know_what_others_read_at_once(cache):
     """While these run: a claim ends with its process."""
     other, third = (ShardCache(cache.folder.parent, 1) for _ in range(2))
-    assert (cache.claim(5), other.claim(7), third.claim(1)) == (0, 5, 12)
+    versions = ["0" * 64, "1" * 64, "2" * 64]
+    claims = [
+        c.claim(size, v, 9) for c, size, v in zip((cache, other, third), (5, 7, 1), versions, strict=True)
+    ]
+    assert claims == [5, 5 + 7, 5 + 7 + 1]
     pickle.loads(pickle.dumps(cache))  # as a decoding process gets it
     del other
-    assert cache.claim(5) == 1 + 5
+    assert cache.claim(2, "3" * 64, 9) == 1 + 5 + 2
+
+
+def test_commands_share_the_shards_of_a_dataset(cache):
+    other, third = (ShardCache(cache.folder.parent, 1) for _ in range(2))
+    version = "0" * 64
+    assert cache.claim(5, version, 9) == 5
+    assert other.claim(5, version, 9) == 9
+    assert third.claim(2, "1" * 64, 9) == 9 + 2
+
+
+def test_claims_leave_files_of_others_alone(cache):
+    path = cache.folder / "baggage.claim"
+    path.write_text("a user's")
+    cache.claim(5, "0" * 64, 9)
+    assert path.read_text() == "a user's"
 
 
 def test_shard_that_another_machine_removes_is_fetched_again(web, cache, files):

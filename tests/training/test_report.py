@@ -161,6 +161,7 @@ def test_cache_that_is_too_small_for_the_streams_is_refused(
     free = SimpleNamespace(free=400 * GIB + SPARE_BYTES)
     monkeypatch.setattr("vae.shards.shard_cache.shutil.disk_usage", lambda _folder: free)
     images = object.__new__(ShardImages)
+    monkeypatch.setattr(ShardImages, "version", "0" * 64)
     monkeypatch.setattr(ShardImages, "cached_bytes", np.full(1000, GIB))
     images.cache = ShardCache(tmp_path, cache_gib)
     training_set = TrainingSet(images, StreamOrder([100] * 1000, 64, seed=0))
@@ -172,3 +173,28 @@ def test_cache_that_is_too_small_for_the_streams_is_refused(
         check_cache(training_set, dist)
     for token in expected:
         assert token in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("others", "free_gib", "expected"),
+    [
+        (["0" * 64], 900, None),  # the same dataset, which fits
+        (["1" * 64], 900, "give all --cache_gib 1152"),
+        (["1" * 64], 700, "more than its 700 GiB, and download them again: free some space"),
+    ],
+)
+def test_commands_that_need_a_larger_cache_together_are_warned(
+    others, free_gib, expected, tmp_path, monkeypatch, capsys
+):
+    free = SimpleNamespace(free=free_gib * GIB + SPARE_BYTES)
+    monkeypatch.setattr("vae.shards.shard_cache.shutil.disk_usage", lambda _folder: free)
+    monkeypatch.setattr(ShardImages, "cached_bytes", np.full(600, GIB))
+    caches = []
+    for version in [*others, "0" * 64]:
+        monkeypatch.setattr(ShardImages, "version", version)
+        images = object.__new__(ShardImages)
+        images.cache = ShardCache(tmp_path, 800)
+        caches.append(images.cache)
+        check_cache(TrainingSet(images, StreamOrder([100] * 600, 64, seed=0)), ONE_PROCESS)
+    warnings = "".join(capsys.readouterr())
+    assert expected in warnings if expected else not warnings

@@ -42,6 +42,7 @@ SPARE_BYTES = GIB  # of the disk stay free
 LOCK_DIGITS = 3  # of a SHA-256 name a lock: at most 4096 files, which stay
 _Content = TypeVar("_Content")
 _OWN_NAME = re.compile(r"([0-9a-f]{64})\.(?:tar|npy|[0-9a-f]{8}\.part)")
+_CLAIM_NAME = re.compile(r"(\d+)\.(\d+)\.([0-9a-f]{16})\.[0-9a-f]{8}\.claim")
 
 
 class _File(NamedTuple):
@@ -157,17 +158,23 @@ class ShardCache:
         """The size that all files of this cache may have now: the limit, or less if the disk is full."""
         return self._limit(self._files())
 
-    def claim(self, size: int) -> int:
-        """Note that this process reads `size` bytes at once; returns the bytes that others read.
+    def claim(self, size: int, version: str, dataset_bytes: int) -> int:
+        """Note that this process reads `size` bytes of a dataset at once; returns the bytes that all read.
 
-        The size is in the name of a lock that this process holds until it ends.
+        Processes with the same `version` share its shards, so together they read at most `dataset_bytes`. A
+        claim is the name of a lock that its process holds until it ends.
         """
+        version = version[:16]
+        totals = Counter({(dataset_bytes, version): size})
         with self._lock():
-            held = (path for path in self.folder.glob("*.claim") if not self._is_free(FileLock(path), path))
-            others = sum(int(path.name.partition(".")[0]) for path in held)
-            self._claim = FileLock(self.folder / f"{size}.{secrets.token_hex(4)}.claim")
+            for path in self.folder.glob("*.claim"):
+                name = _CLAIM_NAME.fullmatch(path.name)
+                if name and not self._is_free(FileLock(path), path):
+                    totals[int(name[2]), name[3]] += int(name[1])
+            name_of_claim = f"{size}.{dataset_bytes}.{version}.{secrets.token_hex(4)}.claim"
+            self._claim = FileLock(self.folder / name_of_claim)
             self._claim.acquire()
-        return others
+        return sum(min(total, most) for (most, _), total in totals.items())
 
     def _lock(self, sha256: str = "") -> FileLock:
         """The lock of downloads whose SHA-256 begins alike; without one, of removing files."""

@@ -114,14 +114,17 @@ def check_cache(training_set: TrainingSet, dist: Distributed) -> None:
     here = min(streams, dist.local_world_size * streams_of_process(streams, dist.world_size))
     wanted = float(min(sizes.sum(), shards_at_once(here, window) * sizes.mean()))
     if wanted <= available:
-        is_first_here = dist.rank % dist.local_world_size == 0
-        total = wanted + (cache.claim(int(wanted)) if is_first_here else 0)
+        if dist.rank % dist.local_world_size:  # the first process of a machine does this for all
+            return
+        total = cache.claim(int(wanted), images.version, int(sizes.sum()))
         if total > available:
-            needed = math.ceil(total / GIB)
+            remedy = f"give all --cache_gib {math.ceil(total / GIB)}, or each its own --cache_dir"
+            if available < cache.max_bytes:  # the disk has no more
+                remedy = "free some space, or give each a --cache_dir on its own disk"
             console.warning(
                 f"--cache_dir {cache.folder.parent}: the commands that share it read about "
                 f"{total / GIB:.3g} GiB of shards at once, more than its {available / GIB:.3g} GiB, and "
-                f"download them again: give all --cache_gib {needed}, or each its own --cache_dir"
+                f"download them again: {remedy}"
             )
         return
     disk = f" ({available / GIB:.3g} on this disk)" if available < cache.max_bytes else ""
