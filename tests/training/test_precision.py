@@ -1,5 +1,6 @@
 """Precision, memory layout and compilation change only rounding; kernels are tested with a run's shapes."""
 
+import copy
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -18,6 +19,7 @@ from vae.memory.plan import StepSpec, stage_spec, zero_inputs
 from vae.model.activation_scale import LargestActivation
 from vae.model.autoencoder import AutoencoderKL, set_recompute
 from vae.model.discriminator import Discriminator
+from vae.model.layers import Attention
 from vae.ops import attention, norm
 from vae.step import Networks, compute_gradients
 from vae.system.errors import UserError
@@ -103,6 +105,20 @@ def test_training_goes_on_without_compiling_where_it_fails(tiny, tmp_path, monke
     assert len(losses(tiny, tmp_path / "run", use_torch_compile=True)) > 0
     (line,) = [line for line in capsys.readouterr().out.splitlines() if "--use_torch_compile" in line]
     assert str(cache) in line
+
+
+@pytest.mark.usefixtures("_fresh_compiler")
+@pytest.mark.parametrize("groups", [8, 0])
+def test_copy_of_a_compiled_network_has_its_own_weights(groups):
+    network = Attention(16, groups)
+    compile_in_place(network)
+    copied = copy.deepcopy(network)
+    images = torch.randn(1, 16, 4, 4)
+    expected = copied(images)
+    with torch.no_grad():
+        for parameter in network.parameters():
+            parameter.add_(1)
+    assert torch.equal(copied(images), expected)
 
 
 # --- what compiled networks save for backward -----------------------------------------------------------

@@ -4,6 +4,7 @@ import os
 import time
 from collections.abc import Iterable
 from itertools import islice
+from types import MethodType
 from typing import Any
 
 import torch
@@ -101,8 +102,10 @@ def compile_in_place(network: torch.nn.Module, backend: str = "inductor") -> Non
     torch.compiler.config.cache_key_tag = torch.backends.cpu.get_cpu_capability()
     for part in network.modules():
         if isinstance(part, Attention):  # Triton's JITFunction.warmup returns None if it is traced
-            forward = torch.compiler.disable(part.group_norm.forward)
-            part.group_norm.forward = forward  # type: ignore[method-assign]
+            norm = part.group_norm
+            forward = torch.compiler.disable(type(norm).forward)
+            # A bound method: a copy of the network binds it to its own norm
+            norm.forward = MethodType(forward, norm)  # type: ignore[method-assign]
             part.attend = torch.compiler.disable(part.attend)
         if isinstance(part, COMPILED_PARTS):
             part.compile(dynamic=False, backend=backend)
