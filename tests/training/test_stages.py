@@ -139,6 +139,9 @@ def test_validations_take_about_a_tenth_of_the_time():
     assert due(steps, 16_000, 30) == [*range(10, 101, 10)]  # an epoch has 1000 steps
     assert due(steps, 16_000, 160) == [50, 100]
     assert due(steps, 16_000, 160, val_freq=1) == [100]
+    short = Stage(0, None, 32, 16, num_steps=3)
+    assert due(short, 16_000, 0) == [1, 2, 3]  # without validation images
+    assert due(short, 16_000, 160) == [3]
 
 
 # ---- stages of a resumed run --------------------------------------------------------------------------

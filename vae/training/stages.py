@@ -125,7 +125,7 @@ class StageSteps:
         if done >= self.total:
             return True
         least = math.ceil(val_images / (FORWARDS_PER_IMAGE * VALIDATION_SHARE * self.images))
-        between = max(least, self.total // VALIDATIONS)
+        between = max(1, least, self.total // VALIDATIONS)
         if val_freq is None and self.stage.num_steps is not None and between < self.per_epoch:
             return done > 0 and done % between == 0
         epochs = val_freq or math.ceil(least / self.per_epoch) or 1
