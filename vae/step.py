@@ -258,8 +258,7 @@ def image_terms(
     with torch.no_grad():
         mse = per_image(reconstruction_loss(recon, images, "mse"), count)
     values = {term.name: per_image(term.function(recon, images), count) for term in terms.image}
-    weighted = [term.weight * values[term.name] for term in terms.image]
-    total = reduce(operator.add, weighted)
+    total = reduce(operator.add, [term.weight * values[term.name] for term in terms.image])
     return total, {"mse": mse} | {name: value.detach() for name, value in values.items()}
 
 

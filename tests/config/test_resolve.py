@@ -111,6 +111,7 @@ def test_a_crop_that_is_too_small_for_views_is_one_line():
         ("teacher", {"teacher": "vae"}),
         ("background", {"background": "black", "image_channels": 4}),
         ("reconstruction_weight", {"reconstruction_weight": 0.0, "perceptual_weight": 0.0}),
+        ("mse_weight", {"mse_weight": 0.5, "reconstruction_loss": "mse"}),
         ("disc_start", {"disc_start": 1.5}),
         ("perceptual_weights", {"perceptual_weights": "file", "perceptual_net": "random"}),
         ("variance_weight", {"variance_weight": 0.1, "train_part": "decoder"}),
@@ -121,6 +122,7 @@ def test_options_that_contradict_each_other(flag, given):
         resolve(given)
     allowed = {"crop_scale": (0.1, 1.0), "crop": "resized", "disc_start": 0.5, "perceptual_weights": "file"}
     resolve(allowed)
+    resolve({"reconstruction_weight": 0.0, "perceptual_weight": 0.0, "mse_weight": 0.5})
 
 
 def test_find_lr_is_without_the_adversarial_loss():

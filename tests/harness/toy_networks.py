@@ -116,7 +116,7 @@ def plain_losses(
     mean, logvar = model.encoder(images).chunk(2, dim=1)
     latents = mean + (logvar / 2).exp() * inputs.noise
     recon = model.decoder(latents)
-    pixel = (recon - images).abs().mean()
+    error = recon - images
 
     lpips = 0
     a, b = ((x - trunk.shift) / trunk.scale for x in (recon, images))
@@ -130,13 +130,18 @@ def plain_losses(
     gap = networks.discriminator(images).detach() - networks.discriminator(recon)
     adversarial = gap.square().mean() / 2
     total = (
-        loss.reconstruction_weight * pixel
+        loss.reconstruction_weight * error.abs().mean()
+        + loss.mse_weight * error.square().mean()
         + loss.perceptual_weight * lpips
         + loss.kl_weight * kl
         + inputs.adversarial_factor * adversarial
     )
     for term in networks.terms.image:
-        if term.name not in ("reconstruction", "perceptual"):  # the tests of the others check their formulas
+        if term.name not in (
+            "reconstruction",
+            "mse",
+            "perceptual",
+        ):  # the tests of the others check their formulas
             total = total + term.weight * term.function(recon, images).mean()
     statistics = statistics_of(inputs.running_moments)
     for term in networks.terms.latent:

@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from tests.harness.training_runs import ONE_PROCESS, records, train_on_two_processes, train_short
-from vae.losses.terms import LossTerms, Term
+from vae.config.options import LossConfig
+from vae.losses.terms import LossTerms, Term, build_terms
 from vae.system.host import MIB
 from vae.training.recorder import COUNTS, RunningMetrics, comparison, data_record, loss_record
 from vae.training.run import train
@@ -63,6 +64,14 @@ def test_the_psnr_of_a_record_is_that_of_values_from_minus_one_to_one():
     assert loss_record({"mse": 0.04, "kl": 2.0}, terms) == {"loss": 1.0, "kl": 2.0, "psnr": pytest.approx(20)}
     for mse in (0.0, math.inf, math.nan):
         assert math.isnan(loss_record({"mse": mse, "kl": 2.0}, terms)["psnr"])
+
+
+def test_the_squared_error_is_recorded_if_it_is_a_term():
+    terms = build_terms(LossConfig(mse_weight=0.5, perceptual_weight=0.0), torch.float32, "meta")
+    means = {"mse": 0.04, "reconstruction": 0.1, "kl": 0.0}
+    found = loss_record(means, terms)
+    assert found == {**means, "loss": pytest.approx(0.1 + 0.5 * 0.04), "psnr": pytest.approx(20)}
+    assert terms.image_text == "1 l1 + 0.5 mse"
 
 
 @pytest.mark.slow

@@ -133,6 +133,7 @@ class LossConfig:
 
     reconstruction_loss: str = option("l1", "per-pixel loss of values in [-1, 1]", choices=("l1", "mse"))
     reconstruction_weight: float = term_weight(1.0, "weight of the per-pixel loss", "image", always=True)
+    mse_weight: float = term_weight(0.0, "weight of the mean squared error beside an l1 loss", "image")
     perceptual_weight: float = term_weight(
         1.0, "weight of LPIPS, or of DINOv2's distance; with 0 no network is downloaded", "image"
     )

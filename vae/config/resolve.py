@@ -244,6 +244,10 @@ def check_together(config: Config) -> None:
     if not any(getattr(loss, name) for name in weights):
         listed = " and ".join(f"--{name} 0" for name in weights)
         raise UserError(f"{listed} leave nothing to train: raise one of them")
+    if loss.mse_weight and loss.reconstruction_loss == "mse":
+        raise UserError(
+            f"--mse_weight {loss.mse_weight:g} repeats --reconstruction_loss mse: remove one of them"
+        )
     if loss.disc_start >= 1 and loss.disc_start != int(loss.disc_start):
         raise UserError(
             f"--disc_start {loss.disc_start:g} is neither a share below 1 nor a whole number of steps: use "

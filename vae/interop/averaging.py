@@ -146,7 +146,7 @@ def _recorded(path: str, vae: LoadedVae) -> float:
 def _basis(path: str) -> tuple[Any, ...] | None:
     """The validation images and the loss of a checkpoint's run, if the run recorded them."""
     try:
-        config: Any = read_json(Path(path).parent / "config.json")
+        config: Any = {**vars(LossConfig()), **read_json(Path(path).parent / "config.json")}
         images = str(config["provenance"]["validation"]["version"])
         return images, *(config[name] for name in ("reconstruction_loss", "perceptual_net", *_WEIGHTS))
     except (OSError, ValueError, KeyError, TypeError):

@@ -132,7 +132,8 @@ def loss_record(means: dict[str, float], terms: LossTerms) -> dict[str, float]:
     """Return the weighted loss, its terms and the PSNR of the mean squared error, from means of steps."""
     mse = means["mse"]
     psnr = 10 * math.log10(SQUARED_RANGE / mse) if 0 < mse < math.inf else math.nan
-    shown = {name: value for name, value in means.items() if name != "mse"}
+    hidden = {"mse"}.difference(term.name for term in terms.image)
+    shown = {name: value for name, value in means.items() if name not in hidden}
     return {"loss": terms.weighted_sum(means), **shown, "psnr": psnr}
 
 
