@@ -10,7 +10,7 @@ import pytest
 
 from tests.harness.runs import ROOT
 
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), ROOT / "examples/recipes/README.md"]
 FLAG = re.compile(r"(?<![\w-])--(?!no-`)[a-z][\w-]*")  # not `--no-` alone
 # Flags of other programs that the pages name.
 FOREIGN = {

@@ -1,18 +1,24 @@
 """The scripts in examples/ run as a user runs them, without downloads."""
 
 import csv
+from dataclasses import replace
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from types import ModuleType
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 from sklearn.datasets import load_digits
 
 from tests.harness.runs import ROOT, run_script
-from tests.harness.small_vae import write_vae
+from tests.harness.small_vae import SMALL, write_vae
+from vae.config.flags import parse_flags
+from vae.config.options import flatten
 from vae.system.files import read_json
+from vae.training.early_checks import Command
+from vae.training.resolved_options import machine_of, resolve_options
 
 
 @pytest.mark.slow
@@ -46,6 +52,37 @@ def test_python_api_example(tmp_path, image_folder):
             assert image.size == (80, 72)
     assert (results / "evaluation" / "report.html").exists()
     assert (results / "vae.safetensors").exists()
+
+
+RECIPES = sorted((ROOT / "examples" / "recipes").glob("*.json"))
+
+
+@pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
+def test_a_recipe_trains_a_given_vae_and_flags_override_it(path, tmp_path):
+    vae = write_vae(tmp_path / "vae", shape=replace(SMALL, z_channels=4))
+    words = ["--config", str(path), "--init_from", str(vae), "--learning_rate", "2e-3", "--num_steps", "7"]
+    config = resolve_options(Command(parse_flags(words)), *machine_of(torch.device("cpu"))).config
+    assert (config.optim.learning_rate, config.run.num_steps, config.run.num_epochs) == (2e-3, 7, None)
+    written = {
+        name: value for name, value in read_json(path).items() if name not in ("num_steps", "num_epochs")
+    }
+    differing = {name for name, value in written.items() if flatten(config)[name] != value}
+    assert differing <= {"learning_rate"}
+    assert f"[{path.stem}]({path.name})" in (path.parent / "README.md").read_text(encoding="utf-8")
+
+
+@pytest.mark.slow
+def test_a_recipe_trains(tmp_path, image_folder):
+    """With terms of L1 and MSE, and the adversarial loss."""
+    vae, output = write_vae(tmp_path / "vae"), tmp_path / "run"
+    words = ["--config", "examples/recipes/furception.json", "--init_from", str(vae), "--num_steps", "2"]
+    words += ["--data_path", str(image_folder), "--output_dir", str(output), "--device", "cpu"]
+    words += ["--image_size", "32", "--global_batch_size", "2", "--perceptual_weight", "0"]
+    words += ["--disc_layers", "2", "--disc_warmup", "0"]
+    done = run_script("train_vae.py", *words)
+    assert done.returncode == 0, done.stderr
+    assert "1 l1 + 1 mse" in done.stdout
+    assert (output / "vae").is_dir()
 
 
 @pytest.fixture(scope="module")
