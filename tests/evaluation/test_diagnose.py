@@ -70,6 +70,13 @@ def test_a_defect_is_measured(defect: str, seed: int):
         assert all(value < DEFECTS[name].limit for name, value in others.items()), (strength, values)
 
 
+def test_surroundings_in_parts_are_the_same(monkeypatch):
+    """So a large image needs little memory."""
+    whole = measured("speckles", 200.0)
+    monkeypatch.setattr("vae.evaluation.diagnose.AT_ONCE", 7)
+    assert measured("speckles", 200.0) == whole
+
+
 @pytest.mark.parametrize("seed", range(3))
 def test_a_border_is_measured(seed: int):
     for strength in (1.5, 2, 4):
@@ -95,7 +102,7 @@ def test_a_cast_adds_up_over_rounds():
     assert values["cast"] == pytest.approx(4, abs=0.1)
     assert values["cast_after_rounds"] == pytest.approx(40, abs=1)
     assert values["border"] is not None
-    assert diagnose(lambda images, _: [None] * len(images), [grey])["cast_after_rounds"] is None
+    assert diagnose(lambda images, _: [None] * len(images), [grey]) == dict.fromkeys(DEFECTS)
 
 
 def test_images_without_smooth_regions_are_not_measured():
@@ -120,7 +127,8 @@ def test_verdicts():
         )
         for name, psnr, lpips, defects in (
             ("grid", 30.0, 0.1, {"grid_8": 0.6}),
-            ("fine", 30.0, 0.1, {"grid_8": None}),
+            ("fine", 30.0, 0.1, {}),
+            ("busy", 30.0, 0.1, {"grid_8": None}),
             ("soft", 30.5, 0.2, {}),
         )
     ]
@@ -128,6 +136,7 @@ def test_verdicts():
     assert [line.split(",")[0] for line in lines] == [
         "grid: grid of 8 px",
         "fine: no grid",
+        "busy: not measured: grid of 8 px",
         "soft: blur",
         "soft: no grid",
     ]

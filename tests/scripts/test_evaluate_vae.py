@@ -131,9 +131,11 @@ def test_vae_that_returns_nan_has_no_means_and_a_reason(flags, folder, tmp_path)
     weights["decoder.conv_out.weight"][:] = 3e38  # finite, as files must be, but sums overflow
     save_file(weights, file)
     flags.update({"--vae": [str(broken)]})
-    code, output, _ = run_command(flags)
+    code, output, _ = run_command(flags, "--diagnose")
     assert code == 0
     assert "NaN or infinity for 3 of 3 images" in output
+    assert "broken: not measured: grid of 2 px, " in output
+    assert "missing: defects of broken: " in output
     results = json.loads((tmp_path / "out" / "results.json").read_text())
     assert results["vaes"][0]["sizes"][0]["metrics"]["psnr"] is None
 
@@ -169,10 +171,12 @@ def test_overwrite_replaces_results_and_old_samples(flags, tmp_path):
     code, _, errors = run_command(flags, "--no-codecs")
     assert (code, "--overwrite" in errors) == (78, True)
     flags.update({"--vae": flags["--vae"][:1]})
-    assert run_command(flags, "--overwrite", "--no-codecs", "--diffusability")[0] == 0
+    assert run_command(flags, "--overwrite", "--no-codecs", "--diffusability", "--diagnose")[0] == 0
     results = json.loads((tmp_path / "out" / "results.json").read_text())
     assert 1 <= results["vaes"][0]["diffusability"]["effective rank"] <= 16
-    assert "Latents for diffusion" in (tmp_path / "out" / "report.html").read_text()
+    assert results["vaes"][0]["diagnosis"]["cast"] > 0
+    page = (tmp_path / "out" / "report.html").read_text()
+    assert all(caption in page for caption in ("Latents for diffusion", "Defects, ", "cast after 10 rounds"))
     assert [row["kind"] for row in results["vaes"]] == ["diffusers"]
     assert not old.exists()
     assert mine.exists()

@@ -222,10 +222,9 @@ def _measure_row(
         if isinstance(codec, VaeCodec):
             result.latents = codec.latents.facts(codec.model)
             if config.diagnose:
-                pairs = image_set.batches(sizes[-1], config.batch_size)
-                count = -(-len(image_set.names) // config.batch_size)
+                pairs = image_set.batches(sizes[-1], 1)
                 title = f"{console.printable(result.name)}, defects"
-                tracked = track(pairs, title, count, "batch", keep=False)
+                tracked = track(pairs, title, len(image_set.names), "image", keep=False)
                 result.diagnosis = diagnose(codec, (images for _, images in tracked))
             if config.diffusability:
                 square = next(size for size in sizes if size != WHOLE)
@@ -276,6 +275,10 @@ def _explain_missing(config: EvaluateConfig, results: Results, device: torch.dev
     for vae in results.vaes:
         if config.diffusability and vae.is_network and None in (vae.diffusability or {"": None}).values():
             results.missing[f"latents for diffusion of {vae.name}"] = "NaN or infinity"
+        if None in vae.diagnosis.values():
+            results.missing[f"defects of {vae.name}"] = (
+                "a grid and speckles need smooth regions, a border images above 32 px, all finite results"
+            )
         for result in vae.sizes:
             failed = sum(values["psnr"] is None for values in result.per_image.values())
             if failed:

@@ -323,9 +323,13 @@ def diagnosis_lines(results: Results) -> list[str]:
             for name, defect in DEFECTS.items()
             if (value := vae.diagnosis[name]) is not None and value >= defect.limit
         ]
-        name = printable(vae.name)
-        lines += [f"{name}: {defect}" for defect in defects + _blur(vae, results.networks)]
-        lines += [] if defects else [f"{name}: no grid, speckles, cast or border in these images"]
+        missing = [defect.title for name, defect in DEFECTS.items() if vae.diagnosis[name] is None]
+        found = defects + _blur(vae, results.networks)
+        if missing:
+            found.append(f"not measured: {', '.join(missing)}")
+        elif not defects:
+            found.append("no grid, speckles, cast or border in these images")
+        lines += [f"{printable(vae.name)}: {line}" for line in found]
     return lines
 
 
