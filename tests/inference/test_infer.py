@@ -236,11 +236,14 @@ def test_input_is_never_overwritten(command, odd_image, tmp_path):
 
 def test_inputs_that_differ_in_extension_get_different_results(command, odd_image, tmp_path):
     folder = tmp_path / "twins"
-    folder.mkdir()
-    Image.open(odd_image).save(folder / "a.png")
+    (folder / "inner").mkdir(parents=True)
+    for name in ("a.png", "inner/b.png"):
+        Image.open(odd_image).save(folder / name)
     Image.open(odd_image).convert("L").save(folder / "A.jpg")
     assert command("reconstruct", "--input", folder) == 0
-    assert sorted(path.name for path in (tmp_path / "out").glob("*.png")) == ["A_jpg.png", "a_png.png"]
+    written = (tmp_path / "out").rglob("*.png")
+    names = sorted(path.relative_to(tmp_path / "out").as_posix() for path in written)
+    assert names == ["A_jpg.png", "a_png.png", "inner/b.png"]
     with pytest.raises(UserError, match="would both write"):
         command("reconstruct", "--input", odd_image, odd_image)
     # on a file system that distinguishes them

@@ -45,6 +45,14 @@ def test_newest_checkpoint_has_the_most_steps(three, tmp_path, capsys):
     assert capsys.readouterr().out == ""
 
 
+def test_no_valid_checkpoint_is_an_error(three, tmp_path, capsys):
+    for path in three:
+        os.truncate(path, 100)
+    with pytest.raises(UserError, match=r"--resume_from latest: none of the 3 checkpoints .* valid: restore"):
+        load_newest(tmp_path)
+    assert len(capsys.readouterr().out.splitlines()) == 3
+
+
 @pytest.mark.parametrize("damage", ["truncated", "record"])
 def test_damaged_newest_checkpoint_is_skipped_and_replaced(three, tmp_path, monkeypatch, capsys, damage):
     """Also with a bad sector under it or its SHA-256: the next older one is taken."""

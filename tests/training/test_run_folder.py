@@ -1,5 +1,6 @@
 """A run writes only into its own folder, which no other run can use; the lock dies with its process."""
 
+import errno
 import json
 import os
 import shutil
@@ -82,6 +83,16 @@ def test_lock_removes_temporary_files_of_runs_that_were_killed(tmp_path):
     assert left == {".vae-scratch-mine", "demo", "notes.tmp", "vae"}
     assert not list((tmp_path / "vae").iterdir())
     assert list((tmp_path / "demo").glob(".vae-scratch-*"))
+
+
+def test_file_system_without_locks_is_reported(tmp_path, monkeypatch, capsys):
+    def refuse(*_arguments: object, **_options: object) -> None:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(run_folder.FileLock, "acquire", refuse)
+    with FolderLock() as lock:
+        lock.acquire(tmp_path)
+    assert f"WARNING: --output_dir {tmp_path} cannot be locked ([Errno" in capsys.readouterr().out
 
 
 # ---- real runs -------------------------------------------------------------------------------------------

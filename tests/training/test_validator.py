@@ -199,6 +199,12 @@ def test_it_measures_beside_the_validation_set_and_changes_nothing(tiny, tmp_pat
     assert_same(*steps, "steps")
 
 
+def test_noise_that_hides_the_latents_is_reported_once(tiny, monkeypatch, capsys):
+    monkeypatch.setattr(module, "MAX_SIGMA_OVER_STD", 0.0)
+    assert train({**tiny, "kl_weight": 0.5}) == 0  # with three validations
+    assert "".join(capsys.readouterr()).count("lower --kl_weight (now 0.5)") == 1
+
+
 @pytest.mark.slow
 def test_a_rise_validates_all_images_at_once(tiny, tmp_path, capsys):
     """3 steps per epoch; the steps are too large, so the loss rises."""
