@@ -130,7 +130,7 @@ def _one_line(where: str) -> Iterator[None]:
 
 
 def _reason(error: Exception) -> str:
-    """Say what went wrong on the hub or on the way to it, with the remedy."""
+    """Return what went wrong on the hub or on the way to it, with the remedy."""
     from huggingface_hub import errors
 
     # The cause says why the hub gave nothing, before the cache was searched.

@@ -100,7 +100,7 @@ def claim_run_folder(run: PreparedRun, lock: FolderLock) -> None:
 
 
 def _out_of_memory_line(error: Exception, command: Command) -> str:
-    """Report that memory ran out outside of a step, where no setting of the step helps."""
+    """Return the line about memory that ran out outside of a step, where none of its settings helps."""
     message = str(error).strip().splitlines()
     resume = ""
     if contains_run(command.output_dir):
