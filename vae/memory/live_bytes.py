@@ -47,8 +47,10 @@ class LiveBytes(TorchDispatchMode):
         kwargs = kwargs or {}
         for tensor in _tensors((args, kwargs)):
             self._track(tensor, existed_before=True)
-        # without autograd, composite operations arrive whole: conv2d, reshape
-        if func.namespace == "aten" and func._can_decompose():
+        # without autograd, composite operations arrive whole: conv2d, reshape; not silu_backward, which has a
+        # kernel on real devices
+        has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key
+        if func.namespace == "aten" and func._can_decompose() and not has_kernel(func.name(), "CPU"):
             with self:
                 return func.decompose(*args, **kwargs)
         result = func(*args, **kwargs)
