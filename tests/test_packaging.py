@@ -30,7 +30,7 @@ def requirements_of(name: str) -> list[str]:
 
 def test_requirements_files_contain_only_requirements():
     extras = PYPROJECT["tool"]["setuptools"]["dynamic"]["optional-dependencies"]
-    assert set(extras) == {"dev", "prepare", "remote", "report", "tune", "wandb"}
+    assert set(extras) == {"dev", "diffusers", "prepare", "remote", "report", "tune", "wandb"}
     for name in ("requirements.txt", *(name for files in extras.values() for name in files["file"])):
         requirements = [Requirement(line) for line in requirements_of(name)]
         different = {(one.name, str(one.marker)) for one in requirements}  # Pillow: one line per Python

@@ -256,7 +256,7 @@ def test_latents_of_the_teacher_are_those_of_diffusion_models(family, tmp_path):
     model = wan_model() if family == "wan" else diffusers_model(family, (32, 32), 1)
     model.save_pretrained(tmp_path / "vae")
     loss = LossConfig(perceptual_weight=0.0, teacher=str(tmp_path / "vae"), teacher_weight=2.0)
-    (term,) = terms_of(loss, "tiny", torch.float32, "cpu").teacher
+    (term,) = terms_of(loss, False, torch.float32, "cpu").teacher
     loaded = load_vae(tmp_path / "vae")
     latents = loaded.autoencoder.encode(image()).mode()
     if family in ("sd", "sd3"):
@@ -266,7 +266,7 @@ def test_latents_of_the_teacher_are_those_of_diffusion_models(family, tmp_path):
         expected = F.pixel_shuffle(norm.normalize(latents), norm.patch)
     torch.testing.assert_close(term.function(image()), expected)
     assert term.weight == 2.0
-    (planned,) = terms_of(loss, "tiny", torch.float32, "meta").networks()
+    (planned,) = terms_of(loss, False, torch.float32, "meta").networks()
     sizes = [sum(p.nbytes for p in network.parameters()) for network in (planned, term.function)]
     assert sizes[0] == sizes[1]
 
@@ -277,7 +277,7 @@ def test_a_teacher_with_large_activations_computes_in_fp16(tmp_path):
     model.save_pretrained(tmp_path / "vae")
     loss = LossConfig(perceptual_weight=0.0, teacher=str(tmp_path / "vae"))
     full, half = (
-        terms_of(loss, "tiny", dtype, "cpu").teacher[0].function(image().to(dtype)).float()
+        terms_of(loss, False, dtype, "cpu").teacher[0].function(image().to(dtype)).float()
         for dtype in (torch.float32, torch.float16)
     )
     assert (half - full).abs().max() < 0.05 * full.abs().max()  # without a scale it is not finite

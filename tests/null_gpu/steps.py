@@ -38,6 +38,7 @@ from vae.memory.plan import (  # noqa: E402
 from vae.memory.plan_table import DRIVER_AND_CONTEXT_GIB  # noqa: E402
 from vae.model.activation_scale import scale_activations  # noqa: E402
 from vae.model.autoencoder import AutoencoderKL, set_recompute  # noqa: E402
+from vae.model.diffusers_autoencoder import build_autoencoder  # noqa: E402
 from vae.model.discriminator import Discriminator  # noqa: E402
 from vae.ops.library import KERNEL_KEYS, REPLACED  # noqa: E402
 from vae.optimizers import build_optimizers  # noqa: E402
@@ -88,7 +89,7 @@ def build(config: Config, dtype: torch.dtype) -> Built:
     """The networks and optimizers of vae.training.state, without initial weights."""
     discriminator = None
     with torch.device("meta"):
-        autoencoder = AutoencoderKL(config.model)
+        autoencoder = build_autoencoder(config.model)
         if config.loss.adversarial_weight > 0:
             discriminator = Discriminator(config.loss.disc_channels, config.loss.disc_layers)
     layout = torch.channels_last if config.speed.channels_last else torch.contiguous_format

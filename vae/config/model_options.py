@@ -1,5 +1,6 @@
 """The options of the networks: their architecture and initial weights."""
 
+import json
 from dataclasses import dataclass
 
 from vae.config.declare import option, scaling_option, shift_option
@@ -7,6 +8,23 @@ from vae.config.declare import option, scaling_option, shift_option
 MAX_CHANNELS = 2**16  # of a layer: a hundred times the widest in use, and no tensor overflows its count
 TINY_WIDTH = 64  # channels of every level of --decoder tiny, as in taesd
 TINY_FAMILIES = ("tiny", "taef2", "taesana")
+
+
+@dataclass(frozen=True)
+class DiffusersClass:
+    """What this project must know about a class of diffusers, beside its configuration."""
+
+    is_video: bool  # it computes an image as a video of one frame
+    has_posterior: bool  # the encoder returns a log-variance
+
+
+# Classes of --family diffusers. Each was tried (docs/export.md); vae.interop.families names the others.
+DIFFUSERS_CLASSES = {
+    "AutoencoderDC": DiffusersClass(is_video=False, has_posterior=False),
+    "AutoencoderKLCosmos": DiffusersClass(is_video=True, has_posterior=False),
+    "AutoencoderKLHunyuanImage": DiffusersClass(is_video=False, has_posterior=True),
+    "AutoencoderKLWan": DiffusersClass(is_video=True, has_posterior=True),
+}
 
 
 def tiny_channels(family: str, levels: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
@@ -26,8 +44,11 @@ class ModelConfig:
         "kl",
         "layers of the network; kl: those of AutoencoderKL; wan: those of Wan 2.1 and Qwen-Image, set by "
         "--init_from; tiny: those of AutoencoderTiny (taesd), taef2 and taesana: its variants; each set by "
-        "--init_from or new with --teacher",
-        choices=("kl", "wan", *TINY_FAMILIES),
+        "--init_from or new with --teacher; diffusers: those of its other classes, set by --init_from",
+        choices=("kl", "wan", *TINY_FAMILIES, "diffusers"),
+    )
+    module: str | None = option(
+        None, "class and configuration of --family diffusers as JSON, set by --init_from", metavar="JSON"
     )
     channels: tuple[int, ...] = option(
         (128, 256, 512, 512),
@@ -106,6 +127,16 @@ class ModelConfig:
     def is_tiny(self) -> bool:
         """Whether encoder and decoder are those of a tiny autoencoder."""
         return self.family in TINY_FAMILIES
+
+    @property
+    def has_posterior(self) -> bool:
+        """Whether the encoder has a variance, for the terms of the posterior."""
+        return DIFFUSERS_CLASSES[self.class_name].has_posterior if self.module else not self.is_tiny
+
+    @property
+    def class_name(self) -> str:
+        """The class of --module."""
+        return json.loads(self.module)["_class_name"] if self.module else ""
 
     @property
     def widest(self) -> int:

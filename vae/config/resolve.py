@@ -1,6 +1,7 @@
 """Combine flags, checkpoint, profile and card into one Config, and check it. Pure functions of plain data."""
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
@@ -47,6 +48,9 @@ def resolve(
     if values.get("family") in TINY_FAMILIES:
         _check_tiny(values, given)
         values |= _OF_TINY
+    if module := values.get("module"):
+        _check_module(values, given)
+        values |= {} if ModelConfig(module=module).has_posterior else _NO_POSTERIOR
     if teacher is not None:
         flag = "--init_from" if vae is not None else "--resume_from" if checkpoint is not None else None
         values |= _shape_for_teacher(values, given, teacher, flag)
@@ -134,35 +138,48 @@ def check_encoder(config: Config, given: OptionValues) -> None:
     family = config.model.family
     if config.model.is_tiny and not (config.model.init_from or config.loss.teacher):
         raise UserError(f"--family {family} learns the latents of another VAE: give it with --teacher")
-    if family == "wan" and not config.model.init_from:
+    if family in ("wan", "diffusers") and not config.model.init_from:
         raise UserError(f"--family {family} needs trained weights: give a VAE with --init_from")
     if config.optim.train_part == "decoder" and not config.model.init_from:
         flag = "--train_part" if "train_part" in given else f"--profile {given['profile']}: --train_part"
         raise UserError(f"{flag} decoder needs a trained encoder: give its VAE with --init_from")
 
 
+_NO_POSTERIOR = {"kl_weight": 0.0, "variance_weight": 0.0}
 # An AutoencoderTiny has no KL term, and its latents need no scaling.
-_OF_TINY = {
-    "init": "default",
-    "scaling_factor": 1.0,
-    "shift_factor": 0.0,
-    "kl_weight": 0.0,
-    "variance_weight": 0.0,
-}
+_OF_TINY = {"init": "default", "scaling_factor": 1.0, "shift_factor": 0.0, **_NO_POSTERIOR}
 
 
 def _check_tiny(values: OptionValues, given: OptionValues) -> None:
     """Raise UserError for options that have no effect on an AutoencoderTiny."""
     if values.get("teacher") and values.get("train_part") == "decoder":
         raise UserError("--teacher has no effect with --train_part decoder: remove one of them")
-    for name in ("kl_weight", "variance_weight"):
+    _check_no_posterior(given, "an AutoencoderTiny")
+    names = ("scaling_factor", "shift_factor", *DECODER_SHAPE, "image_channels")
+    _check_own(given, names, "an AutoencoderTiny")
+
+
+def _check_module(values: OptionValues, given: OptionValues) -> None:
+    """Raise UserError for options that have no effect on a network of diffusers."""
+    network = f"the {ModelConfig(module=values['module']).class_name} of diffusers"
+    if not ModelConfig(module=values["module"]).has_posterior:
+        _check_no_posterior(given, network)
+    _check_own(values, (*DECODER_SHAPE, "image_channels", "padding"), network)  # a profile may set them
+    for name, value in (("init", "warm"), ("kernels", "triton")):
+        if given.get(name) == value:
+            raise UserError(f"--{name} {value} has no effect on {network}: omit it")
+
+
+def _check_no_posterior(given: OptionValues, network: str) -> None:
+    for name in _NO_POSTERIOR:
         if given.get(name):
-            raise UserError(
-                f"--{name} {given[name]:g}: the encoder of an AutoencoderTiny has no variance: omit it"
-            )
-    for name in ("scaling_factor", "shift_factor", *DECODER_SHAPE, "image_channels"):
-        if given.get(name) not in (None, getattr(ModelConfig(), name)):
-            raise UserError(f"--{name} {_typed(given[name])}: an AutoencoderTiny has its own: omit it")
+            raise UserError(f"--{name} {given[name]:g}: the encoder of {network} has no variance: omit it")
+
+
+def _check_own(values: OptionValues, names: Sequence[str], network: str) -> None:
+    for name in names:
+        if values.get(name) not in (None, getattr(ModelConfig(), name)):
+            raise UserError(f"--{name} {_typed(values[name])}: {network} has its own: omit it")
 
 
 def tiny_shape(z_channels: int, levels: int, family: str = "tiny") -> OptionValues:

@@ -101,7 +101,7 @@ class LatentMeter:
             downsampling=model.downsampling,
             mean=sampled.mean.tolist(),
             std=sampled.std.tolist(),
-            kl_nats_per_pixel=None if model.config.is_tiny else kl,
+            kl_nats_per_pixel=kl if model.config.has_posterior else None,
             sigma_over_std=_sigma_over_std(log_sigma, std),
             dead_channels=dead.nonzero().flatten().tolist(),
             dead_share=dead.double().mean().item(),

@@ -22,7 +22,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from vae.model.autoencoder import AutoencoderKL, Posterior
-from vae.model.layers import Attention, GroupNorm, NormSiLU
+from vae.model.layers import Attention, NormSiLU
 from vae.model.tiny import TinyDecoder, TinyEncoder
 from vae.ops.attention import attention, attention_blocks
 from vae.system.host import GIB, free_memory
@@ -237,7 +237,7 @@ class Moments:
 class SampledNorm(nn.Module):
     """A GroupNorm with the statistics of samples from the whole image instead of those of its input."""
 
-    def __init__(self, norm: GroupNorm):
+    def __init__(self, norm: nn.GroupNorm):
         super().__init__()
         self.norm = norm
         self.moments = Moments(norm.num_groups)
@@ -264,7 +264,7 @@ def with_sampled_norms(network: AutoencoderKL) -> AutoencoderKL:
     network = copy.deepcopy(network, {id(tensor): tensor for tensor in tensors})
     for module in list(network.modules()):
         for name, norm in list(module.named_children()):
-            if isinstance(norm, GroupNorm):
+            if isinstance(norm, nn.GroupNorm):
                 setattr(module, name, SampledNorm(norm))
     return network
 

@@ -204,7 +204,7 @@ def infer(config: InferConfig, tasks: list[Task]) -> int:
     session = open_session(config)
     console.info(session.headline)
     claim_folder(Path(config.output_dir), COMMAND)
-    if config.mode == "encode" and session.source.constants.scaling is None and session.model.bn is None:
+    if config.mode == "encode" and not session.source.constants.is_known and session.model.bn is None:
         _find_scaling(session, tasks)
     failed = 0
     for task in track(tasks, config.mode, len(tasks), "file"):

@@ -131,7 +131,7 @@ def export(config: ExportConfig) -> None:
     if config.into is not None:
         _write_into(Path(config.into), output, model, config.dtype)
         return
-    needs_scaling = model.bn is None and not (config.is_single or model.config.decoder)
+    needs_scaling = model.bn is None and not (config.is_single or model.config.decoder or model.config.module)
     if needs_scaling and constants.scaling is None:
         raise UserError(
             f"--vae {config.vae[0]} does not contain the scaling of its latents, which diffusers needs: give "
@@ -154,8 +154,9 @@ def _print_result(model: ModelConfig, config: ExportConfig, content: Mapping[str
             "docs/export.md has the lines that change it in diffusers"
         )
     scaling = ""
-    if "scaling_factor" in content and not model.is_tiny:
-        scaling = f", scaling {content['scaling_factor']:.5g}, shift {content['shift_factor']:.5g}"
+    if content.get("scaling_factor") is not None and not model.is_tiny:
+        shift = content.get("shift_factor", 0.0)  # few classes of diffusers know it
+        scaling = f", scaling {content['scaling_factor']:.5g}, shift {shift:.5g}"
     console.info(f"written: {config.output} ({config.dtype}{scaling})")
     if images := DIFFUSERS_IMAGES.get(model.image_channels):
         console.info(
@@ -172,11 +173,17 @@ def _check_flags(model: AutoencoderKL, config: ExportConfig) -> None:
         )
     unfit = ["fold_scaling", "into", "add_quant_conv"]
     is_combined = config.is_single and _taesd_half(config) is None
+    kind = ""
+    if model.config.module:
+        kind = f"the {model.config.class_name} of diffusers, which is written as it is"
+        is_combined = '"scaling_factor"' in model.config.module
+    elif model.config.decoder:
+        kind = "a tiny decoder, which is written alone"
+    elif model.config.is_tiny:
+        kind = "the latents of others"
     if model.config.decoder or not is_combined:  # no program reads a scaling there
         unfit.append("scaling_factor")
-    is_tiny = model.config.decoder or model.config.is_tiny
-    if is_tiny and (flags := [name for name in unfit if getattr(config, name)]):
-        kind = "a tiny decoder, which is written alone" if model.config.decoder else "the latents of others"
+    if kind and (flags := [name for name in unfit if getattr(config, name)]):
         raise UserError(f"--{flags[0]}: --vae {config.vae[0]} has {kind}: omit it")
 
 
@@ -244,7 +251,7 @@ def _measure(
         constants = statistics.constants
         if known.scaling is not None:
             constants = constants._replace(scaling=known.scaling, shift=known.shift)
-        elif model.bn is None and not file.encoder_trained:
+        elif model.bn is None and not known.mean and not file.encoder_trained:
             console.warning(
                 f"--vae {config.vae[0]} does not contain the scaling of its latents, so it is measured on "
                 f"--data_path: a diffusion model that exists knows its own ({published_flags()})"

@@ -1,10 +1,10 @@
 """The families of VAEs that are read and written, by the class in their config.json."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from vae.config.declare import PUBLISHED_SCALING
-from vae.config.model_options import ModelConfig
+from vae.config.model_options import DIFFUSERS_CLASSES, ModelConfig
 from vae.interop.latent_statistics import LatentConstants
 from vae.model.autoencoder import FLUX2_EPS
 from vae.model.tiny import TINY_BLOCKS
@@ -91,8 +91,17 @@ FAMILIES: dict[str, Callable[[ModelConfig], dict[str, Any]]] = {
 }
 
 
+def is_module(config: Mapping[str, Any]) -> bool:
+    """Whether the network of this config.json is computed by diffusers: by no network of our own."""
+    name = config.get("_class_name")
+    is_wan22 = config.get("is_residual") is True or config.get("patch_size") in (2, [2])
+    return name in DIFFUSERS_CLASSES and (name not in FAMILIES or is_wan22)
+
+
 def class_of(model: ModelConfig) -> str:
     """The class as which networks of this shape are written."""
+    if model.module:
+        return model.class_name
     if model.family == "tiny":
         return TINY_CLASS
     if model.family != "kl" or model.decoder:
@@ -108,17 +117,16 @@ def class_of(model: ModelConfig) -> str:
 def check_class(config: Any, where: str, source: str) -> dict[str, Any]:
     """The content of a config.json; UserError with the name `source` if it is for another class."""
     name = config.get("_class_name") if isinstance(config, dict) else type(config).__name__
+    if isinstance(config, dict) and is_module(config):
+        return config
     has_class = name is not None or not isinstance(config, dict)  # a config without one is not refused
     if has_class and (not isinstance(name, str) or name not in FAMILIES):
-        raise UserError(f"{where}: its {source} is for {name}, but only {', '.join(FAMILIES)} are supported")
+        known = ", ".join({**FAMILIES, **DIFFUSERS_CLASSES})
+        raise UserError(f"{where}: its {source} is for {name}, but only {known} are supported")
     layers = [config.get(key, default) for key, default in (("act_fn", "relu"), ("upsample_fn", "nearest"))]
     if name == TINY_CLASS and layers != ["relu", "nearest"]:
         raise UserError(
             f"{where}: its {source} has {' and '.join(layers)}: only relu and nearest are supported"
-        )
-    if config.get("is_residual") is True or config.get("patch_size") in (2, [2]):
-        raise UserError(
-            f"{where}: its {source} is for Wan 2.2, which has other blocks: only Wan 2.1 is supported"
         )
     return config
 
@@ -136,6 +144,8 @@ def comfyui_problem(model: ModelConfig, constants: LatentConstants) -> str | Non
     ComfyUI decides by the number of latent channels, and knows the scaling of its diffusion models only.
     """
     z = model.z_channels
+    if model.module:
+        return f"reads no file with the names of diffusers' {model.class_name}: use its folder with diffusers"
     if model.is_tiny:
         levels = len(model.channels)
         if model.family == "taesana" or levels != 4 or (model.family == "taef2") != (z == TAEF2_CHANNELS):

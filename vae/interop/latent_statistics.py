@@ -29,6 +29,11 @@ class LatentConstants(NamedTuple):
     std: tuple[float, ...] = ()
 
     @property
+    def is_known(self) -> bool:
+        """Whether there are any."""
+        return self.scaling is not None or bool(self.mean)
+
+    @property
     def channels(self) -> dict[str, list[float]]:
         """`latents_mean` and `latents_std` of config.json; empty if they are not known."""
         return {"latents_mean": list(self.mean), "latents_std": list(self.std)} if self.mean else {}

@@ -9,14 +9,16 @@ from vae.interop.vae_path import METRICS_NAME
 from vae.system.files import read_json_lines
 
 _FIGURES = {"psnr": ("PSNR", "{:.2f} dB"), "ssim": ("SSIM", "{:.4f}"), "lpips": ("LPIPS", "{:.4f}")}
+_CONSTANTS = ("scaling_factor", "shift_factor")
 README_NAME = "README.md"
 
 
 def readme(folder: Path, content: Mapping[str, Any], license: str | None, measured: str) -> str:
     """The text for a VAE with `content` as its config.json, and with what `measured_by_run` returned."""
     name = content["_class_name"]
-    shape = f"{content['in_channels']} image channels, {content['latent_channels']} latent channels"
-    constants = [f"{key} {content[key]:.6g}" for key in ("scaling_factor", "shift_factor") if key in content]
+    z_channels = content.get("latent_channels") or content["z_dim"]  # of Wan
+    shape = f"{content.get('in_channels', 3)} image channels, {z_channels} latent channels"
+    constants = [f"{key} {content[key]:.6g}" for key in _CONSTANTS if content.get(key) is not None]
     use = f'from diffusers import {name}\n\nvae = {name}.from_pretrained("{folder.name}")'
     if name == OWN_CLASS:  # the class of no other program
         use = f'import vae\n\nmodel = vae.load_vae("{folder.name}")'

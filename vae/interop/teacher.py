@@ -14,12 +14,13 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from vae.config.model_options import TINY_FAMILIES, ModelConfig
+from vae.config.model_options import ModelConfig
 from vae.config.options import LossConfig, build
 from vae.interop.vae_files import load_vae, read_vae
 from vae.losses.terms import LossTerms, Term, build_terms
 from vae.model.activation_scale import UNKNOWN, scale_activations
 from vae.model.autoencoder import AutoencoderKL
+from vae.model.diffusers_autoencoder import build_autoencoder
 from vae.ops.shapes import Images, Latents
 from vae.system.errors import UserError
 
@@ -69,20 +70,22 @@ class Teacher(nn.Module):
         return (mean - self.facts.shift) * self.facts.scaling
 
 
-def terms_of(loss: LossConfig, family: str, dtype: torch.dtype, device: torch.device | str) -> LossTerms:
+def terms_of(
+    loss: LossConfig, has_posterior: bool, dtype: torch.dtype, device: torch.device | str
+) -> LossTerms:
     """The terms of `build_terms`, and that of the teacher. On the meta device it has no weights.
 
-    An AutoencoderTiny has no posterior, and so no terms of one.
+    A network without a posterior has no terms of one.
     """
     terms = build_terms(loss, dtype, device)
-    if family in TINY_FAMILIES:
+    if not has_posterior:
         terms = terms._replace(latent=())
     if loss.teacher is None:
         return terms
     facts = read_teacher(loss.teacher)
     if torch.device(device).type == "meta":
         with torch.device("meta"):
-            model = AutoencoderKL(facts.model)
+            model = build_autoencoder(facts.model)
     else:
         model = load_vae(Path(loss.teacher), flag="--teacher", needs=("encoder",)).autoencoder
         model.to(device).to(memory_format=torch.channels_last)

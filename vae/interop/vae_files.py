@@ -21,13 +21,14 @@ from vae.interop.checkpoint_file import (
     is_checkpoint,
     verify_checkpoint,
 )
-from vae.interop.families import PADDING_KEY, WAN_MEAN, WAN_STD
+from vae.interop.families import PADDING_KEY, WAN_MEAN, WAN_STD, is_module
 from vae.interop.latent_statistics import LatentConstants
 from vae.interop.parameter_names import BLOCK
 from vae.interop.vae_path import VaePath, locate_vae
-from vae.interop.weight_file import VaeTensors, read_pickle, read_weights
+from vae.interop.weight_file import VaeTensors, read_metadata, read_pickle, read_tensors, read_weights
 from vae.interop.writing import CONFIG_KEY, parse_config, read_config
 from vae.model.autoencoder import AutoencoderKL, widths_fit
+from vae.model.diffusers_autoencoder import build_autoencoder, model_values
 from vae.system.errors import UserError
 
 START_KEY = "start"  # metadata key of the hash in VaeFile.start
@@ -162,7 +163,7 @@ def load_vae(
             "divide all widths, and it contains no number of groups: give a folder with config.json"
         )
     check_fit(config, file.weights, f"{flag} {path}")
-    autoencoder = AutoencoderKL(config)
+    autoencoder = build_autoencoder(config)
     load_weights(autoencoder, file.weights)
     file.weights = {}  # the network has its own copy
     return LoadedVae(autoencoder.eval().requires_grad_(False), file, has_encoder=missing != "encoder")
@@ -272,11 +273,15 @@ def latent_scaling(
 
 
 def _from_tensors(located: VaePath, where: str, weights: str, content: Any) -> VaeFile:
-    file_config = read_config(located.config, where) if located.config else None
-    tensors = read_weights(located, where, weights, content)
-    if file_config is None and CONFIG_KEY in tensors.metadata:
-        file_config = parse_config(tensors.metadata[CONFIG_KEY], where, CONFIG_KEY)
+    file_config = None
+    if located.config is not None:
+        file_config = read_config(located.config, where)
+    elif text := read_metadata(located, where).get(CONFIG_KEY):
+        file_config = parse_config(text, where, CONFIG_KEY)
     config = file_config or {}
+    if is_module(config):
+        return _from_diffusers(located, config, where)
+    tensors = read_weights(located, where, weights, content)
     if is_tiny(tensors.weights):
         _check_encoder_of_tiny(tensors.weights, where)
     z_channels = _latent_channels(tensors.weights)
@@ -308,6 +313,31 @@ def _from_tensors(located: VaePath, where: str, weights: str, content: Any) -> V
         force_upcast=config["force_upcast"] is True if "force_upcast" in config else None,
         start=tensors.metadata.get(START_KEY, ""),
         metadata=tensors.metadata,
+    )
+
+
+def _from_diffusers(located: VaePath, config: dict[str, Any], where: str) -> VaeFile:
+    """The file of a network that diffusers computes."""
+    try:
+        shape, constants = model_values(config)
+    except UserError as error:
+        raise UserError(f"{where}: {error}") from None
+    except Exception as error:  # diffusers checks few values: each raises another type
+        reason = " ".join(str(error).split())[:_MAX_CHARS]
+        raise UserError(f"{where}: diffusers cannot build its {config['_class_name']}: {reason}") from None
+    tensors, metadata = read_tensors(located, where)
+    scaling = _number(constants, "scaling_factor", where)
+    floats = [value.dtype for value in tensors.values() if value.is_floating_point()]
+    z_channels = shape["z_channels"]
+    return VaeFile(
+        kind="diffusers",
+        shape=shape,
+        weights={n: value.float() if value.is_floating_point() else value for n, value in tensors.items()},
+        dtype=floats[0] if floats else torch.float32,
+        constants=LatentConstants(scaling, 0.0, *_of_channels(constants, z_channels, where)),
+        sample_size=None,
+        start=metadata.get(START_KEY, ""),
+        metadata=metadata,
     )
 
 
@@ -400,8 +430,8 @@ def _levels(weights: dict[str, torch.Tensor], part: str, where: str) -> tuple[li
         raise UserError(f"{where} lacks some of {part}: it is no whole VAE, or of another architecture")
     if any(value.dim() == 5 for value in blocks.values()):
         raise UserError(
-            f"{where} is a video VAE: {part} has a time axis, and of these only Wan 2.1 and Qwen-Image are "
-            "supported"
+            f"{where} is a video VAE: {part} has a time axis; without config.json, only Wan 2.1 and "
+            "Qwen-Image are supported: give its folder"
         )
     if any(value.dim() != 4 or 0 in value.shape for value in blocks.values()):
         raise UserError(f"{where} has another shape of {part}: it has no convolutions of images")
@@ -447,7 +477,7 @@ def check_fit(config: ModelConfig, weights: dict[str, torch.Tensor], where: str)
     A file without anything of an encoder or of a decoder fits.
     """
     with torch.device("meta"):
-        model = AutoencoderKL(config)
+        model = build_autoencoder(config)
     absent = PARTS.get(missing_part(weights), ())
     expected, shapes = (
         {name: value.shape for name, value in tensors.items() if not name.startswith(absent)}

@@ -97,6 +97,18 @@ def read_tensors(located: VaePath, where: str) -> tuple[dict[str, torch.Tensor],
     return tensors, metadata
 
 
+def read_metadata(located: VaePath, where: str) -> dict[str, str]:
+    """The metadata of a single safetensors file, without its tensors; empty for others."""
+    if len(located.weights) > 1 or located.format(where) != "safetensors":
+        return {}
+    (path,) = located.weights
+    try:
+        with utf8_path(path) as readable, safe_open(readable, framework="pt") as file:
+            return file.metadata() or {}
+    except (SafetensorError, OSError) as error:
+        raise _damaged(path, where, error) from None
+
+
 def _read(
     located: VaePath, where: str, weights: str = "ema", content: Any = None
 ) -> tuple[dict[str, torch.Tensor], list[str], dict[str, str]]:

@@ -81,6 +81,9 @@ def diffusers_config(
 
     With `force_upcast`, fp16 pipelines run the VAE in fp32.
     """
+    if model.module:
+        config = {**json.loads(model.module), "_diffusers_version": DIFFUSERS_VERSION}
+        return config | ({"scaling_factor": scaling_factor} if "scaling_factor" in config else {})
     name = class_of(model)
     shape = {
         "_class_name": name,
@@ -127,7 +130,9 @@ def write_vae(model: AutoencoderKL, output: Path, plan: WritePlan) -> dict[str, 
         config |= norm_constants(model.bn).channels
     else:
         metadata |= {name: json.dumps(values) for name, values in channels.items()}
-        if len(plan.constants.mean) != SDXL_CHANNELS or plan.channels_were_in_config:
+        if model.config.module:  # its class knows these keys or not
+            config |= {name: values for name, values in channels.items() if name in config}
+        elif len(plan.constants.mean) != SDXL_CHANNELS or plan.channels_were_in_config:
             config |= channels
     weights = stored_weights(model, plan.dtype)
     if not plan.is_single:
@@ -138,7 +143,7 @@ def write_vae(model: AutoencoderKL, output: Path, plan: WritePlan) -> dict[str, 
         if plan.comfyui_scaling is not None:
             scaling, shift = map(torch.tensor, plan.comfyui_scaling)
             weights |= {"vae_scale": scaling, "vae_shift": shift}
-    elif model.config.family != "wan":
+    elif model.config.family == "kl":
         weights = to_compvis(weights, quant_conv_inside=model.bn is not None)
     write_safetensors(output, weights, {**metadata, CONFIG_KEY: json.dumps(config)})
     return config
@@ -150,7 +155,11 @@ def _modelspec(model: AutoencoderKL, plan: WritePlan) -> dict[str, str]:
     values = {
         "sai_model_spec": "1.0.1",
         "architecture": f"{class_of(model.config)}-z{model.config.z_channels}-f{model.encoder_downsampling}",
-        "implementation": "diffusers" if not plan.is_single else TAESD if is_taesd else COMPVIS,
+        "implementation": "diffusers"
+        if not plan.is_single or model.config.module
+        else TAESD
+        if is_taesd
+        else COMPVIS,
         "title": plan.title,
         "resolution": f"{plan.sample_size}x{plan.sample_size}",
     }

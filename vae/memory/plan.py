@@ -15,7 +15,8 @@ from vae.losses.variance import needs_statistics
 from vae.memory.available import CUDA_RESERVE
 from vae.memory.live_bytes import CUBLAS_WORKSPACE, LiveBytes, reserved_bytes
 from vae.model.activation_scale import scale_activations
-from vae.model.autoencoder import AutoencoderKL, set_recompute
+from vae.model.autoencoder import set_recompute
+from vae.model.diffusers_autoencoder import build_autoencoder
 from vae.model.discriminator import Discriminator
 from vae.optimizers import muon_update, parameter_groups
 from vae.step import Networks, StepInputs, compute_gradients, trained_networks
@@ -195,14 +196,14 @@ def _update_bytes(networks: Networks, spec: StepSpec) -> int:
 def meta_networks(spec: StepSpec) -> Networks:
     discriminator = None
     with META:
-        autoencoder = AutoencoderKL(spec.model)
+        autoencoder = build_autoencoder(spec.model)
         set_recompute(autoencoder, spec.recompute)
         if spec.train_part == "decoder":
             autoencoder.freeze_encoder()
         if spec.loss.adversarial_weight > 0:
             discriminator = Discriminator(spec.loss.disc_channels, spec.loss.disc_layers)
     scale_activations(autoencoder, spec.activation_scale)
-    terms = terms_of(spec.loss, spec.model.family, spec.dtype, META)
+    terms = terms_of(spec.loss, spec.model.has_posterior, spec.dtype, META)
     return Networks(autoencoder, discriminator, terms, spec.dtype, spec.channels_last)
 
 

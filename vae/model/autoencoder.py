@@ -325,6 +325,30 @@ class AutoencoderKL(nn.Module):
         others = [self.decode(view.to(dtype)) for function in views for view in function(latents)]
         return self.decode(latents.to(dtype)), mean, logvar, *others
 
+    def set_recompute(self, level: "RecomputeLevel") -> None:
+        """Let backward recompute what the level names, starting with the next forward."""
+        encoder, decoder = self.encoder, self.decoder
+        for module in self.modules():
+            if isinstance(module, ResnetBlock):
+                module.recompute = level.resnets
+        for tiny in (encoder, decoder):
+            if isinstance(tiny, TinyEncoder | TinyDecoder):
+                tiny.checkpointed = level.full_resolution or level.resnets == "block"
+        if isinstance(encoder, Encoder):
+            encoder.mid_block.checkpointed = level.every_resolution
+            for down_block in encoder.down_blocks:
+                down_block.checkpointed = level.every_resolution
+            encoder.down_blocks[0].checkpointed |= level.full_resolution
+            encoder.checkpointed = level.encoder
+        if isinstance(decoder, TinyDecoder):
+            return
+        decoder.mid_block.checkpointed = level.every_resolution
+        for up_block in decoder.up_blocks:
+            up_block.checkpointed = level.every_resolution
+        last = decoder.up_blocks[-1]
+        last.checkpointed |= level.full_resolution
+        last.start_checkpointed = level.every_resolution
+
 
 def _groups(config: ModelConfig) -> int:
     """The groups of all norms; 0: RMS norms, or none."""
@@ -392,25 +416,4 @@ RECOMPUTE_LEVELS = {
 
 def set_recompute(autoencoder: AutoencoderKL, name: str) -> None:
     """Apply the recompute level `name` to the network, starting with its next forward."""
-    level = RECOMPUTE_LEVELS[name]
-    encoder, decoder = autoencoder.encoder, autoencoder.decoder
-    for module in autoencoder.modules():
-        if isinstance(module, ResnetBlock):
-            module.recompute = level.resnets
-    for tiny in (encoder, decoder):
-        if isinstance(tiny, TinyEncoder | TinyDecoder):
-            tiny.checkpointed = level.full_resolution or level.resnets == "block"
-    if isinstance(encoder, Encoder):
-        encoder.mid_block.checkpointed = level.every_resolution
-        for down_block in encoder.down_blocks:
-            down_block.checkpointed = level.every_resolution
-        encoder.down_blocks[0].checkpointed |= level.full_resolution
-        encoder.checkpointed = level.encoder
-    if isinstance(decoder, TinyDecoder):
-        return
-    decoder.mid_block.checkpointed = level.every_resolution
-    for up_block in decoder.up_blocks:
-        up_block.checkpointed = level.every_resolution
-    last = decoder.up_blocks[-1]
-    last.checkpointed |= level.full_resolution
-    last.start_checkpointed = level.every_resolution
+    autoencoder.set_recompute(RECOMPUTE_LEVELS[name])

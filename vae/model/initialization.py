@@ -33,7 +33,7 @@ from torch import nn
 
 from vae.config.model_options import ModelConfig
 from vae.images.channels import FROM_RGB, OPAQUE
-from vae.model.autoencoder import AutoencoderKL, Decoder, Encoder, TinyEncoder
+from vae.model.autoencoder import AutoencoderKL, Decoder, Encoder
 from vae.model.layers import Attention, Conv2d, NormSiLU, ResnetBlock, RMSNormSiLU, weight_and_bias
 
 IMAGES = 24  # 6,144 blocks of 8x8 pixels: 42 per unknown with 16 latent channels
@@ -79,8 +79,8 @@ def initialize(model: AutoencoderKL, init: str, seed: int) -> None:
             if isinstance(module, nn.Conv2d | nn.Linear | nn.GroupNorm):
                 module.reset_parameters()
     with torch.no_grad():
-        if isinstance(model.encoder, TinyEncoder):
-            return  # it has no noise
+        if not isinstance(model.encoder, Encoder):
+            return  # a tiny one has no noise, and those of diffusers begin with trained weights
         if init == "default":
             lower_noise(model.quant_conv or model.encoder.conv_out)
         else:

@@ -82,7 +82,7 @@ def write_export(
     """
     model = state.eval_model
     folder = output_dir / EXPORT_NAME
-    numbers = (constants.scaling, constants.shift, *constants.mean, *constants.std)
+    numbers = (constants.scaling or 0.0, constants.shift, *constants.mean, *constants.std)
     values = torch.tensor(numbers), *model.state_dict().values()
     if not all(bool(torch.isfinite(value.cpu()).all()) for value in values):  # as the file will have them
         raise NonFiniteError(

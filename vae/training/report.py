@@ -252,9 +252,9 @@ def result_lines(
         lines.append(verdict_line(loss, bicubic, start, schedule.remedy))
     if state.most_rejected:
         lines.append(f"skipped {counted(state.most_rejected, 'image')}: {folder / REJECTED_NAME}")
-    shown = f"scaling {constants.scaling:.5g}, shift {constants.shift:.5g}"
-    if config.model.latent_norm:
-        shown = "latent statistics in the file"
+    shown = "latent statistics in the file"
+    if constants.scaling is not None and not config.model.latent_norm:
+        shown = f"scaling {constants.scaling:.5g}, shift {constants.shift:.5g}"
     lines.append(f"VAE     {folder / 'vae'} ({shown}): {export_text(folder, state, schedule)}")
     if command := command_for_other_programs(folder, config):
         lines.append(f"        for other programs: {command}")

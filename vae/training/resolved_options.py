@@ -118,6 +118,8 @@ def _fit(source: VaeFile, model: ModelConfig, where: str) -> None:
         raise UserError(f"{where} has no encoder, which training needs")
     source.fit_decoder(model)
     source.change_image_channels(model.image_channels)
+    if model.module and not source.has_decoder:
+        raise UserError(f"{where} has no decoder, which training needs")
     if model.family == "wan" and not source.has_decoder and not model.decoder:
         raise UserError(
             f"{where} has RMS norms, so no new decoder of channels {' '.join(map(str, model.up_channels))}: "
@@ -139,8 +141,9 @@ def _check_scaling(
         where = f"--resume_from {path}"
         is_known = is_known or content["latent_scaling"] is not None
     if source is not None:
-        is_known = is_known or source.constants.scaling is not None
-    if model.scaling_factor is not None and model.latent_norm:
+        is_known = is_known or source.constants.is_known
+    has_statistics = model.latent_norm or (model.module and '"scaling_factor"' not in model.module)
+    if model.scaling_factor is not None and has_statistics:
         raise UserError(
             f"--scaling_factor {model.scaling_factor:g}: {where} has latent statistics instead: omit it"
         )

@@ -393,7 +393,7 @@ def _continue(state: TrainingState, options: ResolvedOptions) -> None:
 
 def _terms(config: Config, dist: Distributed, dtype: torch.dtype) -> LossTerms:
     """Build the terms of the loss. The main process downloads their weights before others load them."""
-    return dist.main_first(partial(terms_of, config.loss, config.model.family, dtype, dist.device))
+    return dist.main_first(partial(terms_of, config.loss, config.model.has_posterior, dtype, dist.device))
 
 
 def _choose_kernels(config: Config, stages: list[Stage], dtype: torch.dtype, dist: Distributed) -> None:
@@ -419,6 +419,8 @@ def _networks(
     """
     compiled = config.speed.use_torch_compile
     why_not = f"--buckets {config.data.buckets} has several shapes" if config.data.buckets > 1 else None
+    if config.model.module:
+        why_not = f"the {config.model.class_name} of diffusers is not compiled"
     if compiled and (reason := why_not or why_not_compile(dist.device, config.speed.kernels)):
         console.info(f"--use_torch_compile: {reason}; training continues without it, only slower")
         compiled = False

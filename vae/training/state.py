@@ -12,6 +12,7 @@ from vae.interop.latent_statistics import LatentConstants
 from vae.interop.vae_files import VaeFile, load_weights
 from vae.interop.writing import normalize_latents
 from vae.model.autoencoder import AutoencoderKL
+from vae.model.diffusers_autoencoder import build_autoencoder
 from vae.model.discriminator import Discriminator
 from vae.model.initialization import initialize, initialize_decoder
 from vae.optimizers import Optimizers, build_optimizers
@@ -111,7 +112,7 @@ def begin_state(
     The weights are drawn from --seed, or those of the VAE file of --init_from.
     """
     layout = torch.channels_last if config.speed.channels_last else torch.contiguous_format
-    autoencoder = AutoencoderKL(config.model)
+    autoencoder = build_autoencoder(config.model)
     has_warm_start = source is None and config.model.family == "kl"
     initialize(autoencoder, config.model.init if has_warm_start else "default", config.run.seed)
     autoencoder.to(device).to(memory_format=layout)
@@ -136,7 +137,7 @@ def begin_state(
         stage=stages[0],
         fp16=fp16,
     )
-    if source is not None and config.optim.train_part == "decoder" and source.constants.scaling is not None:
+    if source is not None and config.optim.train_part == "decoder" and source.constants.is_known:
         state.latent_constants = source.constants
     state.apply_given_scaling(config)
     if source is not None:
