@@ -100,7 +100,13 @@ def trained(folder, tmp_path, **given):
 @pytest.mark.parametrize("channels", [1, 4])
 def test_a_trained_vae_is_written_and_used(channels, cut_outs, tmp_path):
     """Also with a discriminator, resized crops and augmentations: terms and crops of any channels."""
-    how = {"image_channels": channels, "adversarial_weight": 0.1, "disc_start": 1, "disc_layers": 2}
+    how = {
+        "image_channels": channels,
+        "adversarial_weight": 0.1,
+        "disc_start": 1,
+        "disc_layers": 2,
+        "disc_warmup": 0,
+    }
     how |= {"ssim_weight": 0.3, "equivariance_weight": 0.1, "crop": "resized", "rotate90": True}
     how |= {"color_jitter": [0.1, 0.1, 0.1, 0.05], "save_samples_freq": 1, "num_epochs": 2, "batch_size": 2}
     run = trained(cut_outs, tmp_path, **how)

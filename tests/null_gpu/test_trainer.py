@@ -20,7 +20,7 @@ for given in json.loads(sys.argv[1]):
 import torch
 assert all(segment["is_expandable"] for segment in torch.cuda.memory_snapshot())
 """
-LOSSES = {"adversarial_weight": 0.5, "disc_start": 5, "disc_channels": 8, "disc_layers": 2}
+LOSSES = {"adversarial_weight": 0.5, "disc_start": 5, "disc_warmup": 0, "disc_channels": 8, "disc_layers": 2}
 TWO_STAGES = """
 import contextlib, gc, json, sys
 from vae.system.gpus import set_gpu_memory_variables

@@ -32,7 +32,13 @@ def test_a_step_waits_for_the_other_process_on_the_card_only(image_folder: Path)
 @pytest.mark.parametrize(
     "options",
     [
-        {"adversarial_weight": 0.5, "disc_start": 0, "batch_size": 3, "micro_batch_size": "1"},
+        {
+            "adversarial_weight": 0.5,
+            "disc_start": 0,
+            "disc_warmup": 0,
+            "batch_size": 3,
+            "micro_batch_size": "1",
+        },
         {"batch_size": 2},
     ],
 )

@@ -51,7 +51,13 @@ def folder(image_folder, tmp_path_factory) -> Path:
     diffusers_model("flux", *SMALL).save_pretrained(root / "other")
     save_research(root / "whole.safetensors", research_model("sd", *SMALL))
     duckdb.execute(f"COPY (SELECT 'http://x' AS url) TO '{root / 'urls.parquet'}' (FORMAT parquet)")
-    disc = {"adversarial_weight": 0.5, "disc_start": 0.5, "disc_channels": 8, "disc_layers": 1}
+    disc = {
+        "adversarial_weight": 0.5,
+        "disc_start": 0.5,
+        "disc_warmup": 0,
+        "disc_channels": 8,
+        "disc_layers": 1,
+    }
     run = {**TINY, **disc, "data_path": str(image_folder), "output_dir": str(root / "run"), "num_epochs": 1}
     assert train_vae.main(command_words(run)) == 0
     return root

@@ -195,6 +195,7 @@ def test_training(part, tmp_path, image_folder, capsys):
         "perceptual_weight": 1.0,
         "adversarial_weight": 0.1,
         "disc_start": 1,
+        "disc_warmup": 0,
     }
     losses |= {"disc_channels": 16, "disc_layers": 1, "save_samples_freq": 1}
     losses |= {"buckets": 3} if part == "decoder" else {"equivariance_weight": 0.5}

@@ -29,7 +29,7 @@ RECIPE = {
     "disc_channels": 8,
     "disc_layers": 2,
 }
-ADVERSARIAL = {"adversarial_weight": 0.5, "disc_start": 2, "disc_ramp": 2}
+ADVERSARIAL = {"adversarial_weight": 0.5, "disc_start": 2, "disc_warmup": 0, "disc_ramp": 2}
 
 
 @pytest.mark.parametrize(

@@ -34,7 +34,13 @@ def test_logging_saving_and_memory_settings_change_no_bit(tiny, tmp_path):
 # --- non-finite steps -----------------------------------------------------------------------------------
 
 
-DISCRIMINATOR = {"adversarial_weight": 0.5, "disc_start": 0, "disc_channels": 8, "disc_layers": 2}
+DISCRIMINATOR = {
+    "adversarial_weight": 0.5,
+    "disc_start": 0,
+    "disc_warmup": 0,
+    "disc_channels": 8,
+    "disc_layers": 2,
+}
 
 
 @pytest.mark.slow

@@ -34,6 +34,7 @@ from vae.training.run import train
 ADVERSARIAL = {
     "adversarial_weight": 0.5,
     "disc_start": 2,
+    "disc_warmup": 0,
     "disc_ramp": 2,
     "disc_channels": 8,
     "disc_layers": 2,

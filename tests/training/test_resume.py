@@ -37,6 +37,7 @@ RECIPE = {
     "disc_channels": 8,
     "disc_layers": 1,
     "disc_start": 3,
+    "disc_warmup": 0,
     "disc_ramp": 10,
     "keep_checkpoints": 100,
 }
@@ -178,7 +179,13 @@ def test_checkpoint_of_a_last_step_resumes_before_its_end(
     assert_same_checkpoint(*(load_checkpoint(path / name) for path in (folder, whole)), "checkpoint_freq")
 
 
-DISCRIMINATOR = {"adversarial_weight": 0.5, "disc_channels": 8, "disc_layers": 1, "disc_start": 1}
+DISCRIMINATOR = {
+    "adversarial_weight": 0.5,
+    "disc_channels": 8,
+    "disc_layers": 1,
+    "disc_start": 1,
+    "disc_warmup": 0,
+}
 SHAPE = (
     "channels",
     "layers_per_block",

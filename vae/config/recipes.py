@@ -19,10 +19,6 @@ class Recipe:
 # images (https://huggingface.co/thomaseding/vae-teding-aliased-2024-03). docs/jobs.md has the time.
 DECODER_STEPS = 5000
 
-# An untrained discriminator led a small network away: 26.3 -> 22.1 dB, with 60 steps alone first and a longer
-# ramp it did not (benchmarks/LOG.md, "The adversarial loss").
-DISC_WARMUP = 100
-
 # Losses of sd-vae-ft-ema, which are those of its initial VAE: L1, LPIPS and the adversarial term
 # (https://huggingface.co/stabilityai/sd-vae-ft-ema). The weight is measured: a stronger one costs more than
 # half a dB (benchmarks/LOG.md, "The adversarial loss").
@@ -34,7 +30,6 @@ _DECODER = {
     "num_steps": DECODER_STEPS,
     "adversarial_weight": 0.25,
     "disc_start": 0.5,
-    "disc_warmup": DISC_WARMUP,
     "disc_learning_rate": 1e-4,
 }
 
@@ -54,7 +49,6 @@ RECIPES = {
             "batch_size": 64,
             "adversarial_weight": 0.25,
             "disc_start": 0.5,
-            "disc_warmup": DISC_WARMUP,
             "disc_learning_rate": 5e-5,
         },
     ),
