@@ -1,8 +1,9 @@
-"""Make a strip of reconstructions: a column per image file, the input above its reconstruction.
+"""Make a strip of enlarged details: a column per image file, the original above the images of each VAE.
 
-    python examples/make_strip.py --vae outputs/first/vae --input photos --output strip.jpg
+    python examples/make_strip.py --vae sdxl.safetensors outputs/decoder/vae --input photos --output strip.jpg
 
-Each image is reconstructed in full; the strip shows its centre crop. The script prints every PSNR.
+Each image is reconstructed in full. Its detail is the square in which the first VAE is worst: nobody chooses
+it. The script prints every PSNR.
 """
 
 import argparse
@@ -25,25 +26,31 @@ EXTENSIONS = (".png", ".jpg", ".jpeg", ".webp")
 def parse_arguments() -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--vae", required=True, help="checkpoint, diffusers folder or .safetensors file")
+    parser.add_argument("--vae", required=True, nargs="+", help="checkpoints, folders or .safetensors files")
+    parser.add_argument("--labels", nargs="+", help="a label for each VAE (default: its path)")
     parser.add_argument("--input", required=True, type=Path, help="folder of image files, a column each")
     parser.add_argument("--output", required=True, type=Path, help="JPEG file to write")
-    parser.add_argument("--side", type=int, default=256, help="side of the centre crops, px (default: 256)")
+    parser.add_argument("--side", type=int, default=80, help="side of the details, px (default: 80)")
+    parser.add_argument("--zoom", type=int, default=3, help="enlargement of the details (default: 3)")
     parser.add_argument("--quality", type=int, default=90, help="JPEG quality, 1 to 95 (default: 90)")
-    return parser.parse_args()
+    arguments = parser.parse_args()
+    if len(arguments.labels or arguments.vae) != len(arguments.vae):
+        parser.error(f"--labels has {len(arguments.labels)} labels for {len(arguments.vae)} VAEs")
+    return arguments
 
 
-def psnr(original: np.ndarray, reconstruction: np.ndarray) -> float:
-    """PSNR in dB of two uint8 images."""
-    error = np.mean((original.astype(np.float64) - reconstruction) ** 2)
-    return float(10 * np.log10(255**2 / error))
+def squared_error(original: Image.Image, reconstruction: Image.Image) -> np.ndarray:
+    """The mean over the channels of each pixel, (H, W), of values from 0 to 255."""
+    return np.mean((np.asarray(original, np.float64) - np.asarray(reconstruction)) ** 2, axis=2)
 
 
-def center_crop(image: Image.Image, side: int) -> Image.Image:
-    """The centre of an image as a square of at most `side` px."""
-    side = min(side, *image.size)
-    left, top = (image.width - side) // 2, (image.height - side) // 2
-    return image.crop((left, top, left + side, top + side))
+def worst_square(error: np.ndarray, side: int) -> tuple[int, int, int, int]:
+    """Left, top, right and bottom of the square of `side` px, or less, with the largest error (H, W)."""
+    side = min(side, *error.shape)
+    sums = np.pad(error, ((1, 0), (1, 0))).cumsum(0).cumsum(1)
+    squares = sums[side:, side:] - sums[:-side, side:] - sums[side:, :-side] + sums[:-side, :-side]
+    top, left = divmod(int(squares.argmax()), squares.shape[1])
+    return left, top, left + side, top + side
 
 
 def draw_strip(rows: dict[str, list[Image.Image]], side: int) -> Image.Image:
@@ -65,17 +72,26 @@ def main() -> None:
     paths = sorted(path for path in arguments.input.iterdir() if path.suffix.lower() in EXTENSIONS)
     if not paths:
         sys.exit(f"--input {arguments.input} contains no image files ({' '.join(EXTENSIONS)})")
-    model = vae.load_vae(arguments.vae)
-    rows: dict[str, list[Image.Image]] = {"input": [], "reconstruction": []}
+    models = {
+        label: vae.load_vae(path)
+        for label, path in zip(arguments.labels or arguments.vae, arguments.vae, strict=True)
+    }
+    rows: dict[str, list[Image.Image]] = {label: [] for label in ("original", *models)}
+    side = arguments.side * arguments.zoom
     for path in paths:
         (original,) = vae.to_pil(vae.load_images(path))
-        (reconstruction,) = vae.to_pil(vae.reconstruct(model, original))
-        value = psnr(np.asarray(original), np.asarray(reconstruction))
-        print(f"{path.name}: {original.width}x{original.height} px, PSNR {value:.2f} dB")
-        rows["input"].append(center_crop(original, arguments.side))
-        rows["reconstruction"].append(center_crop(reconstruction, arguments.side))
+        images = {"original": original}
+        for label, model in models.items():
+            (images[label],) = vae.to_pil(vae.reconstruct(model, original))
+        errors = {label: squared_error(original, images[label]) for label in models}
+        for label, error in errors.items():
+            value = 10 * np.log10(255**2 / np.mean(error))
+            print(f"{path.name}: {original.width}x{original.height} px, {label}: PSNR {value:.2f} dB")
+        square = worst_square(next(iter(errors.values())), arguments.side)
+        for label, image in images.items():
+            rows[label].append(image.crop(square).resize((side, side), Image.Resampling.NEAREST))
     arguments.output.parent.mkdir(parents=True, exist_ok=True)
-    draw_strip(rows, arguments.side).save(arguments.output, quality=arguments.quality, optimize=True)
+    draw_strip(rows, side).save(arguments.output, quality=arguments.quality, optimize=True)
     print(f"written: {arguments.output}, {arguments.output.stat().st_size / 1000:.0f} kB")
 
 

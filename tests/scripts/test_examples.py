@@ -21,19 +21,39 @@ from vae.training.early_checks import Command
 from vae.training.resolved_options import machine_of, resolve_options
 
 
+def example(name: str) -> ModuleType:
+    """A script of examples/ as a module."""
+    spec = spec_from_file_location(name, ROOT / "examples" / f"{name}.py")
+    module = module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
 @pytest.mark.slow
-def test_strip_has_a_column_per_image(tmp_path):
+def test_strip_has_a_column_per_image_and_a_row_per_vae(tmp_path):
     images = tmp_path / "images"
     images.mkdir()
     for index, size in enumerate([(40, 32), (24, 48)]):
         Image.linear_gradient("L").resize(size).convert("RGB").save(images / f"{index}.png")
-    vae, output = write_vae(tmp_path / "vae"), tmp_path / "new" / "strip.jpg"
-    words = ["--vae", str(vae), "--input", str(images), "--output", str(output), "--side", "24"]
-    done = run_script("examples/make_strip.py", *words)
+    vae, output = str(write_vae(tmp_path / "vae")), tmp_path / "new" / "strip.jpg"
+    words = ["--vae", vae, vae, "--labels", "before", "after", "--input", str(images), "--side", "16"]
+    done = run_script("examples/make_strip.py", *words, "--zoom", "2", "--output", str(output))
     assert done.returncode == 0, done.stderr
-    assert "0.png: 40x32 px, PSNR " in done.stdout
+    assert "0.png: 40x32 px, before: PSNR " in done.stdout
+    assert "1.png: 24x48 px, after: PSNR " in done.stdout
     with Image.open(output) as strip:
-        assert strip.size == (2 * 24 + 6, 2 * (24 + 24))
+        assert strip.size == (2 * 32 + 6, 3 * (24 + 32))
+
+
+def test_strip_shows_the_worst_square():
+    strip = example("make_strip")
+    error = np.zeros((20, 30))
+    error[5:8, 12] = 1
+    error[19, 0] = 2.5  # a single larger error
+    left, top, right, bottom = strip.worst_square(error, 3)
+    assert (right - left, bottom - top) == (3, 3)
+    assert error[top:bottom, left:right].sum() == 3
+    assert strip.worst_square(error, 50) == (0, 0, 20, 20)
 
 
 @pytest.mark.slow
@@ -126,11 +146,7 @@ def test_latent_classifier_reads_digits(tmp_path, digits):
 
 @pytest.fixture(scope="module")
 def classifier() -> ModuleType:
-    """examples/latent_classifier.py as a module."""
-    spec = spec_from_file_location("latent_classifier", ROOT / "examples" / "latent_classifier.py")
-    module = module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return example("latent_classifier")
 
 
 def test_the_share_of_a_head_is_chosen_on_the_other_folds(classifier):
