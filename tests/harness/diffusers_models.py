@@ -54,6 +54,17 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "latents_std": [1.0] * 24,
     },
 }
+TRAINED = tuple(CONFIGS)
+# Only read and differentiated, because it is like the others.
+CONFIGS |= {
+    "AutoencoderKLKVAE": {
+        "channels": 32,
+        "num_enc_blocks": 1,
+        "num_dec_blocks": 1,
+        "z_channels": 8,
+        "ch_mult": (1, 1, 2, 2),
+    }
+}
 VIDEO = ("AutoencoderKLWan", "AutoencoderKLCosmos")
 
 

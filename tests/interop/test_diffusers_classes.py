@@ -6,10 +6,12 @@ import sys
 
 import pytest
 import torch
+from PIL import Image
 from safetensors.torch import load_file, save_file
 
-from tests.harness.diffusers_models import CONFIGS, build, latents_and_images
-from tests.harness.runs import TINY
+from tests.harness.diffusers_models import CONFIGS, TRAINED, build, latents_and_images
+from tests.harness.runs import TINY, run_here
+from tests.harness.small_vae import write_vae
 from tests.harness.training_runs import (
     assert_same_result,
     assert_weights_close,
@@ -19,6 +21,7 @@ from tests.harness.training_runs import (
 from tests.harness.vae_families import image
 from vae.config.resolve import SHAPE
 from vae.config.trained_vae_flags import ExportConfig
+from vae.inference.codec import MIN_LATENTS, decode_latents, encode_images, pad_to_multiple
 from vae.interop.exporting import export
 from vae.interop.vae_files import load_vae
 from vae.interop.vae_path import WEIGHTS_NAME
@@ -36,9 +39,14 @@ def theirs(request):
     return build(request.param)
 
 
+@pytest.fixture(params=TRAINED)
+def trained(request):
+    return build(request.param)
+
+
 @pytest.fixture
-def given(theirs, image_folder, tmp_path):
-    theirs.save_pretrained(tmp_path / "theirs")
+def given(trained, image_folder, tmp_path):
+    trained.save_pretrained(tmp_path / "theirs")
     places = {"data_path": str(image_folder), "output_dir": str(tmp_path / "run")}
     return {**RUN, **places, "init_from": str(tmp_path / "theirs")}
 
@@ -77,19 +85,19 @@ def test_reconstructions_and_exports_are_those_of_diffusers(theirs, tmp_path):
 
 
 @pytest.mark.slow
-def test_the_decoder_is_trained_and_a_resumed_run_is_the_same(theirs, given, tmp_path):
+def test_the_decoder_is_trained_and_a_resumed_run_is_the_same(trained, given, tmp_path):
     assert train({**given, "train_part": "decoder"}) == 0
-    after = from_diffusers(tmp_path / "run" / "vae", theirs)
-    weights, before = after.state_dict(), theirs.state_dict()
+    after = from_diffusers(tmp_path / "run" / "vae", trained)
+    weights, before = after.state_dict(), trained.state_dict()
     changed = {name for name in before if not torch.equal(weights[name], before[name])}
     assert changed
     assert all(name.startswith(("decoder.", "post_quant_conv.")) for name in changed)
     latents, recon = latents_and_images(after, image())
-    assert torch.equal(latents, latents_and_images(theirs, image())[0])
+    assert torch.equal(latents, latents_and_images(trained, image())[0])
     ours = load_vae(tmp_path / "run" / "vae").autoencoder
     assert torch.equal(ours.decode(latents), recon)
     constants = ("scaling_factor", "latents_mean", "latents_std")
-    assert all(after.config.get(name) == theirs.config.get(name) for name in constants)
+    assert all(after.config.get(name) == trained.config.get(name) for name in constants)
     stopped = {**given, "output_dir": str(tmp_path / "stopped"), "train_part": "decoder"}
     assert train({**stopped, "max_steps": 2}) == 0
     assert train({"output_dir": stopped["output_dir"], "resume_from": "latest"}) == 0
@@ -97,19 +105,19 @@ def test_the_decoder_is_trained_and_a_resumed_run_is_the_same(theirs, given, tmp
 
 
 @pytest.mark.slow
-def test_two_processes_train_what_one_does(theirs, given, tmp_path):
+def test_two_processes_train_what_one_does(trained, given, tmp_path):
     """The whole network, whose latents are then measured."""
     given |= {"num_steps": 2, "learning_rate": 1e-4}
     assert train(given) == 0
     two = {**given, "output_dir": str(tmp_path / "two"), "batch_size": given["batch_size"] // 2}
     train_on_two_processes(two)
     assert_weights_close(*(last_checkpoint(tmp_path / folder) for folder in ("two", "run")))
-    before, config = theirs.config, json.loads((tmp_path / "run" / "vae" / "config.json").read_text())
+    before, config = trained.config, json.loads((tmp_path / "run" / "vae" / "config.json").read_text())
     if "scaling_factor" in config:
         assert config["scaling_factor"] != before["scaling_factor"]
     else:
         assert config["latents_std"] != before["latents_std"]
-    from_diffusers(tmp_path / "run" / "vae", theirs)
+    from_diffusers(tmp_path / "run" / "vae", trained)
 
 
 def test_recompute_levels_give_the_same_gradients(theirs, tmp_path):
@@ -191,3 +199,41 @@ def test_a_wrong_configuration_is_refused_in_a_line(tmp_path):
     path.write_text(json.dumps(config | {"latent_channels": 4}))
     with pytest.raises(UserError, match=r"another shape of decoder.conv_in.weight"):
         load_vae(tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["AutoencoderDC", "AutoencoderKLWan"])
+def test_images_of_any_size_are_encoded_and_decoded(name, tmp_path):
+    """Padded to multiples of the downsampling, and cut; in tiles, which see less of the image."""
+    theirs = build(name)
+    theirs.save_pretrained(tmp_path / "theirs")
+    ours = load_vae(tmp_path / "theirs").autoencoder
+    images = image(384)[:, :, :270, :371]
+    padded = pad_to_multiple(images, ours.downsampling)
+    latents, recon = latents_and_images(theirs, padded)
+    mode = encode_images(ours, images).mode()
+    whole = decode_latents(ours, mode, (270, 371))
+    assert (mode - latents).abs().max() <= 1e-4 * latents.abs().max()  # another memory layout
+    assert (whole - recon[:, :, :270, :371]).abs().max() < 1e-4
+    tiled = decode_latents(ours, mode, (270, 371), tile=ours.downsampling * MIN_LATENTS)
+    assert 0 < (tiled - whole).square().mean() < 0.1 * whole.var()  # random weights; one tile has a fifth
+
+
+@pytest.mark.slow
+def test_a_network_of_diffusers_is_measured_beside_others(image_folder, tmp_path):
+    build("AutoencoderDC").save_pretrained(tmp_path / "dc")
+    write_vae(tmp_path / "own")
+    vaes = ("--vae", tmp_path / "dc", tmp_path / "own", "--data_path", image_folder, "--device", "cpu")
+    words = (*vaes, "--output_dir", tmp_path / "out", "--sizes", "40", "--perceptual_net", "none")
+    assert run_here("evaluate_vae.py", *words).returncode == 0
+    rows = json.loads((tmp_path / "out" / "results.json").read_text())["vaes"][:2]
+    facts = [row["latents"] for row in rows]
+    assert [fact["channels"] for fact in facts] == [8, 16]
+    assert facts[0]["kl_nats_per_pixel"] is None
+    assert facts[1]["kl_nats_per_pixel"] > 0
+    words = ("--vae", tmp_path / "dc", "--input", image_folder, "--output_dir", tmp_path / "z")
+    assert run_here("infer_vae.py", *words, "--mode", "encode", "--device", "cpu").returncode == 0
+    words = ("--vae", tmp_path / "dc", "--input", tmp_path / "z", "--output_dir", tmp_path / "images")
+    assert run_here("infer_vae.py", *words, "--mode", "decode", "--device", "cpu").returncode == 0
+    with Image.open(tmp_path / "images" / "image_00.png") as decoded:
+        assert decoded.size == (48, 40)

@@ -78,6 +78,25 @@ def test_flops_of_matrix_products_forward_and_backward():
     assert counter.flops == 3 * (2 * 16 * 32 * 64)
 
 
+def test_backward_of_silu_is_one_kernel():
+    x = block().requires_grad_()
+    with LiveBytes() as counter:
+        y = torch.nn.functional.silu(x)
+        y.backward(torch.ones_like(y))
+    assert counter.peak == 3 * KIB  # y, its gradient, x.grad
+
+
+def test_convolutions_copy_features_of_another_layout():
+    x = torch.empty(2, 8, 16, 16, device="meta")
+    peaks = []
+    for layout in (torch.contiguous_format, torch.channels_last):
+        weight = torch.empty(8, 8, 1, 1, device="meta").to(memory_format=layout)
+        with LiveBytes() as counter:
+            torch.nn.functional.conv2d(x, weight)
+        peaks.append(counter.peak)
+    assert peaks == [x.nbytes, 2 * x.nbytes]
+
+
 def test_each_device_counts_its_own_storages():
     with FakeTensorMode(), torch.device("cpu"):
         before = torch.empty(1000, device="cuda")

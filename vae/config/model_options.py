@@ -23,6 +23,7 @@ DIFFUSERS_CLASSES = {
     "AutoencoderDC": DiffusersClass(is_video=False, has_posterior=False),
     "AutoencoderKLCosmos": DiffusersClass(is_video=True, has_posterior=False),
     "AutoencoderKLHunyuanImage": DiffusersClass(is_video=False, has_posterior=True),
+    "AutoencoderKLKVAE": DiffusersClass(is_video=False, has_posterior=True),
     "AutoencoderKLWan": DiffusersClass(is_video=True, has_posterior=True),
 }
 

@@ -10,13 +10,14 @@ from vae.system.files import read_json_lines
 
 _FIGURES = {"psnr": ("PSNR", "{:.2f} dB"), "ssim": ("SSIM", "{:.4f}"), "lpips": ("LPIPS", "{:.4f}")}
 _CONSTANTS = ("scaling_factor", "shift_factor")
+_Z_CHANNELS = ("latent_channels", "z_dim", "z_channels")  # the names of several classes
 README_NAME = "README.md"
 
 
 def readme(folder: Path, content: Mapping[str, Any], license: str | None, measured: str) -> str:
     """The text for a VAE with `content` as its config.json, and with what `measured_by_run` returned."""
     name = content["_class_name"]
-    z_channels = content.get("latent_channels") or content["z_dim"]  # of Wan
+    z_channels = next(content[key] for key in _Z_CHANNELS if key in content)
     shape = f"{content.get('in_channels', 3)} image channels, {z_channels} latent channels"
     constants = [f"{key} {content[key]:.6g}" for key in _CONSTANTS if content.get(key) is not None]
     use = f'from diffusers import {name}\n\nvae = {name}.from_pretrained("{folder.name}")'

@@ -9,6 +9,7 @@ from collections.abc import Iterable
 from typing import Any
 
 import torch
+from torch._prims_common import suggest_memory_format
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
@@ -60,6 +61,9 @@ class LiveBytes(TorchDispatchMode):
             self.largest_features = max(self.largest_features, args[0].numel(), result.numel())
         for tensor in _tensors(result):
             self._track(tensor)
+        if size := _layout_copies(func.overloadpacket, args):
+            self.events += [(-1, size), (-1, 0)]  # no storage has this key
+            self.peak = max(self.peak, self.current + size)
         return result
 
     def _track(self, tensor: torch.Tensor, existed_before: bool = False) -> None:
@@ -81,6 +85,18 @@ class LiveBytes(TorchDispatchMode):
         if size:
             self.events.append((key, 0))
         self.current -= size
+
+
+def _layout_copies(func: Any, args: tuple[Any, ...]) -> int:
+    """Bytes of the copies of its inputs that a convolution of cuDNN makes if their memory layouts differ."""
+    aten = torch.ops.aten
+    if func not in (aten.convolution, aten.convolution_backward):
+        return 0
+    *others, features, weight = args[: 2 if func == aten.convolution else 3]
+    layouts = {suggest_memory_format(features), suggest_memory_format(weight)}
+    layout = max(layouts, key=lambda layout: layout != torch.contiguous_format)
+    inputs = (*others, features)
+    return sum(t.numel() * t.itemsize for t in inputs if not t.is_contiguous(memory_format=layout))
 
 
 def _tensors(tree: object) -> list[torch.Tensor]:

@@ -197,6 +197,8 @@ def meta_networks(spec: StepSpec) -> Networks:
     discriminator = None
     with META:
         autoencoder = build_autoencoder(spec.model)
+        if spec.channels_last:  # convolutions copy features of another layout
+            autoencoder.to(memory_format=torch.channels_last)
         set_recompute(autoencoder, spec.recompute)
         if spec.train_part == "decoder":
             autoencoder.freeze_encoder()

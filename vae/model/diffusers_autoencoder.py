@@ -134,26 +134,28 @@ def _without_cache(network: Any) -> None:
 class NetworkShape:
     """What a module of diffusers computes of an image."""
 
-    channels: tuple[int, ...]  # the widest features of each resolution, from the image to the latents
+    channels: tuple[int, ...]  # of each resolution, from the image to the latents
     z_channels: int
     unused: frozenset[str]  # parameters that no image needs: those of later frames
 
 
 @lru_cache(maxsize=8)
-def shape_of(module: str) -> NetworkShape:
+def shape_of(config: str) -> NetworkShape:
     """The shape of a module, found by a step on the meta device; any error of its code if it cannot."""
-    facts = DIFFUSERS_CLASSES[json.loads(module)["_class_name"]]
+    facts = DIFFUSERS_CLASSES[json.loads(config)["_class_name"]]
     with torch.device("meta"):
-        network = build_network(module)
+        network = build_network(config)
         images = torch.zeros(1, 3, PROBE_PX, PROBE_PX)
     widths: dict[int, int] = {}
 
-    def note(_module: nn.Module, _inputs: Any, features: torch.Tensor) -> None:
+    def note(convolution: Any, _inputs: Any, features: torch.Tensor) -> None:
         level = (PROBE_PX // features.shape[-1]).bit_length() - 1
-        widths[level] = max(widths.get(level, 0), features.shape[1])
+        width = min(convolution.weight.shape[:2])  # blocks have wider layers within
+        widths[level] = max(widths.get(level, 0), width)
 
-    for stage in _stages(network):
-        stage.register_forward_hook(note)
+    for module in network.modules():
+        if isinstance(module, nn.Conv2d | nn.Conv3d):
+            module.register_forward_hook(note)
     with torch.enable_grad():
         encoded = network.encode(images.unsqueeze(2) if facts.is_video else images)[0]
         latents = encoded if isinstance(encoded, torch.Tensor) else encoded.mode()
