@@ -25,9 +25,12 @@ class LiveBytes(TorchDispatchMode):
     `kind`: count only storages on devices of this kind, "cuda" or "cpu". Enter it within torch's
     FakeTensorMode, in which tensors may be on devices that do not exist. A copy from one device to the other
     counts on its destination.
+
+    `has_layouts`: tensors have the memory layouts of a card, so copies of another layout that convolutions
+    make are counted. The operations of vae.ops have the layouts on a card only, and need no copies.
     """
 
-    def __init__(self, kind: str | None = None) -> None:
+    def __init__(self, kind: str | None = None, has_layouts: bool = False) -> None:
         super().__init__()
         self.current = 0
         self.peak = 0
@@ -36,6 +39,7 @@ class LiveBytes(TorchDispatchMode):
         self.events: list[tuple[int, int]] = []
         self.largest_features = 0
         self._kind = kind
+        self._has_layouts = has_layouts
         self._sizes: dict[int, int] = {}  # by storage
 
     def __torch_dispatch__(
@@ -61,7 +65,7 @@ class LiveBytes(TorchDispatchMode):
             self.largest_features = max(self.largest_features, args[0].numel(), result.numel())
         for tensor in _tensors(result):
             self._track(tensor)
-        if size := _layout_copies(func.overloadpacket, args):
+        if self._has_layouts and (size := _layout_copies(func.overloadpacket, args)):
             self.events += [(-1, size), (-1, 0)]  # no storage has this key
             self.peak = max(self.peak, self.current + size)
         return result
