@@ -65,6 +65,7 @@ CONFIGS |= {
         "ch_mult": (1, 1, 2, 2),
     }
 }
+CONFIGS = {name: config for name, config in CONFIGS.items() if hasattr(diffusers, name)}  # 0.42 has all
 VIDEO = ("AutoencoderKLWan", "AutoencoderKLCosmos")
 
 
