@@ -184,6 +184,13 @@ def test_evaluation_measures_all_pixels(tmp_path, image_folder):
 # ---- Training --------------------------------------------------------------------------------------------
 
 
+def test_a_decoder_that_is_enlarged_is_trained_as_a_warm_start(tmp_path):
+    """A trained VAE gets a rate at which four pixels of a position hardly become different."""
+    for file, scale in ((read_vae(write_vae(tmp_path / "vae")), 2), (read_vae(trained(tmp_path)), 1)):
+        file.fit_decoder(replace(SMALL, decoder_scale=scale))
+        assert file.is_trained == (scale == 1)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("part", ["decoder", "all"])
 def test_training(part, tmp_path, image_folder, capsys):

@@ -57,7 +57,7 @@ class VaeFile:
     step: int | None = None  # optimizer step of a checkpoint
     start: str = ""  # hash of the weights with which its training began; "": not known
     encoder_trained: bool = False  # a checkpoint of a run that changes its latents
-    learns_alpha: bool = False  # its decoder writes alpha 1 until it is trained
+    learns_more: bool = False  # its decoder returns alpha 1, or repeated pixels, until it is trained
     metadata: dict[str, str] = field(default_factory=dict)  # of a safetensors file
 
     @property
@@ -68,7 +68,7 @@ class VaeFile:
     @property
     def is_trained(self) -> bool:
         """Whether it reconstructs its images."""
-        return self.has_decoder and not self.learns_alpha
+        return self.has_decoder and not self.learns_more
 
     def fit_decoder(self, model: ModelConfig) -> None:
         """Give the decoder the scale of that of `model`; remove its weights if the shape differs otherwise.
@@ -86,6 +86,7 @@ class VaeFile:
                 continue
             rows = self.weights[name].unflatten(0, (-1, own.up_scale**2)).mean(1)
             self.weights = {**self.weights, name: rows.repeat_interleave(model.up_scale**2, dim=0)}
+            self.learns_more = model.up_scale > own.up_scale
 
     def change_image_channels(self, channels: int) -> None:
         """Give an RGB VAE alpha, or make it grey: it computes the same as before of opaque or grey images.
@@ -112,7 +113,7 @@ class VaeFile:
                 rows = rows + opaque[:, None] if name.endswith("bias") else rows
                 weights[name] = rows.flatten(0, 1)
         self.shape["image_channels"] = channels
-        self.learns_alpha = bool(opaque.any())
+        self.learns_more |= bool(opaque.any())
 
 
 @dataclass
