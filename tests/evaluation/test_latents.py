@@ -25,7 +25,7 @@ def gather(mean: torch.Tensor, logvar: torch.Tensor, family: str = "kl"):
     meter = LatentMeter(mean.shape[1])
     for part in range(len(mean)):
         meter.add(Posterior(mean[part : part + 1], logvar[part : part + 1]))
-    config = SimpleNamespace(z_channels=mean.shape[1], is_tiny=family == "tiny")
+    config = SimpleNamespace(z_channels=mean.shape[1], has_posterior=family != "tiny")
     model = SimpleNamespace(config=config, downsampling=8)
     return meter.facts(model)
 
