@@ -112,6 +112,7 @@ def test_a_crop_that_is_too_small_for_views_is_one_line():
         ("background", {"background": "black", "image_channels": 4}),
         ("reconstruction_weight", {"reconstruction_weight": 0.0, "perceptual_weight": 0.0}),
         ("mse_weight", {"mse_weight": 0.5, "reconstruction_loss": "mse"}),
+        ("module", {"module": "no JSON"}),
         ("disc_start", {"disc_start": 1.5}),
         ("perceptual_weights", {"perceptual_weights": "file", "perceptual_net": "random"}),
         ("variance_weight", {"variance_weight": 0.1, "train_part": "decoder"}),

@@ -49,6 +49,8 @@ def resolve(
         _check_tiny(values, given)
         values |= _OF_TINY
     if module := values.get("module"):
+        if module != (vae or checkpoint or {}).get("module"):
+            raise UserError("--module is set by --init_from: omit it")
         _check_module(values, given)
         values |= {} if ModelConfig(module=module).has_posterior else _NO_POSTERIOR
     if teacher is not None:

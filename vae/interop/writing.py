@@ -151,15 +151,13 @@ def write_vae(model: AutoencoderKL, output: Path, plan: WritePlan) -> dict[str, 
 
 def _modelspec(model: AutoencoderKL, plan: WritePlan) -> dict[str, str]:
     """The keys of ModelSpec in the metadata."""
-    is_taesd = model.config.is_tiny or model.config.decoder
+    implementation = TAESD if model.config.is_tiny or model.config.decoder else COMPVIS
+    if not plan.is_single or model.config.module:
+        implementation = "diffusers"
     values = {
         "sai_model_spec": "1.0.1",
         "architecture": f"{class_of(model.config)}-z{model.config.z_channels}-f{model.encoder_downsampling}",
-        "implementation": "diffusers"
-        if not plan.is_single or model.config.module
-        else TAESD
-        if is_taesd
-        else COMPVIS,
+        "implementation": implementation,
         "title": plan.title,
         "resolution": f"{plan.sample_size}x{plan.sample_size}",
     }
