@@ -61,6 +61,7 @@ class Case:
     """What the steps compute, and with which settings they begin."""
 
     options: dict[str, Any] = field(default_factory=dict)  # values of train_vae.py's flags, over the profile
+    vae: dict[str, Any] | None = None  # the shape in a file of --init_from
     profile: str | None = None
     dtype: str = "bfloat16"
     micro_batch: str = "1"
@@ -179,7 +180,7 @@ def main(cases: list[Case]) -> None:
     for case in cases:
         os.environ["NULL_GPU_WORKSPACES_MIB"] = str(case.workspace_mib)
         recipe = recipe_values(case.profile, has_gpu=True) if case.profile else None
-        config = resolve(case.options, None, recipe, {})
+        config = resolve(case.options, None, recipe, {}, vae=case.vae)
         set_backends(config.speed)
         REPLACED.clear()
         REPLACED.update(KERNEL_KEYS if config.speed.kernels == "torch" else never)

@@ -18,7 +18,8 @@ def test_steps_reserve_what_the_plan_predicts():
     """24 images, so that the workspaces of cuDNN are a small part of the memory of narrow networks."""
     cases = [
         {
-            "options": {**model_values({"_class_name": name, **CONFIGS[name]})[0], **SIZE},
+            "options": SIZE,
+            "vae": model_values({"_class_name": name, **CONFIGS[name]})[0],
             "recompute": level,
             "micro_batch": "24",
             "workspace_mib": 164,

@@ -11,6 +11,7 @@ from safetensors.torch import save_file
 
 import export_vae
 import train_vae
+from tests.harness.diffusers_models import build
 from tests.harness.pages import code_blocks, commands, page_text
 from tests.harness.runs import TINY
 from tests.harness.vae_families import SMALL, diffusers_model, research_model
@@ -42,6 +43,7 @@ def run_folder(image_folder, tmp_path, monkeypatch) -> Path:
 def test_every_command_runs(run_folder):
     diffusers_model("sdxl", (32, 32, 64, 64), 1).save_pretrained(HUB_NAME)  # in the place of the hub's
     AutoencoderTiny().save_pretrained("madebyollin/taesdxl")
+    build("AutoencoderDC").save_pretrained("mit-han-lab/dc-ae-f32c32-sana-1.0-diffusers")
     local = [words for words in commands(TEXT) if words[0] != "hf"]
     assert len(local) > 5
     for python, script, *words in local:
