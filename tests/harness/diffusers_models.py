@@ -53,17 +53,52 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "latents_mean": [0.01 * number for number in range(24)],  # of 3 frames
         "latents_std": [1.0] * 24,
     },
-}
-TRAINED = tuple(CONFIGS)
-# Only read and differentiated, because it is like the others.
-CONFIGS |= {
     "AutoencoderKLKVAE": {
         "channels": 32,
         "num_enc_blocks": 1,
         "num_dec_blocks": 1,
         "z_channels": 8,
         "ch_mult": (1, 1, 2, 2),
-    }
+    },
+}
+# In their published sizes, for memory; the defaults of diffusers are published ones too.
+_DC_WIDTHS, _DC_BLOCKS = (128, 256, 512, 512, 1024, 1024), ("ResBlock",) * 3 + ("EfficientViTBlock",) * 3
+PUBLISHED: dict[str, dict[str, Any]] = {
+    "AutoencoderDC": {  # dc-ae-f32c32-sana-1.0
+        "latent_channels": 32,
+        "attention_head_dim": 32,
+        **{f"{half}_block_types": _DC_BLOCKS for half in ("encoder", "decoder")},
+        **{f"{half}_block_out_channels": _DC_WIDTHS for half in ("encoder", "decoder")},
+        "encoder_layers_per_block": (2, 2, 2, 3, 3, 3),
+        "decoder_layers_per_block": (3, 3, 3, 3, 3, 3),
+        **{f"{half}_qkv_multiscales": ((), (), (), (5,), (5,), (5,)) for half in ("encoder", "decoder")},
+        "downsample_block_type": "conv",
+        "upsample_block_type": "interpolate",
+    },
+    "AutoencoderKLWan": {  # Wan2.2-TI2V-5B
+        "base_dim": 160,
+        "decoder_base_dim": 256,
+        "z_dim": 48,
+        "temperal_downsample": [False, True, True],
+        "is_residual": True,
+        "in_channels": 12,
+        "out_channels": 12,
+        "patch_size": 2,
+        "scale_factor_spatial": 16,
+        "latents_mean": [0.0] * 48,
+        "latents_std": [1.0] * 48,
+    },
+    "AutoencoderKLHunyuanImage": {  # HunyuanImage-2.1
+        "in_channels": 3,
+        "out_channels": 3,
+        "latent_channels": 64,
+        "block_out_channels": (128, 256, 512, 512, 1024, 1024),
+        "layers_per_block": 2,
+        "spatial_compression_ratio": 32,
+        "sample_size": 384,
+    },
+    "AutoencoderKLCosmos": {},
+    "AutoencoderKLKVAE": {},
 }
 CONFIGS = {name: config for name, config in CONFIGS.items() if hasattr(diffusers, name)}  # 0.42 has all
 VIDEO = ("AutoencoderKLWan", "AutoencoderKLCosmos")

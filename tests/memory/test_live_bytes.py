@@ -91,7 +91,7 @@ def test_convolutions_copy_features_of_another_layout():
     peaks = []
     for layout in (torch.contiguous_format, torch.channels_last):
         weight = torch.empty(8, 8, 1, 1, device="meta").to(memory_format=layout)
-        with LiveBytes(has_layouts=True) as counter:
+        with LiveBytes(within_kernels=True) as counter:
             torch.nn.functional.conv2d(x, weight)
         peaks.append(counter.peak)
     assert peaks == [x.nbytes, 2 * x.nbytes]

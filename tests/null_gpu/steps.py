@@ -96,6 +96,8 @@ def build(config: Config, dtype: torch.dtype) -> Built:
     layout = torch.channels_last if config.speed.channels_last else torch.contiguous_format
     for network in filter(None, (autoencoder, discriminator)):
         network.to_empty(device=DEVICE).to(memory_format=layout)
+    if config.optim.train_part == "decoder":
+        autoencoder.freeze_encoder()
     terms = build_terms(config.loss, dtype, "meta")
     for network in terms.networks():
         network.to_empty(device=DEVICE).requires_grad_(False)

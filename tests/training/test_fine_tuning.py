@@ -101,7 +101,7 @@ def test_unknown_constants_of_latents_that_do_not_change_are_an_error(options, t
     unknown = r"does not contain the scaling of its latents.*SDXL: --scaling_factor 0\.13025"
     with pytest.raises(UserError, match=f"--init_from .*{unknown}"):
         train({**options, "init_from": str(source), "train_part": "decoder"})
-    with pytest.raises(UserError, match=r"^--scaling_factor 0.5: --latent_norm has latent statistics"):
+    with pytest.raises(UserError, match=r"^--scaling_factor 0.5: --latent_norm has no place for it"):
         train({**options, "latent_norm": True, "scaling_factor": 0.5})
     assert not Path(options["output_dir"]).exists()
 

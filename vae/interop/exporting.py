@@ -39,6 +39,7 @@ from vae.interop.weight_file import read_tensors
 from vae.interop.writing import (
     MODELSPEC,
     WritePlan,
+    constants_text,
     kept_metadata,
     read_config,
     save_diffusers_folder,
@@ -153,10 +154,8 @@ def _print_result(model: ModelConfig, config: ExportConfig, content: Mapping[str
             f"--padding {model.padding}: other programs pad with zeros, so borders differ there; "
             "docs/export.md has the lines that change it in diffusers"
         )
-    scaling = ""
-    if content.get("scaling_factor") is not None and not model.is_tiny:
-        shift = content.get("shift_factor", 0.0)  # few classes of diffusers know it
-        scaling = f", scaling {content['scaling_factor']:.5g}, shift {shift:.5g}"
+    has_scaling = content.get("scaling_factor") is not None and not model.is_tiny
+    scaling = f", {constants_text(content)}" if has_scaling else ""
     console.info(f"written: {config.output} ({config.dtype}{scaling})")
     if images := DIFFUSERS_IMAGES.get(model.image_channels):
         console.info(

@@ -149,6 +149,15 @@ def write_vae(model: AutoencoderKL, output: Path, plan: WritePlan) -> dict[str, 
     return config
 
 
+def constants_text(config: Mapping[str, Any]) -> str:
+    """The constants of latents in the content of config.json, for people."""
+    if config.get("scaling_factor") is not None:
+        shift = config.get("shift_factor")  # few classes of diffusers know it
+        return f"scaling {config['scaling_factor']:.5g}" + ("" if shift is None else f", shift {shift:.5g}")
+    has_statistics = config.get("latents_mean") or "batch_norm_eps" in config  # FLUX.2 has them as weights
+    return "latent statistics in the file" if has_statistics else "no constants of the latents"
+
+
 def _modelspec(model: AutoencoderKL, plan: WritePlan) -> dict[str, str]:
     """The keys of ModelSpec in the metadata."""
     implementation = TAESD if model.config.is_tiny or model.config.decoder else COMPVIS

@@ -26,11 +26,11 @@ class LiveBytes(TorchDispatchMode):
     FakeTensorMode, in which tensors may be on devices that do not exist. A copy from one device to the other
     counts on its destination.
 
-    `has_layouts`: tensors have the memory layouts of a card, so copies of another layout that convolutions
-    make are counted. The operations of vae.ops have the layouts on a card only, and need no copies.
+    `within_kernels`: also count what kernels of a card allocate besides their results: copies of another
+    memory layout. The operations of vae.ops have the layouts on a card only, and need no copies.
     """
 
-    def __init__(self, kind: str | None = None, has_layouts: bool = False) -> None:
+    def __init__(self, kind: str | None = None, within_kernels: bool = False) -> None:
         super().__init__()
         self.current = 0
         self.peak = 0
@@ -39,7 +39,7 @@ class LiveBytes(TorchDispatchMode):
         self.events: list[tuple[int, int]] = []
         self.largest_features = 0
         self._kind = kind
-        self._has_layouts = has_layouts
+        self._within_kernels = within_kernels
         self._sizes: dict[int, int] = {}  # by storage
 
     def __torch_dispatch__(
@@ -65,7 +65,7 @@ class LiveBytes(TorchDispatchMode):
             self.largest_features = max(self.largest_features, args[0].numel(), result.numel())
         for tensor in _tensors(result):
             self._track(tensor)
-        if self._has_layouts and (size := _layout_copies(func.overloadpacket, args)):
+        if self._within_kernels and (size := _bytes_within(func.overloadpacket, args)):
             self.events += [(-1, size), (-1, 0)]  # no storage has this key
             self.peak = max(self.peak, self.current + size)
         return result
@@ -91,16 +91,25 @@ class LiveBytes(TorchDispatchMode):
         self.current -= size
 
 
-def _layout_copies(func: Any, args: tuple[Any, ...]) -> int:
-    """Bytes of the copies of its inputs that a convolution of cuDNN makes if their memory layouts differ."""
+def _bytes_within(func: Any, args: tuple[Any, ...]) -> int:
+    """Bytes that a kernel of a card allocates besides its results.
+
+    A convolution of cuDNN copies features whose memory layout is not that of the weights. Its backward copies
+    the gradient into the layout of the weights, and then back into that of the features
+    (aten/src/ATen/native/Convolution.cpp, cudnn/ConvShared.cpp). The backward of softmax multiplies both of
+    its inputs first (cuda/SoftMax.cu).
+    """
     aten = torch.ops.aten
+    if func == aten._softmax_backward_data:
+        return int(args[0].nbytes)
     if func not in (aten.convolution, aten.convolution_backward):
         return 0
-    *others, features, weight = args[: 2 if func == aten.convolution else 3]
-    layouts = {suggest_memory_format(features), suggest_memory_format(weight)}
+    *gradient, features, weight = args[: 2 if func == aten.convolution else 3]
+    layouts = [suggest_memory_format(tensor) for tensor in (features, weight)]
     layout = max(layouts, key=lambda layout: layout != torch.contiguous_format)
-    inputs = (*others, features)
-    return sum(t.numel() * t.itemsize for t in inputs if not t.is_contiguous(memory_format=layout))
+    if layouts[0] != layout:
+        return int(2 * gradient[0].nbytes if gradient else features.nbytes)
+    return sum(t.nbytes for t in gradient if not t.is_contiguous(memory_format=layout))
 
 
 def _tensors(tree: object) -> list[torch.Tensor]:

@@ -154,7 +154,7 @@ def count_step(spec: StepSpec, micro_batch: int) -> tuple[int, int, int, float, 
     inputs = zero_inputs(spec, images, META)
     if spec.gradient_copies:
         _move_to_buckets(networks, passes)
-    with LiveBytes(has_layouts=spec.model.module is not None) as counter:
+    with LiveBytes(within_kernels=spec.model.module is not None) as counter:
         compute_gradients(networks, inputs, [micro_batch] * passes)
     others = 0
     if networks.discriminator is not None:  # it runs last, so the reconstructions of all passes are kept

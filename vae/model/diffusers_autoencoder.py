@@ -11,7 +11,7 @@ Shapes: B images, C channels, H x W pixels, f downsampling, Z latent channels.
 """
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from types import MethodType
@@ -60,7 +60,7 @@ class DiffusersAutoencoder(AutoencoderKL):
         self._class = DIFFUSERS_CLASSES[config.class_name]
 
     def _moments(self, images: AnyImages) -> Moments:
-        encoded = self.network.encode(images.unsqueeze(2) if self._class.is_video else images)[0]
+        encoded = self._compute(self.network.encode, images)
         moments = encoded if isinstance(encoded, torch.Tensor) else encoded.parameters
         moments = moments.squeeze(2) if self._class.is_video else moments  # (B, Z or 2Z, H/f, W/f)
         if self._class.has_posterior:
@@ -69,8 +69,19 @@ class DiffusersAutoencoder(AutoencoderKL):
 
     def decode(self, latents: Latents) -> AnyImages:
         """Images (B, C, H, W) in the dtype of `latents`, in about [-1, 1]; some classes clamp them."""
-        images = self.network.decode(latents.unsqueeze(2) if self._class.is_video else latents)[0]
+        images = self._compute(self.network.decode, latents)
         return images.squeeze(2) if self._class.is_video else images
+
+    def _compute(self, method: Callable[..., Any], inputs: torch.Tensor) -> Any:
+        """The first result of `method`; UserError if the device lacks an operation of it in this dtype."""
+        try:
+            return method(inputs.unsqueeze(2) if self._class.is_video else inputs)[0]
+        except NotImplementedError as error:
+            where = f"{inputs.dtype} on the {inputs.device.type}"
+            raise UserError(
+                f"{self.config.class_name} cannot compute in {where} ({error}): use --no-mixed_precision, or "
+                "--dtype fp32"
+            ) from None
 
     def freeze_encoder(self) -> None:
         """Train only the decoder: freeze everything that produces latents and run it without a graph."""
@@ -120,6 +131,10 @@ def build_network(module: str) -> Any:
     network = cls.from_config(config).to(torch.get_default_device())  # on meta, some buffers are not
     if hasattr(network, "clear_cache"):
         network.clear_cache = MethodType(_without_cache, network)
+    part: Any
+    for part in network.modules():
+        if "Temporal" in type(getattr(part, "processor", None)).__name__:
+            part.processor = _attend_to_one_frame
     return network.eval()
 
 
@@ -128,6 +143,14 @@ def _without_cache(network: Any) -> None:
     type(network).clear_cache(network)
     for name in ("_feat_map", "_enc_feat_map"):
         setattr(network, name, None)
+
+
+def _attend_to_one_frame(attention: Any, hidden_states: torch.Tensor, **_mask: Any) -> torch.Tensor:
+    """Attention over time, exactly: of one frame it returns the values.
+
+    PyTorch's kernel takes half a megabyte per pixel of the features for its backward.
+    """
+    return attention.to_out[0](attention.to_v(attention.norm(hidden_states))) + hidden_states
 
 
 @dataclass(frozen=True)
@@ -189,6 +212,7 @@ def model_values(config: dict[str, Any]) -> tuple[OptionValues, dict[str, Any]]:
     complete["_class_name"] = config["_class_name"]
     constants = {name: complete[name] for name in CONSTANTS if name in complete}
     module = json.dumps({**complete, **dict.fromkeys(constants)}, sort_keys=True)
+    constants = constants or {"scaling_factor": 1.0}  # a class without any: its latents are used as they are
     shape = shape_of(module)
     if len(constants.get("latents_mean") or ()) not in (0, shape.z_channels):
         # Those of Cosmos are of several frames of each channel, and stay

@@ -11,7 +11,7 @@ from vae.interop.checkpoint_file import checkpoint_digest
 from vae.interop.latent_statistics import LatentConstants, is_unmeasured, set_latent_norm, sums_of
 from vae.interop.vae_files import START_KEY
 from vae.interop.vae_path import WEIGHTS_NAME
-from vae.interop.writing import WritePlan, write_vae
+from vae.interop.writing import WritePlan, constants_text, write_vae
 from vae.model.autoencoder import AutoencoderKL
 from vae.step import Networks, network_input, unwrapped
 from vae.system.errors import NonFiniteError, UserError
@@ -74,8 +74,10 @@ def write_export(
     checkpoint: Path,
     resume_command: str,
     overflows_fp16: bool = False,
-) -> None:
+) -> str:
     """Write OUTPUT_DIR/vae with constants of the latents; nothing if a value is not finite: NonFiniteError.
+
+    Returns the constants that are in config.json, for people.
 
     In the file are the hash of the weights with which the run began, which averages of VAEs compare, and the
     SHA-256 of the `checkpoint` with these weights.
@@ -103,7 +105,7 @@ def write_export(
         channels_were_in_config=in_file,
         metadata=metadata,
     )
-    write_vae(model, folder, plan)
+    return constants_text(write_vae(model, folder, plan))
 
 
 def check_export_folder(output_dir: Path, run_id: str, then: str) -> None:

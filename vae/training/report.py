@@ -11,7 +11,6 @@ from vae.config.model_options import ModelConfig
 from vae.config.options import Config, DataConfig, SpeedConfig
 from vae.data.image_files import ImageSet
 from vae.images.pixels import OFF_BY_ONE_DB
-from vae.interop.latent_statistics import LatentConstants
 from vae.losses.perceptual import RANDOM_NOTE
 from vae.losses.terms import LossTerms
 from vae.memory.plan import checkpoint_bytes
@@ -235,12 +234,12 @@ def result_lines(
     config: Config,
     state: TrainingState,
     baselines: dict[str, Metrics],
-    constants: LatentConstants,
+    constants: str,
     schedule: StageSchedule,
 ) -> list[str]:
     """Best and last metrics beside the baselines, and the files that were written.
 
-    `schedule`: that of the last stage.
+    `constants`: those in the file, for people. `schedule`: that of the last stage.
     """
     factor = state.autoencoder.downsampling
     lines = _metrics_lines(config, state, baselines, factor)
@@ -252,10 +251,7 @@ def result_lines(
         lines.append(verdict_line(loss, bicubic, start, schedule.remedy))
     if state.most_rejected:
         lines.append(f"skipped {counted(state.most_rejected, 'image')}: {folder / REJECTED_NAME}")
-    shown = "latent statistics in the file"
-    if constants.scaling is not None and not config.model.latent_norm:
-        shown = f"scaling {constants.scaling:.5g}, shift {constants.shift:.5g}"
-    lines.append(f"VAE     {folder / 'vae'} ({shown}): {export_text(folder, state, schedule)}")
+    lines.append(f"VAE     {folder / 'vae'} ({constants}): {export_text(folder, state, schedule)}")
     if command := command_for_other_programs(folder, config):
         lines.append(f"        for other programs: {command}")
     if any((folder / "samples").glob("*.png")):

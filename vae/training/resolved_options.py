@@ -145,7 +145,7 @@ def _check_scaling(
     has_statistics = model.latent_norm or (model.module and '"scaling_factor"' not in model.module)
     if model.scaling_factor is not None and has_statistics:
         raise UserError(
-            f"--scaling_factor {model.scaling_factor:g}: {where} has latent statistics instead: omit it"
+            f"--scaling_factor {model.scaling_factor:g}: {where} has no place for it: omit it"
         )
     if config.optim.train_part != "decoder" or is_known:
         return

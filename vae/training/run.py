@@ -12,7 +12,6 @@ import torch
 from vae.config.flags import trainer_options
 from vae.config.options import PROVENANCE, flatten
 from vae.device import is_out_of_memory
-from vae.interop.latent_statistics import LatentConstants
 from vae.interop.vae_path import METRICS_NAME
 from vae.memory.available import limit_memory
 from vae.model.activation_scale import scale_activations
@@ -226,8 +225,7 @@ class _Run:
         run.samples(retry, logbook, self.alive).save()
         logbook.draw_results()
         self.alive.beat()
-        failure = None
-        constants = LatentConstants(1.0)
+        failure, shown = None, ""
         if not self.dist.is_main:
             self.alive.watchdog.end()  # it waits while the main process exports
         else:
@@ -236,13 +234,14 @@ class _Run:
             scale_activations(state.eval_model, 1.0)  # in other programs it has none
             overflows = activations_of(state.eval_model, crops()).may_overflow_fp16
             try:
-                write_export(self.folder, state, constants, checkpoint, run.command.resume_command, overflows)
+                command = run.command.resume_command
+                shown = write_export(self.folder, state, constants, checkpoint, command, overflows)
             except NonFiniteError as error:
                 failure = str(error)
         raise_if_diverged(self.dist, failure)
         lines = [
             progress_line(state, schedule.steps),
-            *result_lines(self.folder, run.config, state, baselines, constants, schedule),
+            *result_lines(self.folder, run.config, state, baselines, shown, schedule),
             f"next    {next_command(self.folder, run.provenance.resumed_from, state)}",
         ]
         console.info("\n".join(lines))
