@@ -97,6 +97,29 @@ def test_convolutions_copy_features_of_another_layout():
     assert peaks == [x.nbytes, 2 * x.nbytes]
 
 
+def test_backward_of_a_convolution_copies_the_gradient_twice():
+    x = torch.empty(2, 8, 16, 16, device="meta")
+    peaks = []
+    for layout in (torch.contiguous_format, torch.channels_last):
+        weight = torch.empty(8, 8, 1, 1, device="meta").to(memory_format=layout).requires_grad_()
+        y = torch.nn.functional.conv2d(x, weight)
+        with LiveBytes(within_kernels=True) as counter:
+            y.backward(torch.empty_like(y))
+        peaks.append(counter.peak - weight.nbytes)
+    assert peaks == [y.nbytes, 3 * y.nbytes]  # the gradient, and its copies
+
+
+def test_backward_of_softmax_takes_the_product_of_its_inputs():
+    x = torch.empty(256, device="meta", requires_grad=True)
+    y = x.softmax(0)
+    peaks = []
+    for within_kernels in (False, True):
+        with LiveBytes(within_kernels=within_kernels) as counter:
+            torch.autograd.grad(y, x, torch.empty_like(y), retain_graph=True)
+        peaks.append(counter.peak)
+    assert peaks == [2 * KIB, 3 * KIB]
+
+
 def test_each_device_counts_its_own_storages():
     with FakeTensorMode(), torch.device("cpu"):
         before = torch.empty(1000, device="cuda")

@@ -154,7 +154,7 @@ def count_step(spec: StepSpec, micro_batch: int) -> tuple[int, int, int, float, 
     inputs = zero_inputs(spec, images, META)
     if spec.gradient_copies:
         _move_to_buckets(networks, passes)
-    with LiveBytes(within_kernels=spec.model.module is not None) as counter:
+    with LiveBytes(within_kernels=bool(networks.autoencoder.has_torch_layers)) as counter:
         compute_gradients(networks, inputs, [micro_batch] * passes)
     others = 0
     if networks.discriminator is not None:  # it runs last, so the reconstructions of all passes are kept
@@ -197,7 +197,7 @@ def meta_networks(spec: StepSpec) -> Networks:
     discriminator = None
     with META:
         autoencoder = build_autoencoder(spec.model)
-        if spec.channels_last and spec.model.module:  # see LiveBytes
+        if spec.channels_last and autoencoder.has_torch_layers:
             autoencoder.to(memory_format=torch.channels_last)
         set_recompute(autoencoder, spec.recompute)
         if spec.train_part == "decoder":

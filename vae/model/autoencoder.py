@@ -16,7 +16,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
@@ -245,6 +245,8 @@ class AutoencoderKL(nn.Module):
     and leaves the dtype of its parameters as it is. Height and width of the images must be multiples of
     `downsampling`.
     """
+
+    has_torch_layers: ClassVar[bool] = False  # they are of vae.ops
 
     def __init__(self, config: ModelConfig):
         super().__init__()

@@ -35,6 +35,7 @@ PROBE_PX = 256  # side of the image that shows the shape of a network
 class DiffusersAutoencoder(AutoencoderKL):
     """A module of diffusers as an AutoencoderKL; it is always in evaluation mode (batch norms, dropout)."""
 
+    has_torch_layers = True
     network: Any
 
     def __init__(self, config: ModelConfig):

@@ -144,9 +144,7 @@ def _check_scaling(
         is_known = is_known or source.constants.is_known
     has_statistics = model.latent_norm or (model.module and '"scaling_factor"' not in model.module)
     if model.scaling_factor is not None and has_statistics:
-        raise UserError(
-            f"--scaling_factor {model.scaling_factor:g}: {where} has no place for it: omit it"
-        )
+        raise UserError(f"--scaling_factor {model.scaling_factor:g}: {where} has no place for it: omit it")
     if config.optim.train_part != "decoder" or is_known:
         return
     if source is not None and source.encoder_trained:
