@@ -10,7 +10,7 @@ from PIL import Image
 from safetensors.torch import load_file, save_file
 
 from tests.harness.diffusers_models import CONFIGS, build, latents_and_images
-from tests.harness.runs import TINY, run_here
+from tests.harness.runs import TINY, run_here, run_script
 from tests.harness.small_vae import write_vae
 from tests.harness.training_runs import (
     assert_same_result,
@@ -147,6 +147,14 @@ def test_a_dtype_that_a_device_lacks_is_refused_in_a_line(tmp_path):
     model = load_vae(tmp_path).autoencoder
     with pytest.raises(UserError, match=r"^AutoencoderKLCosmos cannot compute in torch.bfloat16 on the cpu"):
         model.encode(image().to(torch.bfloat16))
+
+
+def test_the_first_import_of_a_class_is_on_the_cpu(tmp_path):
+    """Its module may begin with tensors, as that of Cosmos."""
+    build("AutoencoderKLCosmos").save_pretrained(tmp_path / "theirs")
+    words = ("--vae", str(tmp_path / "theirs"), "--output", str(tmp_path / "ours"))
+    done = run_script("export_vae.py", *words)
+    assert done.returncode == 0, done.stderr
 
 
 def test_an_absent_diffusers_is_named(tmp_path, monkeypatch):

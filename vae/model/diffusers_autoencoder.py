@@ -127,7 +127,9 @@ def build_network(module: str) -> Any:
         import diffusers
     except ImportError:
         raise UserError(f"{name} is computed by diffusers, which is missing: pip install diffusers") from None
-    if (cls := getattr(diffusers, name, None)) is None:
+    with torch.device("cpu"):  # it imports the class now, and some modules begin with tensors
+        cls = getattr(diffusers, name, None)
+    if cls is None:
         raise UserError(f"diffusers {diffusers.__version__} has no {name}: pip install --upgrade diffusers")
     network = cls.from_config(config).to(torch.get_default_device())  # on meta, some buffers are not
     if hasattr(network, "clear_cache"):
