@@ -78,6 +78,8 @@ class DiffusersAutoencoder(AutoencoderKL):
         try:
             return method(inputs.unsqueeze(2) if self._class.is_video else inputs)[0]
         except NotImplementedError as error:
+            if inputs.dtype == torch.float32:
+                raise
             where = f"{inputs.dtype} on the {inputs.device.type}"
             raise UserError(
                 f"{self.config.class_name} cannot compute in {where} ({error}): use --no-mixed_precision, or "
