@@ -110,8 +110,11 @@ def test_command_that_ignores_signals_is_killed(monkeypatch, tmp_path):
     monkeypatch.setattr(child_process, "SECONDS_TO_END", 0.3)
     script = f"trap '' TERM; sleep 300 & echo $$ $! > {tmp_path}/pids; while true; do wait; done"
 
-    def stop_when_started(*_) -> None:
-        if (tmp_path / "pids").exists():
+    def stop_when_started(_number, frame) -> None:
+        while frame is not None and frame.f_code is not command.run_command.__code__:
+            frame = frame.f_back
+        # Before this function has the process, nothing can end it but the end of this one
+        if frame is not None and "process" in frame.f_locals and (tmp_path / "pids").exists():
             signal.setitimer(signal.ITIMER_REAL, 0)
             raise command.Stopped(signal.SIGTERM)
 
