@@ -132,7 +132,7 @@ def test_flags_of_all_cases_exist():
 def test_cases_run_on_the_null_gpu(tmp_path):
     """A program of benchmarks/on_card, the trainer, and a trace."""
     words = ("--small", "--seconds", "560", "--only", "facts", "learns", "where")
-    done = run_on_null_gpu("benchmarks/card.py", "--out", str(tmp_path), *words, gib=80, sm=90)
+    done = run_on_null_gpu("benchmarks/card.py", "--out", str(tmp_path), *words, gib=80)
     found = json.loads((tmp_path / "results.json").read_text())["cases"]
     states = {name: case["verdict"] for name, case in found.items()}
     expected = {"facts": "-", "learns": "no arithmetic", "where": "no arithmetic"}
