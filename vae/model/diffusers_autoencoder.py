@@ -82,8 +82,8 @@ class DiffusersAutoencoder(AutoencoderKL):
                 raise
             where = f"{inputs.dtype} on the {inputs.device.type}"
             raise UserError(
-                f"{self.config.class_name} cannot compute in {where} ({error}): use --no-mixed_precision, or "
-                "--dtype fp32"
+                f"{self.config.class_name} cannot compute in {where} ({error}): train with "
+                "--no-mixed_precision --no-use_bf16, or give --dtype fp32"
             ) from None
 
     def freeze_encoder(self) -> None:
